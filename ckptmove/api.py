@@ -1,0 +1,206 @@
+"""The use-cases, each a screenful: what scripts, tests and the command line call.
+
+Never prints, and never decides what a room below decides.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.devices import parse_target
+from ckptmove.errors import OutputExists, OutputIsSource, TorchMissing, UsageError
+from ckptmove.findings.context import Context
+from ckptmove.findings.registry import find_all
+from ckptmove.inventory.outline import outline as make_outline
+from ckptmove.model import Limits
+from ckptmove.moves import ConvertResult, MoveRequest
+from ckptmove.pickles.edits import apply_plan
+from ckptmove.plan import plan_move
+from ckptmove.rewrite import write_segments
+from ckptmove.streams.sink import FileSink, same_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.contracts import Progress
+    from ckptmove.evidence import VerifyResult
+    from ckptmove.inventory.outline import OutlineLine
+    from ckptmove.model import Finding, Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What ``inspect`` found.
+
+    Attributes:
+        inventory: what the checkpoint holds.
+        findings: what is wrong with it.
+        outline: its tree, where that was asked for.
+    """
+
+    inventory: Inventory
+    findings: tuple[Finding, ...]
+    outline: tuple[OutlineLine, ...] = ()
+
+
+def inspect(
+    path: str,
+    *,
+    target: str | None = None,
+    device_count: int = 1,
+    check: bool = False,
+    outline: bool = False,
+    limits: Limits | None = None,
+) -> Inspection:
+    """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
+
+    Args:
+        path: a file.
+        target: device that the findings judge the file for; without it, the device where the model lies.
+        device_count: how many devices of one type the target machine has.
+        check: whether to read every record and compare its CRC.
+        outline: whether to make the outline too.
+        limits: what the file may ask for.
+
+    Raises:
+        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: it asks for more than the limits allow.
+        UnknownDevice: torch knows no such target.
+    """
+    limits = limits or Limits()
+    context = Context(target=parse_target(target) if target else None, device_count=device_count)
+    with open_checkpoint(path, limits) as checkpoint:
+        inventory = checkpoint.inventory
+        if check:
+            inventory = replace(inventory, facts=inventory.facts + checkpoint.container.check())
+        lines = make_outline(checkpoint.machine.root, limits) if outline else ()
+    return Inspection(inventory, find_all(inventory, context), lines)
+
+
+def convert(
+    path: str,
+    *,
+    to: str | None = None,
+    map_location: Mapping[str, str] | None = None,
+    keep: Sequence[str] = (),
+    output: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    cast: bool = False,
+    rewrite_strings: bool = False,
+    progress: Progress | None = None,
+    limits: Limits | None = None,
+) -> ConvertResult:
+    """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
+
+    Args:
+        path: a file.
+        to: device that everything goes to, save what has to stay (RNG states, ``step``).
+        map_location: source globs and their devices, before ``to``; the first that matches counts.
+        keep: globs of tensor names that stay where they are.
+        output: the new file; by default the name of ``path`` with the device in it.
+        force: whether an existing output is replaced.
+        dry_run: whether to stop after the plan.
+        cast: whether dtypes that the target lacks are cast down.
+        rewrite_strings: whether device strings in configs follow their tensors.
+        progress: told of bytes done and bytes in all.
+        limits: what the file may ask for.
+
+    Raises:
+        UsageError: neither ``to`` nor ``map_location``, or an unknown device.
+        UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
+        Refused: the output exists or is the source, or the target lacks a dtype.
+        WriteFailed: the output could not be written; nothing is left of it.
+    """
+    began = time.perf_counter()
+    request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
+    target = output or default_output(path, to or "moved")
+    with naming(path), open_checkpoint(path, limits) as checkpoint:
+        plan = plan_move(checkpoint.inventory, request)
+        if dry_run:
+            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=time.perf_counter() - began)
+        if same_file(path, target):
+            raise OutputIsSource(target)
+        if not force and os.path.lexists(target):
+            raise OutputExists(target)
+        casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
+        container = checkpoint.container
+        segments = container.lay_out(apply_plan(checkpoint.machine, plan), casts)
+        with FileSink(target, force=force) as sink:
+            written = write_segments(container.source, segments, sink, progress)
+            sink.commit()
+        notes = () if container.has_checksums() else ("the archive holds no CRCs: its bytes were copied unchecked",)
+    seconds = time.perf_counter() - began
+    return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+
+
+def verify(
+    path: str,
+    *,
+    to: str | None = None,
+    against: str | None = None,
+    optimizer: str | None = None,
+    require_device: bool = False,
+    seed: int = 0,
+) -> VerifyResult:
+    """Prove that a checkpoint resumes, by one step of its optimizer on the target.
+
+    Args:
+        path: a file.
+        to: the target; by default the device where the model lies.
+        against: the original that the values must equal.
+        optimizer: class in ``torch.optim`` to use in place of the one that the keys point to.
+        require_device: whether a simulated target is a failure.
+        seed: of the gradient.
+
+    Raises:
+        TorchMissing: torch is not installed.
+        UsageError: an unknown device or optimizer.
+        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing
+    from ckptmove.verify.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
+    from ckptmove.verify.run import verify_checkpoint  # noqa: PLC0415
+
+    request = VerifyRequest(
+        path=path,
+        to=parse_target(to) if to else None,
+        against=against,
+        optimizer=optimizer,
+        require_device=require_device,
+        seed=seed,
+    )
+    return verify_checkpoint(request)
+
+
+def default_output(path: str, to: str) -> str:
+    """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``."""
+    root, extension = os.path.splitext(path)
+    if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
+        root, extension = root.removesuffix(".pth"), ".pth.tar"
+    return f"{root}.{parse_target(to).replace(':', '') if to != 'moved' else to}{extension}"
+
+
+def _request(
+    to: str | None,
+    map_location: Mapping[str, str] | None,
+    keep: Sequence[str],
+    *,
+    cast: bool,
+    rewrite_strings: bool,
+) -> MoveRequest:
+    if to is None and not map_location:
+        raise UsageError("convert needs a target: --to DEVICE, or --map SOURCE=DEVICE")
+    return MoveRequest(
+        to=parse_target(to) if to else None,
+        mapping=tuple((source, parse_target(device)) for source, device in (map_location or {}).items()),
+        keep=tuple(keep),
+        cast=cast,
+        rewrite_strings=rewrite_strings,
+    )

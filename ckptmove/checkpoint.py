@@ -1,0 +1,70 @@
+"""Opening a checkpoint: its container, the tree of its pickle and its inventory, side by side.
+
+Never executes a pickle and never reads a tensor's bytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptmove.containers.sniff import open_container
+from ckptmove.errors import CkptMoveError
+from ckptmove.inventory.build import build_inventory
+from ckptmove.model import Limits
+from ckptmove.pickles.machine import interpret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.contracts import Container
+    from ckptmove.model import Inventory
+    from ckptmove.pickles.state import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An open checkpoint.
+
+    Attributes:
+        container: its bytes.
+        machine: its object pickle, as read.
+        inventory: what it holds.
+    """
+
+    container: Container
+    machine: Machine
+    inventory: Inventory
+
+
+@contextmanager
+def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpoint]:
+    """Read the directory and the pickle of a checkpoint.
+
+    Args:
+        path: a file.
+        limits: what it may ask for.
+
+    Raises:
+        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    limits = limits or Limits()
+    with naming(path):
+        container = open_container(path, limits)
+        try:
+            machine = interpret(container.object_pickle(), limits)
+            yield Checkpoint(container, machine, build_inventory(container, machine, limits))
+        finally:
+            container.source.close()
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Give an error that does not know its file the path of the file at hand."""
+    try:
+        yield
+    except CkptMoveError as error:
+        error.path = error.path or path
+        raise

@@ -1,0 +1,197 @@
+"""The contracts between the rooms: a source of bytes, a sink for them, a container, and the layout of a new file.
+
+Never implements one: formats and streams are siblings that know only this page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from ckptmove.model import ArchiveFact, ContainerName, Span, StorageRef
+
+#: Told the number of bytes done so far and the number of bytes in all.
+Progress: TypeAlias = "Callable[[int, int], None]"
+
+
+class ByteSource(Protocol):
+    """Random access to the bytes of one input.
+
+    Attributes:
+        path: the input as it was named.
+        size: its length in bytes when it was opened.
+    """
+
+    path: str
+    size: int
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive).
+
+        Raises:
+            DamagedArchive: the span reaches past ``size``.
+            SourceChanged: the input has become shorter since it was opened.
+            AccessFailed: the system failed to read.
+        """
+        ...
+
+    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``; a block is valid until the next one is asked for.
+
+        Raises:
+            As :meth:`read`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the input."""
+        ...
+
+
+class ByteSink(Protocol):
+    """A new file that appears under its name only when it is whole and durable."""
+
+    def __enter__(self) -> ByteSink:  # noqa: PYI034  Self came with Python 3.11
+        """Open the temporary file."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the temporary file unless :meth:`commit` has run."""
+        ...
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            WriteFailed: the system failed to write them all.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Make the bytes durable and give the file its name.
+
+        Raises:
+            WriteFailed: the system failed.
+            OutputExists: the name has been taken meanwhile, and may not be replaced.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRange:
+    """A record inside a copied span whose bytes have a known CRC.
+
+    Attributes:
+        span: its bytes in the source.
+        crc: CRC-32 as the archive holds it.
+        record: its name.
+    """
+
+    span: Span
+    crc: int
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopySegment:
+    """Bytes of the source that go to the output as they are.
+
+    Attributes:
+        span: where they lie in the source.
+        checks: records inside, in order, to be checked while the bytes pass.
+    """
+
+    span: Span
+    checks: tuple[CheckedRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BytesSegment:
+    """New bytes.
+
+    Attributes:
+        data: the bytes.
+    """
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CastSegment:
+    """Elements of the source that go to the output in another dtype, element by element.
+
+    Attributes:
+        span: where they lie in the source.
+        source: dtype there.
+        target: dtype in the output.
+        byteorder: ``little`` or ``big``: of both.
+        check: the CRC that the source's bytes must have, or None.
+    """
+
+    span: Span
+    source: str
+    target: str
+    byteorder: str
+    check: CheckedRange | None
+
+
+Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment"
+
+
+class Container(Protocol):
+    """A checkpoint in one file: an object pickle and the bytes of its storages.
+
+    Attributes:
+        name: what it is, in the public contract.
+        source: its bytes.
+        byteorder: ``little`` or ``big``: of the elements of its storages.
+        torch_version: version of torch that wrote it, where it says so.
+    """
+
+    name: ContainerName
+    source: ByteSource
+    byteorder: str
+    torch_version: str | None
+
+    def object_pickle(self) -> bytes:
+        """The pickle of the saved object.
+
+        Raises:
+            LimitExceeded: it is larger than the limits allow.
+            CrcMismatch: its bytes differ from their CRC.
+        """
+        ...
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where it has none, or they are not stored plainly."""
+        ...
+
+    def facts(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the records, seen from the directory alone and without reading a storage."""
+        ...
+
+    def check(self) -> tuple[ArchiveFact, ...]:
+        """Read every record and compare it with its CRC: one ``crc-mismatch`` for each that differs."""
+        ...
+
+    def has_checksums(self) -> bool:
+        """Whether the archive holds CRCs; torch can be told to leave them out."""
+        ...
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """The output with another object pickle in place of this one, all else as it is.
+
+        Args:
+            pickle: the new object pickle.
+            casts: storages by key that change dtype: before and after.
+
+        Returns:
+            Segments that make up the output from its first byte to its last; storages keep their alignment.
+        """
+        ...

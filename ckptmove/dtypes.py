@@ -1,0 +1,37 @@
+"""The closed table of dtypes and of the storage classes that stand for them in a pickle.
+
+Never guesses: a name that is not here is unknown, and its size is not made up.
+
+From torch/storage.py ``_dtype_to_storage_type_map`` and ``_new_dtypes``; a test holds the table against torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "uint16": 2, "uint32": 4, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "quint8": 1, "qint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1,
+    "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
+}  # fmt: skip
+
+STORAGE_DTYPE: Final[dict[str, str]] = {
+    "BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16",
+    "IntStorage": "int32", "LongStorage": "int64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "FloatStorage": "float32", "DoubleStorage": "float64", "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128", "QUInt8Storage": "quint8", "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2", "QUInt2x4Storage": "quint2x4",
+    "UntypedStorage": "uint8",
+}  # fmt: skip
+
+DTYPE_STORAGE: Final[dict[str, str]] = {
+    dtype: storage for storage, dtype in STORAGE_DTYPE.items() if storage != "UntypedStorage"
+}
+
+#: What a device cannot hold, and the dtype that a cast puts in its place.
+CAST_DOWN: Final[dict[str, str]] = {"float64": "float32", "complex128": "complex64"}

@@ -1,0 +1,256 @@
+"""Every way in which ckptmove says no, as one family of exceptions with the facts in fields.
+
+Never holds the wording of hints or an exit code: those belong to the command line.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CkptMoveError(Exception):
+    """The root: whatever ckptmove raises on purpose is one of these.
+
+    Attributes:
+        kind: kebab-case name of the error, as it stands in JSON.
+        message: the fact, in one line, without a hint.
+        path: the file or folder that it is about, if there is one.
+    """
+
+    kind: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+
+
+class UsageError(CkptMoveError):
+    """What was asked for does not make sense, whatever the file holds."""
+
+    kind = "usage"
+
+
+class UnknownDevice(UsageError):
+    """A device was named that torch does not know.
+
+    Attributes:
+        device: the word as it was typed.
+        suggestion: a word that torch knows and that is close, or None.
+    """
+
+    kind = "unknown-device"
+
+    def __init__(self, device: str, suggestion: str | None) -> None:
+        super().__init__(f"'{device}' is not a device that torch knows")
+        self.device = device
+        self.suggestion = suggestion
+
+
+class TorchMissing(UsageError):
+    """The command needs torch, and torch cannot be imported here."""
+
+    kind = "torch-missing"
+
+    def __init__(self) -> None:
+        super().__init__("verify runs a real optimizer step and needs torch, which is not installed here")
+
+
+class UnreadableInput(CkptMoveError):
+    """The input cannot be read, is damaged, or is not a checkpoint."""
+
+    kind = "unreadable"
+
+
+class MissingFile(UnreadableInput):
+    """There is nothing at the path."""
+
+    kind = "missing-file"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("no such file", path=path)
+
+
+class AccessFailed(UnreadableInput):
+    """The operating system refused to read the input.
+
+    Attributes:
+        reason: the system's own words, for example ``Permission denied``.
+    """
+
+    kind = "access-failed"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot be read: {reason}", path=path)
+        self.reason = reason
+
+
+class NotACheckpoint(UnreadableInput):
+    """The bytes are something else.
+
+    Attributes:
+        found: what they are, as a noun phrase: ``an empty file``, ``a git-lfs pointer``.
+    """
+
+    kind = "not-a-checkpoint"
+
+    def __init__(self, path: str, found: str) -> None:
+        super().__init__(f"not a checkpoint: {found}", path=path)
+        self.found = found
+
+
+class UnsupportedContainer(UnreadableInput):
+    """A checkpoint whose container is recognised, but not read.
+
+    Attributes:
+        container: its name in the public contract, for example ``torch-legacy``.
+        described: the same for people: ``a legacy torch file``.
+    """
+
+    kind = "unsupported-container"
+
+    def __init__(self, path: str, container: str, described: str) -> None:
+        super().__init__(f"{described}; not read yet", path=path)
+        self.container = container
+        self.described = described
+
+
+class DamagedArchive(UnreadableInput):
+    """The archive around the pickle does not hold together.
+
+    Attributes:
+        detail: which part, and in what way.
+    """
+
+    kind = "damaged-archive"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"damaged archive: {detail}", path=path)
+        self.detail = detail
+
+
+class CrcMismatch(UnreadableInput):
+    """Bytes of a record differ from the CRC that the archive holds for them.
+
+    Attributes:
+        record: the record's name in the archive.
+    """
+
+    kind = "crc-mismatch"
+
+    def __init__(self, path: str, record: str) -> None:
+        super().__init__(f"the bytes of record '{record}' differ from their CRC", path=path)
+        self.record = record
+
+
+class DamagedPickle(UnreadableInput):
+    """A pickle cannot be read to its end.
+
+    Attributes:
+        offset: byte in the pickle at which reading stopped.
+        detail: what is wrong there.
+    """
+
+    kind = "damaged-pickle"
+
+    def __init__(self, detail: str, *, offset: int, path: str | None = None) -> None:
+        super().__init__(f"damaged pickle: {detail} at byte {offset}", path=path)
+        self.offset = offset
+        self.detail = detail
+
+
+class SourceChanged(UnreadableInput):
+    """The source was shortened or replaced while it was being read."""
+
+    kind = "source-changed"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("the file changed while it was being read", path=path)
+
+
+class Refused(CkptMoveError):
+    """It could be done, and will not be: it would lose or spoil something."""
+
+    kind = "refused"
+
+
+class OutputExists(Refused):
+    """The output is already there."""
+
+    kind = "output-exists"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("the output already exists", path=path)
+
+
+class OutputIsSource(Refused):
+    """The output names the source itself, by path or by a link to it."""
+
+    kind = "output-is-source"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("the output is the source itself", path=path)
+
+
+class LimitExceeded(Refused):
+    """The file asks for more than a limit allows.
+
+    Attributes:
+        resource: what is limited, for example ``operations``.
+        limit: the most that is allowed, in the resource's own unit.
+        actual: what the file asks for, as far as it was counted.
+    """
+
+    kind = "limit-exceeded"
+
+    def __init__(self, resource: str, *, limit: int, actual: int, path: str | None = None) -> None:
+        super().__init__(f"the file exceeds the limit on {resource}: {actual} > {limit}", path=path)
+        self.resource = resource
+        self.limit = limit
+        self.actual = actual
+
+
+class UnsupportedDtype(Refused):
+    """The target device cannot hold a dtype that the file holds.
+
+    Attributes:
+        target: the device.
+        tensors: name and dtype of each tensor that cannot go there.
+    """
+
+    kind = "unsupported-dtype"
+
+    def __init__(self, target: str, tensors: tuple[tuple[str, str], ...]) -> None:
+        first, dtype = tensors[0]
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        super().__init__(f"{target} has no {dtype}: {first}{more}")
+        self.target = target
+        self.tensors = tensors
+
+
+class UneditablePickle(Refused):
+    """A planned edit falls on a place that no pickler of Python writes, and that cannot be edited safely.
+
+    Attributes:
+        offset: byte in the pickle of the operation that would have to change.
+    """
+
+    kind = "uneditable-pickle"
+
+    def __init__(self, detail: str, *, offset: int) -> None:
+        super().__init__(f"cannot edit the pickle: {detail} at byte {offset}")
+        self.offset = offset
+
+
+class WriteFailed(CkptMoveError):
+    """The output could not be written; nothing is left of it.
+
+    Attributes:
+        reason: the system's own words, for example ``No space left on device``.
+    """
+
+    kind = "write-failed"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"could not write: {reason}", path=path)
+        self.reason = reason

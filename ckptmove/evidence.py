@@ -1,0 +1,52 @@
+"""The values of a verification: what each check found, and the verdict.
+
+Never runs a check: that is ``verify/``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from ckptmove.model import Finding
+
+CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """The outcome of one check of ``verify``.
+
+    Attributes:
+        name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity`` or ``fresh``.
+        status: what came of it.
+        detail: one line with figures; for a skipped check, the reason.
+        evidence: the figures by name.
+    """
+
+    name: str
+    status: CheckStatus
+    detail: str
+    evidence: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """The verdict of ``verify`` on one checkpoint.
+
+    Attributes:
+        path: as it was given.
+        target: the device that the step ran for.
+        mode: ``real``, ``simulated`` or ``cpu``.
+        passed: whether no check failed.
+        checks: in the order of the contract.
+        findings: of the file.
+    """
+
+    path: str
+    target: str
+    mode: Literal["real", "simulated", "cpu"]
+    passed: bool
+    checks: tuple[CheckResult, ...]
+    findings: tuple[Finding, ...]

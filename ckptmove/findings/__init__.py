@@ -1,0 +1,1 @@
+"""The rules: what can be wrong with a checkpoint, a file for each family."""

@@ -1,0 +1,1 @@
+"""From the inert tree of a pickle to the inventory of a checkpoint."""

@@ -1,0 +1,62 @@
+"""From a container and the tree of its pickle to the inventory.
+
+Never reads a tensor's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptmove.inventory.layout import find_origin
+from ckptmove.inventory.shapes import as_dict, key_text
+from ckptmove.inventory.walk import Walk
+from ckptmove.model import Inventory
+from ckptmove.pickles.names import judge
+
+if TYPE_CHECKING:
+    from ckptmove.contracts import Container
+    from ckptmove.model import Limits
+    from ckptmove.pickles.state import Machine
+
+
+def build_inventory(container: Container, machine: Machine, limits: Limits) -> Inventory:
+    """Everything that the directory and the pickle of a checkpoint say.
+
+    Args:
+        container: the archive.
+        machine: the machine that has read its object pickle.
+        limits: bounds on the walk.
+
+    Raises:
+        LimitExceeded: the tree is deeper or has more paths than the limits allow.
+        DamagedPickle: a tensor is not written as torch writes it.
+    """
+    walk = Walk(limits)
+    walk.run(machine.root)
+    storages = walk.reader.storages()
+    origin = find_origin(machine.root, walk.modules)
+    root = as_dict(machine.root)
+    return Inventory(
+        path=container.source.path,
+        container=container.name,
+        layout=origin.layout,
+        size_bytes=container.source.size,
+        torch_version=container.torch_version or origin.torch_version,
+        producer=origin.producer,
+        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  no mapping
+        tensors=tuple(walk.tensors),
+        storages=storages,
+        mentions=tuple(walk.mentions),
+        globals=tuple(judge(name) for name in machine.globals),
+        foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
+        optimizers=tuple(draft.freeze() for draft in walk.optimizers),
+        facts=container.facts(storages),
+        contents=frozenset(walk.contents),
+        rng_devices=tuple(walk.rng_devices),
+    )
+
+
+def _opcode_name(code: int) -> str:
+    import pickletools  # noqa: PLC0415  only a file with such opcodes pays for it
+
+    return next(opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code)

@@ -1,0 +1,101 @@
+"""The optimizers of a checkpoint, gathered while the tree is walked.
+
+Never matches state with parameters: that is ``pairing``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.inventory.shapes import as_dict, key_text, members
+from ckptmove.model import FlagValue, OptimizerRecord, ParamGroup, StateEntry
+from ckptmove.optimizers import candidates
+from ckptmove.pickles.tree import Call, Node, Sequence
+
+if TYPE_CHECKING:
+    from ckptmove.model import TensorRecord
+    from ckptmove.pickles.tree import Dict, Value
+
+_FLAGS: Final = ("capturable", "fused")
+
+
+@dataclass(slots=True)
+class EntryDraft:
+    """What an optimizer keeps for one parameter, while it is gathered."""
+
+    key: str
+    tensors: list[tuple[str, TensorRecord]] = field(default_factory=list)
+    scalars: list[tuple[str, object]] = field(default_factory=list)
+
+    def freeze(self) -> StateEntry:
+        """The entry as a value."""
+        return StateEntry(self.key, tuple(self.tensors), tuple(self.scalars))
+
+
+@dataclass(slots=True)
+class OptimizerDraft:
+    """An optimizer's state_dict, while it is gathered."""
+
+    where: str
+    groups: tuple[ParamGroup, ...]
+    object_keys: dict[int, str]
+    entries: list[EntryDraft] = field(default_factory=list)
+
+    def open_entry(self, key: str) -> EntryDraft:
+        """Begin the state of one parameter."""
+        draft = EntryDraft(key)
+        self.entries.append(draft)
+        return draft
+
+    def freeze(self) -> OptimizerRecord:
+        """The optimizer as a value, named by its keys."""
+        state = tuple(entry.freeze() for entry in self.entries)
+        names = candidates(self.groups, state)
+        return OptimizerRecord(self.where, self.groups, state, names[0] if names else None, names)
+
+
+def draft_optimizer(pairs: Dict, where: str) -> OptimizerDraft:
+    """Begin an optimizer from the dict that holds its ``state`` and ``param_groups``."""
+    object_keys: dict[int, str] = {}
+    groups = []
+    listed = pairs.get("param_groups")
+    for index, item in enumerate(listed.items if isinstance(listed, Sequence) else ()):
+        group = as_dict(item)
+        if group is not None:
+            groups.append(
+                _group(group, f"{where}.param_groups.{index}" if where else f"param_groups.{index}", object_keys)
+            )
+    return OptimizerDraft(where, tuple(groups), object_keys)
+
+
+def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
+    options: list[tuple[str, object]] = []
+    flags: list[FlagValue] = []
+    params: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    for name, value, start in members(pairs):
+        if name == "params":
+            params = tuple(_parameter_key(item, object_keys) for item in _items(value))
+        elif name == "param_names":
+            names = tuple(item for item in _items(value) if type(item) is str)
+        elif not isinstance(value, Node):
+            options.append((name, value))
+            if name in _FLAGS and isinstance(value, bool):
+                flags.append(FlagValue(name, value, start))
+        elif isinstance(value, Sequence) and not any(isinstance(item, Node) for item in value.items):
+            options.append((name, tuple(value.items)))
+        else:
+            options.append((name, None))
+    return ParamGroup(where, params, names, tuple(options), tuple(flags))
+
+
+def _parameter_key(item: Value, object_keys: dict[int, str]) -> str:
+    """An index or a name; a pickled optimizer object lists the parameters themselves, which are then numbered."""
+    if isinstance(item, Call):
+        return object_keys.setdefault(id(item), str(len(object_keys)))
+    return key_text(item)
+
+
+def _items(value: Value) -> list[Value]:
+    return value.items if isinstance(value, Sequence) else []

@@ -1,0 +1,345 @@
+"""The values that flow between the rooms: what a checkpoint holds, what is wrong with it, what is to change.
+
+Never does any work and never imports another room: everything here is frozen, and tuples inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
+ROLES: Final[tuple[Role, ...]] = (
+    "model",
+    "optimizer",
+    "scheduler",
+    "ema",
+    "scaler",
+    "rng",
+    "criterion",
+    "other",
+)
+ContainerName: TypeAlias = Literal[
+    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory"
+]
+LayoutName: TypeAlias = Literal[
+    "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
+    "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a file may ask for before it is refused.
+
+    Attributes:
+        operations: operations of one pickle.
+        depth: marks that may be open at once in a pickle, and nesting of its tree.
+        memo_index: highest index that the memo of a pickle may use.
+        string_bytes: size of one string or bytes object in a pickle.
+        pickle_bytes: size of one pickle.
+        records: records of one archive.
+        visits: nodes of the tree that are visited, a shared one once for each path to it.
+    """
+
+    operations: int = 500_000_000
+    depth: int = 10_000
+    memo_index: int = 2**31
+    string_bytes: int = 2**30
+    pickle_bytes: int = 2**33
+    records: int = 20_000_000
+    visits: int = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes.
+
+    Attributes:
+        start: offset of the first byte.
+        end: offset after the last byte (exclusive).
+    """
+
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.end - self.start
+
+
+# --- what a checkpoint holds -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRef:
+    """A storage: one run of bytes that one or more tensors view.
+
+    Attributes:
+        key: its name in the container, unique there.
+        device: its location tag as written, for example ``cuda:3``.
+        dtype: dtype of its elements; ``uint8`` for an untyped storage.
+        numel: number of its elements.
+        nbytes: ``numel`` times the size of an element.
+        tag_sites: starts, in the object pickle, of every operation that pushes its location tag.
+        class_sites: likewise for its storage class; empty where there is none.
+    """
+
+    key: str
+    device: str
+    dtype: str
+    numel: int
+    nbytes: int
+    tag_sites: tuple[int, ...]
+    class_sites: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """A tensor by name.
+
+    Attributes:
+        name: path from the root, parts joined by dots.
+        role: what it is for.
+        device: tag of the device that it was saved from.
+        dtype: torch's name without ``torch.``.
+        shape: its sizes.
+        stride: steps in elements; empty for layouts without strides.
+        storage: key of its storage, or None where its bytes are not in a storage.
+        storage_offset: in elements.
+        nbytes: number of elements times the size of one: what the tensor's own values take.
+        kind: ``tensor``, ``parameter``, ``sparse_coo``, ``sparse_csr``, ``quantized``, ``nested``, ``meta``,
+            ``device-data`` (bytes inside the pickle, as xla tensors have), ``wrapper-subclass`` or ``storage``.
+        subclass: full name of its class where that is neither Tensor nor Parameter, else an empty string.
+        requires_grad: as saved.
+        parts: the dense tensors of a sparse, nested or quantized one, named ``NAME.indices`` and so on.
+        device_site: start of the operation that pushes a device that is *not* a storage tag (``xla:0``), or None; it
+            decides where the tensor goes, whatever the tag of the storage that its bytes are kept in.
+    """
+
+    name: str
+    role: Role
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage: str | None
+    storage_offset: int
+    nbytes: int
+    kind: str = "tensor"
+    subclass: str = ""
+    requires_grad: bool = False
+    parts: tuple[TensorRecord, ...] = ()
+    device_site: int | None = None
+
+    def dense(self) -> tuple[TensorRecord, ...]:
+        """The tensors that view storages: its parts, or itself."""
+        return self.parts or (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A device that is named outside of any tensor.
+
+    Attributes:
+        where: path from the root.
+        kind: ``torch.device``, ``string`` or ``device_ids``.
+        value: as written: ``cuda:0``, or ``[0, 1]`` for device ids.
+        site: start of the operation that pushes the device string, or None where it cannot be edited.
+        index_site: for a ``torch.device`` with an index: start of the operation that pushes the index.
+        tuple_site: for a ``torch.device``: start of the operation that makes its argument tuple.
+    """
+
+    where: str
+    kind: Literal["torch.device", "string", "device_ids"]
+    value: str
+    site: int | None = None
+    index_site: int | None = None
+    tuple_site: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalUse:
+    """A name that the pickle would import.
+
+    Attributes:
+        name: full name, as torch would look it up.
+        weights_only: whether ``torch.load(weights_only=True)`` takes it without being told to.
+        verdict: ``safe``: known and harmless; ``dangerous``: nothing that a checkpoint needs; else ``unknown``.
+    """
+
+    name: str
+    weights_only: bool
+    verdict: Literal["safe", "unknown", "dangerous"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagValue:
+    """A boolean option of a parameter group, with the place of its value.
+
+    Attributes:
+        name: ``capturable`` or ``fused``.
+        value: as written.
+        site: start of the operation that pushes it.
+    """
+
+    name: str
+    value: bool
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParamGroup:
+    """One of an optimizer's ``param_groups``.
+
+    Attributes:
+        where: path from the root.
+        params: the keys of its parameters in the state: indices, or names.
+        param_names: their names where the optimizer was given named parameters, else empty.
+        options: its plain hyperparameters (numbers, booleans, strings, None and tuples of them), in order.
+        flags: ``capturable`` and ``fused``, where they are booleans.
+    """
+
+    where: str
+    params: tuple[str, ...]
+    param_names: tuple[str, ...]
+    options: tuple[tuple[str, object], ...]
+    flags: tuple[FlagValue, ...]
+
+    def is_set(self, name: str) -> bool:
+        """Whether a flag is there and true."""
+        return any(flag.name == name and flag.value for flag in self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class StateEntry:
+    """What an optimizer keeps for one parameter.
+
+    Attributes:
+        key: the parameter's key, as it stands in ``ParamGroup.params``.
+        tensors: state key (``exp_avg``) and tensor, in order.
+        scalars: state key and plain value (an ``int`` step of old torch), in order.
+    """
+
+    key: str
+    tensors: tuple[tuple[str, TensorRecord], ...]
+    scalars: tuple[tuple[str, object], ...]
+
+    def tensor(self, state_key: str) -> TensorRecord | None:
+        """The tensor of a state key, or None."""
+        return dict(self.tensors).get(state_key)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRecord:
+    """The state_dict of an optimizer, found anywhere in a checkpoint.
+
+    Attributes:
+        where: path from the root; empty for the root itself.
+        groups: its ``param_groups``.
+        state: its ``state``, in the order of the file.
+        algorithm: class in ``torch.optim`` that its keys point to, or None.
+        candidates: every class in ``torch.optim`` that writes these keys; several for Adam and AdamW of old torch.
+    """
+
+    where: str
+    groups: tuple[ParamGroup, ...]
+    state: tuple[StateEntry, ...]
+    algorithm: str | None = None
+    candidates: tuple[str, ...] = ()
+
+    def group_of(self, key: str) -> ParamGroup | None:
+        """The group that lists a parameter's key."""
+        return next((group for group in self.groups if key in group.params), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFact:
+    """Something about the container's bytes that a finding rests on.
+
+    Attributes:
+        kind: ``short-storage`` (a record is smaller than its storage), ``missing-storage`` (no record),
+            ``past-end`` (a record reaches past the end), ``orphan-record`` (no storage refers to it),
+            ``crc-mismatch`` or ``compressed-storage``.
+        record: the record's name or the storage's key.
+        nbytes: bytes concerned: missing, unreachable or stored.
+    """
+
+    kind: Literal["short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage"]
+    record: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Everything that ``inspect`` says of one checkpoint and ``convert`` decides on.
+
+    Attributes:
+        path: as it was given.
+        container: what the bytes are.
+        layout: whose checkpoint it is.
+        size_bytes: size of the file.
+        torch_version: version of torch that wrote it, where the file says so.
+        producer: what else wrote it (``pytorch-lightning 2.1.0``), where the file says so.
+        root_keys: keys of the root, where it is a dict.
+        tensors: every tensor, in the order of the file.
+        storages: every storage, in the order of their first use.
+        mentions: devices named outside of tensors.
+        globals: names that the pickle would import.
+        foreign_opcodes: names of opcodes that torch's weights-only unpickler lacks.
+        optimizers: optimizers' state_dicts.
+        facts: about the container's bytes.
+        contents: which parts of a resume are there besides tensors: ``scheduler``, ``scaler``, ``rng``, ``counter``.
+        rng_devices: for each list of per-device RNG states, its path and its length.
+    """
+
+    path: str
+    container: ContainerName
+    layout: LayoutName
+    size_bytes: int
+    torch_version: str | None = None
+    producer: str | None = None
+    root_keys: tuple[str, ...] = ()
+    tensors: tuple[TensorRecord, ...] = ()
+    storages: tuple[StorageRef, ...] = ()
+    mentions: tuple[Mention, ...] = ()
+    globals: tuple[GlobalUse, ...] = ()
+    foreign_opcodes: tuple[str, ...] = ()
+    optimizers: tuple[OptimizerRecord, ...] = ()
+    facts: tuple[ArchiveFact, ...] = ()
+    contents: frozenset[str] = frozenset()
+    rng_devices: tuple[tuple[str, int], ...] = ()
+
+
+# --- what is wrong with it -------------------------------------------------------------------------------------------
+
+
+class Severity(Enum):
+    """How bad a finding is: a resume fails, a resume may fail, worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem of the file.
+
+    Attributes:
+        code: stable code, for example ``D102``.
+        name: its kebab-case name.
+        severity: how bad it is.
+        message: one line: what is wrong, with figures.
+        where: paths of the tensors or objects concerned, in the order of the file.
+        fix: the command or the line of code that mends it; empty where nothing has to be done.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    message: str
+    where: tuple[str, ...] = ()
+    fix: str = ""

@@ -1,0 +1,165 @@
+"""What the opcodes of strings, numbers and constants do to the machine.
+
+Never builds anything but atoms of Python.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.pickles.state import Handler, Machine
+    from ckptmove.pickles.tree import Value
+
+_U2: Final = struct.Struct("<H").unpack_from
+_U4: Final = struct.Struct("<I").unpack_from
+_I4: Final = struct.Struct("<i").unpack_from
+_F8: Final = struct.Struct(">d").unpack_from
+
+
+def end_within(machine: Machine, end: int) -> int:
+    """Return ``end`` if the data reaches so far, else raise IndexError."""
+    if end > len(machine.data):
+        raise IndexError
+    return end
+
+
+def _binunicode(machine: Machine, position: int) -> int:
+    data = machine.data
+    begin = position + 5
+    length: int = _U4(data, position + 1)[0]
+    end = begin + length
+    if end > len(data):
+        raise IndexError
+    if length > machine.limits.string_bytes:
+        raise LimitExceeded("the size of a string in bytes", limit=machine.limits.string_bytes, actual=length)
+    machine.stack.append(data[begin:end].decode("utf-8", "surrogatepass"))
+    machine.starts.append(position)
+    return end
+
+
+def _binint1(machine: Machine, position: int) -> int:
+    machine.stack.append(machine.data[position + 1])
+    machine.starts.append(position)
+    return position + 2
+
+
+def _binint2(machine: Machine, position: int) -> int:
+    machine.stack.append(_U2(machine.data, position + 1)[0])
+    machine.starts.append(position)
+    return position + 3
+
+
+def _binint(machine: Machine, position: int) -> int:
+    machine.stack.append(_I4(machine.data, position + 1)[0])
+    machine.starts.append(position)
+    return position + 5
+
+
+def _binfloat(machine: Machine, position: int) -> int:
+    machine.stack.append(_F8(machine.data, position + 1)[0])
+    machine.starts.append(position)
+    return position + 9
+
+
+def _constant(value: Value) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        machine.stack.append(value)
+        machine.starts.append(position)
+        return position + 1
+
+    return handle
+
+
+def _counted(width: int, decode: Callable[[bytes], Value]) -> Handler:
+    """An argument that is led by its length in ``width`` bytes, little-endian."""
+
+    def handle(machine: Machine, position: int) -> int:
+        begin = position + 1 + width
+        end = end_within(machine, begin + int.from_bytes(machine.data[position + 1 : begin], "little"))
+        if end - begin > machine.limits.string_bytes:
+            raise LimitExceeded("the size of a string in bytes", limit=machine.limits.string_bytes, actual=end - begin)
+        machine.stack.append(decode(machine.data[begin:end]))
+        machine.starts.append(position)
+        return end
+
+    return handle
+
+
+def _line(decode: Callable[[bytes], Value]) -> Handler:
+    """An argument of protocol 0: the rest of the line."""
+
+    def handle(machine: Machine, position: int) -> int:
+        end = machine.data.index(b"\n", position + 1)
+        machine.stack.append(decode(machine.data[position + 1 : end]))
+        machine.starts.append(position)
+        return end + 1
+
+    return handle
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _raw_unicode(raw: bytes) -> str:
+    return raw.decode("raw_unicode_escape")
+
+
+def _python2_text(raw: bytes) -> str:
+    """A ``str`` of Python 2; torch reads it as UTF-8, whatever is not stays visible."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _long(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def _decimal(raw: bytes) -> int | bool:
+    """INT: ``00`` and ``01`` are the booleans of protocol 0."""
+    if raw in {b"00", b"01"}:
+        return raw == b"01"
+    return int(raw)
+
+
+def _decimal_long(raw: bytes) -> int:
+    return int(raw[:-1] if raw[-1:] == b"L" else raw)
+
+
+def _quoted(raw: bytes) -> str:
+    stripped = raw.strip()
+    if len(stripped) < 2 or stripped[0] != stripped[-1] or stripped[0] not in b"\"'":  # noqa: PLR2004  two quotes
+        raise ValueError("a STRING without quotes")
+    return _python2_text(stripped[1:-1].decode("unicode_escape").encode("latin-1"))
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    ord("N"): _constant(None),
+    0x88: _constant(True),
+    0x89: _constant(False),
+    ord("I"): _line(_decimal),
+    ord("J"): _binint,
+    ord("K"): _binint1,
+    ord("M"): _binint2,
+    ord("L"): _line(_decimal_long),
+    0x8A: _counted(1, _long),
+    0x8B: _counted(4, _long),
+    ord("F"): _line(float),
+    ord("G"): _binfloat,
+    ord("S"): _line(_quoted),
+    ord("T"): _counted(4, _python2_text),
+    ord("U"): _counted(1, _python2_text),
+    ord("V"): _line(_raw_unicode),
+    ord("X"): _binunicode,
+    0x8C: _counted(1, _text),
+    0x8D: _counted(8, _text),
+    ord("B"): _counted(4, bytes),
+    ord("C"): _counted(1, bytes),
+    0x8E: _counted(8, bytes),
+    0x96: _counted(8, bytes),
+}

@@ -1,0 +1,114 @@
+"""The symbolic stack machine: one pass over a pickle, an inert tree out of it.
+
+Never imports a name, never calls a callable, and never builds more than a few machine words for an operation, so
+that time and memory follow the length of the pickle whatever it says.
+
+It keeps what an edit must know: the start of the operation behind each value, which operations read a string or a
+global back from the memo, and where the frames are.
+"""
+
+from __future__ import annotations
+
+import gc
+import struct
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
+from ckptmove.pickles import atoms, memory, structure
+from ckptmove.pickles.memory import StopReached
+from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
+from ckptmove.pickles.state import Machine
+
+if TYPE_CHECKING:
+    from ckptmove.model import Limits
+    from ckptmove.pickles.state import Handler
+
+
+def _walk(machine: Machine) -> None:
+    """Walk to STOP.
+
+    Raises:
+        DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
+        LimitExceeded: the pickle asks for more than the limits allow.
+    """
+    dispatch = _DISPATCH
+    data = machine.data
+    position = machine.begin
+    try:
+        for _ in repeat(None, machine.limits.operations):
+            position = dispatch[data[position]](machine, position)
+    except StopReached as stop:
+        machine.end = stop.end
+        machine.root = machine.stack.pop()
+        return
+    except CkptMoveError:
+        raise
+    except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
+        # A stack underflow, an unknown memo index, an argument past the end, an item put into what holds none.
+        raise DamagedPickle(_explain(error, position, len(data)), offset=position - machine.begin) from error
+    raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
+
+
+def _explain(error: Exception, position: int, length: int) -> str:
+    if position >= length:
+        return "it ends before STOP"
+    if isinstance(error, KeyError):
+        return "a memo index that was never set"
+    if isinstance(error, UnicodeDecodeError):
+        return "a string that is not UTF-8"
+    return "an operation that does not fit its place"
+
+
+def interpret(data: bytes, limits: Limits, begin: int = 0) -> Machine:
+    """Read one pickle as data.
+
+    Args:
+        data: the bytes that hold it.
+        limits: what it may ask for.
+        begin: offset of its first byte.
+
+    Returns:
+        The machine at rest: its ``root`` is the tree.
+
+    Raises:
+        DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
+        LimitExceeded: the pickle asks for more than the limits allow.
+    """
+    if len(data) - begin > limits.pickle_bytes:
+        raise LimitExceeded("the size of a pickle in bytes", limit=limits.pickle_bytes, actual=len(data) - begin)
+    machine = Machine(data, limits, begin)
+    # The tree is millions of small objects without a cycle of their own; the collector would visit them over and over.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        _walk(machine)
+    finally:
+        if collecting:
+            gc.enable()
+    return machine
+
+
+def _unknown(machine: Machine, position: int) -> int:
+    raise DamagedPickle(f"no such opcode 0x{machine.data[position]:02x}", offset=position - machine.begin)
+
+
+def _noted(handler: Handler) -> Handler:
+    """Remember the first use of an opcode that torch's weights-only unpickler lacks, then do as it says."""
+
+    def handle(machine: Machine, position: int) -> int:
+        machine.foreign.setdefault(machine.data[position], position)
+        return handler(machine, position)
+
+    return handle
+
+
+def _table() -> list[Handler]:
+    known = atoms.HANDLERS | structure.HANDLERS | memory.HANDLERS
+    return [
+        known[code] if code in WEIGHTS_ONLY_OPCODES else _noted(known[code]) if code in known else _unknown
+        for code in range(256)
+    ]
+
+
+_DISPATCH = _table()

@@ -1,0 +1,151 @@
+"""What the opcodes of the stack, the memo and the framing do to the machine.
+
+Never builds a value: it moves those that are there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import DamagedPickle, LimitExceeded
+from ckptmove.pickles.atoms import end_within
+from ckptmove.pickles.structure import pop_mark
+from ckptmove.pickles.tree import Global, Opaque
+
+if TYPE_CHECKING:
+    from ckptmove.pickles.state import Handler, Machine
+
+_U4: Final = struct.Struct("<I").unpack_from
+_U8: Final = struct.Struct("<Q").unpack_from
+
+
+class StopReached(Exception):
+    """STOP was reached; ``end`` is the offset after it."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.end = end
+
+
+def _next_buffer(machine: Machine, position: int) -> int:
+    machine.stack.append(Opaque("out-of-band buffer"))
+    machine.starts.append(position)
+    return position + 1
+
+
+def _pop(machine: Machine, position: int) -> int:
+    if machine.stack:
+        machine.stack.pop()
+        machine.starts.pop()
+    else:  # as in CPython, POP on an empty stack takes the mark
+        pop_mark(machine)
+    return position + 1
+
+
+def _pop_to_mark(machine: Machine, position: int) -> int:
+    pop_mark(machine)
+    return position + 1
+
+
+def _duplicate(machine: Machine, position: int) -> int:
+    value = machine.stack[-1]
+    machine.reads.append((position, machine.starts[-1]))
+    machine.stack.append(value)
+    machine.starts.append(position)
+    return position + 1
+
+
+def _store(machine: Machine, index: int) -> None:
+    if not 0 <= index <= machine.limits.memo_index:
+        raise LimitExceeded("the memo index of a pickle", limit=machine.limits.memo_index, actual=index)
+    machine.memo[index] = machine.stack[-1]
+    machine.memo_starts[index] = machine.starts[-1]
+
+
+def _binput(machine: Machine, position: int) -> int:
+    index = machine.data[position + 1]
+    machine.memo[index] = machine.stack[-1]
+    machine.memo_starts[index] = machine.starts[-1]
+    return position + 2
+
+
+def _long_binput(machine: Machine, position: int) -> int:
+    _store(machine, _U4(machine.data, position + 1)[0])
+    return position + 5
+
+
+def _put(machine: Machine, position: int) -> int:
+    end = machine.data.index(b"\n", position + 1)
+    _store(machine, int(machine.data[position + 1 : end]))
+    return end + 1
+
+
+def _memoize(machine: Machine, position: int) -> int:
+    _store(machine, len(machine.memo))
+    return position + 1
+
+
+def _recall(machine: Machine, position: int, index: int) -> None:
+    value = machine.memo[index]
+    if type(value) is str or type(value) is Global:
+        machine.reads.append((position, machine.memo_starts[index]))
+    machine.stack.append(value)
+    machine.starts.append(position)
+
+
+def _binget(machine: Machine, position: int) -> int:
+    _recall(machine, position, machine.data[position + 1])
+    return position + 2
+
+
+def _long_binget(machine: Machine, position: int) -> int:
+    _recall(machine, position, _U4(machine.data, position + 1)[0])
+    return position + 5
+
+
+def _get(machine: Machine, position: int) -> int:
+    end = machine.data.index(b"\n", position + 1)
+    _recall(machine, position, int(machine.data[position + 1 : end]))
+    return end + 1
+
+
+def _proto(machine: Machine, position: int) -> int:
+    machine.protocol = machine.data[position + 1]
+    return position + 2
+
+
+def _frame(machine: Machine, position: int) -> int:
+    end_within(machine, position + 9 + _U8(machine.data, position + 1)[0])
+    machine.frames.append(position)
+    return position + 9
+
+
+def _stop(machine: Machine, position: int) -> int:
+    if len(machine.stack) != 1 or machine.marks:
+        raise DamagedPickle("STOP with more or less than one value", offset=position - machine.begin)
+    raise StopReached(position + 1)
+
+
+def _same(_: Machine, position: int) -> int:
+    """READONLY_BUFFER changes how the reader holds a buffer, not what it is."""
+    return position + 1
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    ord("0"): _pop,
+    ord("1"): _pop_to_mark,
+    ord("2"): _duplicate,
+    ord("q"): _binput,
+    ord("r"): _long_binput,
+    ord("p"): _put,
+    0x94: _memoize,
+    ord("h"): _binget,
+    ord("j"): _long_binget,
+    ord("g"): _get,
+    0x80: _proto,
+    0x95: _frame,
+    ord("."): _stop,
+    0x97: _next_buffer,
+    0x98: _same,
+}

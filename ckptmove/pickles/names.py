@@ -1,0 +1,93 @@
+"""The names that a pickle may import: which torch's weights-only mode takes, and which nothing good needs.
+
+Never imports one of them. The first list is an allow-list; what is on neither list is said to be unknown.
+
+From torch/_weights_only_unpickler.py ``_get_allowed_globals``; a test holds the list against torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckptmove.dtypes import ITEM_BYTES, STORAGE_DTYPE
+from ckptmove.model import GlobalUse
+
+_NARROW_INTS: Final = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
+_TENSOR_TYPES: Final = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+_SPARSE_TYPES: Final = tuple(kind for kind in _TENSOR_TYPES if kind != "Bool")
+_QSCHEMES: Final = (
+    "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+)  # fmt: skip
+_REBUILDS: Final = (
+    "_rebuild_device_tensor_from_cpu_tensor", "_rebuild_device_tensor_from_numpy", "_rebuild_meta_tensor_no_storage",
+    "_rebuild_nested_tensor", "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_qtensor",
+    "_rebuild_sparse_tensor", "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3",
+    "_rebuild_wrapper_subclass",
+)  # fmt: skip
+_STORAGES: Final = tuple(name for name in STORAGE_DTYPE if name != "UntypedStorage")
+#: Storage classes that have no twin in ``torch.cuda``.
+_CPU_ONLY: Final = frozenset({"QUInt8Storage", "QInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})
+
+WEIGHTS_ONLY_GLOBALS: Final = frozenset({
+    "_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set",
+    "collections.Counter", "collections.OrderedDict",
+    "torch.Size", "torch.Tensor", "torch.device", "torch.nn.parameter.Parameter",
+    "torch._tensor._rebuild_from_type_v2", "torch.serialization._get_layout",
+    "torch.storage.TypedStorage", "torch.storage.UntypedStorage",
+    *(f"torch.{name}" for name in (*ITEM_BYTES, *_NARROW_INTS, *_QSCHEMES, *_STORAGES)),
+    *(f"torch.cuda.{name}" for name in _STORAGES if name not in _CPU_ONLY),
+    *(f"torch.{kind}Tensor" for kind in _TENSOR_TYPES),
+    *(f"torch.cuda.{kind}Tensor" for kind in _TENSOR_TYPES),
+    *(f"torch.sparse.{kind}Tensor" for kind in _SPARSE_TYPES),
+    *(f"torch.cuda.sparse.{kind}Tensor" for kind in _SPARSE_TYPES),
+    *(f"torch._utils.{name}" for name in _REBUILDS),
+})  # fmt: skip
+
+#: Names that checkpoints hold without harm although weights-only mode refuses them.
+_HARMLESS: Final = frozenset({
+    "argparse.Namespace", "types.SimpleNamespace", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int",
+    "builtins.float", "builtins.bool", "builtins.str", "builtins.frozenset", "builtins.slice", "builtins.range",
+    "builtins.object", "collections.defaultdict", "collections.deque", "copyreg._reconstructor", "datetime.date",
+    "datetime.datetime", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "pathlib.Path",
+    "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath", "pathlib.WindowsPath", "uuid.UUID",
+    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray", "torch.torch_version.TorchVersion",
+})  # fmt: skip
+
+#: Whole modules of which no checkpoint needs a name.
+_DANGEROUS_MODULES: Final = frozenset({
+    "os", "posix", "nt", "ntpath", "posixpath", "subprocess", "_posixsubprocess", "sys", "shutil", "socket", "pty",
+    "runpy", "importlib", "imp", "pkgutil", "zipimport", "webbrowser", "ctypes", "_ctypes", "signal", "multiprocessing",
+    "asyncio", "threading", "pickle", "_pickle", "cloudpickle", "marshal", "code", "codeop", "pdb", "bdb", "timeit",
+    "cProfile", "profile", "trace", "urllib", "http", "ftplib", "smtplib", "requests", "commands", "popen2", "pip",
+    "pydoc", "doctest", "ensurepip", "venv", "idlelib", "lib2to3", "tempfile", "glob", "fileinput", "linecache",
+})  # fmt: skip
+_DANGEROUS_NAMES: Final = frozenset({
+    "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__", "builtins.open", "builtins.input",
+    "builtins.breakpoint", "builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.globals",
+    "builtins.locals", "builtins.vars", "builtins.exit", "builtins.quit", "builtins.execfile", "builtins.apply",
+    "operator.attrgetter", "operator.methodcaller", "operator.itemgetter", "torch.load", "torch.hub.load",
+    "torch.jit.load", "torch.serialization.load", "torch.utils._config_module.ConfigModule.load_config",
+    "numpy.load", "numpy.testing._private.utils.runstring", "io.open", "_io.open", "_io.FileIO", "codecs.open",
+    "types.CodeType", "types.FunctionType", "functools.reduce",
+})  # fmt: skip
+
+
+def modern_name(name: str) -> str:
+    """A full name as Python 3 and torch look it up: ``__builtin__`` of Python 2 is ``builtins``."""
+    return f"builtins.{name.removeprefix('__builtin__.')}" if name.startswith("__builtin__.") else name
+
+
+def judge(name: str) -> GlobalUse:
+    """What loading a pickle with this name means.
+
+    Args:
+        name: full name as it stands in the pickle.
+    """
+    modern = modern_name(name)
+    if modern in WEIGHTS_ONLY_GLOBALS:
+        return GlobalUse(modern, weights_only=True, verdict="safe")
+    if modern in _DANGEROUS_NAMES or modern.partition(".")[0] in _DANGEROUS_MODULES:
+        return GlobalUse(modern, weights_only=False, verdict="dangerous")
+    return GlobalUse(modern, weights_only=False, verdict="safe" if modern in _HARMLESS else "unknown")

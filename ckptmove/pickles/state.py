@@ -1,0 +1,76 @@
+"""The state of the symbolic machine while it walks over one pickle.
+
+Never knows an opcode: the handlers change it, :func:`ckptmove.pickles.machine.interpret` drives it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.model import Limits
+    from ckptmove.pickles.tree import Global, Value
+
+    Handler: TypeAlias = Callable[["Machine", int], int]
+
+
+class Machine:
+    """State of the walk over one pickle; read it when the walk is over.
+
+    Attributes:
+        data: the bytes that hold the pickle.
+        stack: values above the last mark; after the walk, empty.
+        starts: starts of the values on ``stack``.
+        marks: stacks below each mark.
+        memo: memoised values by index.
+        memo_starts: start of the operation that pushed each memoised value.
+        globals: full names of the globals that the pickle names, each with the start of the first operation that does.
+        reads: operations that push a memoised string or global: their own start, and the start of what they repeat.
+        frames: start of each FRAME operation.
+        foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
+        protocol: the protocol that the pickle claims; 0 where it claims none.
+        begin: offset of the pickle in ``data``.
+        end: offset of the first byte after STOP.
+        root: the tree.
+    """
+
+    __slots__ = (
+        "begin",
+        "data",
+        "end",
+        "foreign",
+        "frames",
+        "globals",
+        "limits",
+        "marks",
+        "memo",
+        "memo_starts",
+        "protocol",
+        "reads",
+        "root",
+        "stack",
+        "starts",
+    )
+
+    def __init__(self, data: bytes, limits: Limits, begin: int = 0) -> None:
+        self.data = data
+        self.limits = limits
+        self.begin = begin
+        self.stack: list[Value] = []
+        self.starts: list[int] = []
+        self.marks: list[tuple[list[Value], list[int]]] = []
+        self.memo: dict[int, Value] = {}
+        self.memo_starts: dict[int, int] = {}
+        self.globals: dict[str, int] = {}
+        self.reads: list[tuple[int, int]] = []
+        self.frames: list[int] = []
+        self.foreign: dict[int, int] = {}
+        self.protocol = 0
+        self.end = begin
+        self.root: Value = None
+
+    def note_global(self, value: Global, start: int) -> None:
+        """Remember a name that the pickle would import."""
+        self.globals.setdefault(value.full_name, start)

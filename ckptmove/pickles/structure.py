@@ -1,0 +1,270 @@
+"""What the opcodes of globals, calls and containers do to the machine.
+
+Never imports a name and never calls one: a call becomes a node of the tree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import DamagedPickle, LimitExceeded
+from ckptmove.pickles.atoms import end_within
+from ckptmove.pickles.tree import Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
+
+if TYPE_CHECKING:
+    from ckptmove.pickles.state import Handler, Machine
+    from ckptmove.pickles.tree import Value
+
+
+def pop_mark(machine: Machine) -> tuple[list[Value], list[int]]:
+    """Take everything above the last mark off the stack, with the starts."""
+    items, starts = machine.stack, machine.starts
+    machine.stack, machine.starts = machine.marks.pop()
+    return items, starts
+
+
+def _two_lines(machine: Machine, position: int) -> tuple[Global, int]:
+    data = machine.data
+    middle = data.index(b"\n", position + 1)
+    end = data.index(b"\n", middle + 1)
+    value = Global(data[position + 1 : middle].decode(), data[middle + 1 : end].decode())
+    machine.note_global(value, position)
+    return value, end + 1
+
+
+def _global(machine: Machine, position: int) -> int:
+    value, end = _two_lines(machine, position)
+    machine.stack.append(value)
+    machine.starts.append(position)
+    return end
+
+
+def _stack_global(machine: Machine, position: int) -> int:
+    stack = machine.stack
+    name, module = stack.pop(), stack.pop()
+    if type(name) is not str or type(module) is not str:
+        raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
+    del machine.starts[-2:]
+    value = Global(module, name)
+    machine.note_global(value, position)
+    stack.append(value)
+    machine.starts.append(position)
+    return position + 1
+
+
+def _inst(machine: Machine, position: int) -> int:
+    value, end = _two_lines(machine, position)
+    arguments = Tuple(*pop_mark(machine))
+    machine.stack.append(Call(value, arguments, position))
+    machine.starts.append(position)
+    return end
+
+
+def _obj(machine: Machine, position: int) -> int:
+    items, starts = pop_mark(machine)
+    func = items.pop(0)
+    starts.pop(0)
+    machine.stack.append(Call(func, Tuple(items, starts), position))
+    machine.starts.append(position)
+    return position + 1
+
+
+def _reduce(machine: Machine, position: int) -> int:
+    stack, starts = machine.stack, machine.starts
+    arguments = stack.pop()
+    start = starts.pop()
+    stack[-1] = Call(stack[-1], arguments, start)
+    starts[-1] = position
+    return position + 1
+
+
+def _newobj_ex(machine: Machine, position: int) -> int:
+    kwargs = machine.stack.pop()
+    machine.starts.pop()
+    end = _reduce(machine, position)
+    call = machine.stack[-1]
+    if type(call) is Call:
+        call.kwargs = kwargs
+    return end
+
+
+def _build(machine: Machine, position: int) -> int:
+    state = machine.stack.pop()
+    start = machine.starts.pop()
+    target = machine.stack[-1]
+    if type(target) is Call:
+        target.state = state
+        target.state_start = start
+    else:
+        # Nothing that Python writes: keep the state in sight all the same.
+        wrapped = Call(None, target, machine.starts[-1])
+        wrapped.state, wrapped.state_start = state, start
+        machine.stack[-1] = wrapped
+        machine.starts[-1] = position
+    return position + 1
+
+
+def _persistent_line(machine: Machine, position: int) -> int:
+    end = machine.data.index(b"\n", position + 1)
+    machine.stack.append(Persistent(machine.data[position + 1 : end].decode("utf-8", "surrogatepass"), position))
+    machine.starts.append(position)
+    return end + 1
+
+
+def _persistent(machine: Machine, position: int) -> int:
+    machine.stack[-1] = Persistent(machine.stack[-1], machine.starts[-1])
+    machine.starts[-1] = position
+    return position + 1
+
+
+def _extension(width: int) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        end = end_within(machine, position + 1 + width)
+        code = int.from_bytes(machine.data[position + 1 : end], "little")
+        machine.globals.setdefault(f"copyreg.extension.{code}", position)
+        machine.stack.append(Opaque(f"copyreg extension {code}"))
+        machine.starts.append(position)
+        return end
+
+    return handle
+
+
+def _mark(machine: Machine, position: int) -> int:
+    machine.marks.append((machine.stack, machine.starts))
+    if len(machine.marks) > machine.limits.depth:
+        raise LimitExceeded("the depth of a pickle", limit=machine.limits.depth, actual=len(machine.marks))
+    machine.stack = []
+    machine.starts = []
+    return position + 1
+
+
+def _empty(kind: type[Tuple | List | Set]) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        machine.stack.append(kind([], []))
+        machine.starts.append(position)
+        return position + 1
+
+    return handle
+
+
+def _empty_dict(machine: Machine, position: int) -> int:
+    machine.stack.append(Dict([], []))
+    machine.starts.append(position)
+    return position + 1
+
+
+def _marked(kind: type[Tuple | List | Set | Dict]) -> Handler:
+    """A container of everything above the mark."""
+
+    def handle(machine: Machine, position: int) -> int:
+        items, starts = machine.stack, machine.starts
+        machine.stack, machine.starts = machine.marks.pop()
+        if kind is Dict and len(items) % 2:
+            raise DamagedPickle("a key without a value", offset=position - machine.begin)
+        machine.stack.append(kind(items, starts))
+        machine.starts.append(position)
+        return position + 1
+
+    return handle
+
+
+def _short_tuple(size: int) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        stack, starts = machine.stack, machine.starts
+        if len(stack) < size:
+            raise IndexError
+        value = Tuple(stack[-size:], starts[-size:])
+        del stack[-size:]
+        del starts[-size:]
+        stack.append(value)
+        starts.append(position)
+        return position + 1
+
+    return handle
+
+
+def _append(machine: Machine, position: int) -> int:
+    _extend(machine, [machine.stack.pop()], [machine.starts.pop()])
+    return position + 1
+
+
+def _appends(machine: Machine, position: int) -> int:
+    _extend(machine, *pop_mark(machine))
+    return position + 1
+
+
+def _extend(machine: Machine, items: list[Value], starts: list[int]) -> None:
+    target = machine.stack[-1]
+    if type(target) is Call:
+        if target.appended is None:
+            target.appended = List([], [])
+        target = target.appended
+    if type(target) is not List and type(target) is not Set:
+        raise TypeError
+    target.items += items
+    target.starts += starts
+
+
+def _setitem(machine: Machine, position: int) -> int:
+    stack, starts = machine.stack, machine.starts
+    if len(stack) < 3:  # noqa: PLR2004  the dict, a key, a value
+        raise IndexError
+    flat, flat_starts = stack[-2:], starts[-2:]
+    del stack[-2:]
+    del starts[-2:]
+    _assign(machine, flat, flat_starts, position)
+    return position + 1
+
+
+def _setitems(machine: Machine, position: int) -> int:
+    flat, starts = pop_mark(machine)
+    _assign(machine, flat, starts, position)
+    return position + 1
+
+
+def _assign(machine: Machine, flat: list[Value], starts: list[int], position: int) -> None:
+    if len(flat) % 2:
+        raise DamagedPickle("a key without a value", offset=position - machine.begin)
+    target = machine.stack[-1]
+    if type(target) is Call:
+        if target.assigned is None:
+            target.assigned = Dict([], [])
+        target = target.assigned
+    if type(target) is not Dict:
+        raise TypeError
+    target.flat += flat
+    target.starts += starts
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    ord("c"): _global,
+    0x93: _stack_global,
+    ord("i"): _inst,
+    ord("o"): _obj,
+    ord("R"): _reduce,
+    0x81: _reduce,  # NEWOBJ
+    0x92: _newobj_ex,
+    ord("b"): _build,
+    ord("P"): _persistent_line,
+    ord("Q"): _persistent,
+    0x82: _extension(1),
+    0x83: _extension(2),
+    0x84: _extension(4),
+    ord("("): _mark,
+    ord(")"): _empty(Tuple),
+    ord("]"): _empty(List),
+    0x8F: _empty(Set),
+    ord("}"): _empty_dict,
+    ord("t"): _marked(Tuple),
+    ord("l"): _marked(List),
+    ord("d"): _marked(Dict),
+    0x91: _marked(Set),  # FROZENSET
+    0x85: _short_tuple(1),
+    0x86: _short_tuple(2),
+    0x87: _short_tuple(3),
+    ord("a"): _append,
+    ord("e"): _appends,
+    0x90: _appends,  # ADDITEMS
+    ord("s"): _setitem,
+    ord("u"): _setitems,
+}

@@ -1,0 +1,56 @@
+"""What a part of a checkpoint is for, told from the key it stands under: an ordered table.
+
+Never looks at a tensor: what follows from structure (an optimizer's ``param_groups``) is seen while walking.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ckptmove.model import Role
+
+#: Role and the words that point to it; the first row with a word of the key decides. ``a+b`` asks for both words.
+ROLE_WORDS: Final[tuple[tuple[Role, tuple[str, ...]], ...]] = (
+    ("rng", ("rng", "seed", "random+state", "random+states", "generator+state", "rngs")),
+    ("ema", ("ema", "swa", "averaged", "shadow", "teacher")),
+    ("scaler", ("amp+scaler", "grad+scaler", "loss+scaler", "scaler+state", "gradscaler", "mixedprecision")),
+    ("scheduler", ("scheduler", "schedulers", "lr+schedule", "sched")),
+    ("optimizer", ("optimizer", "optimizers", "optim", "optims", "optimizerstate")),
+    ("criterion", ("criterion", "criterions", "loss+fn", "loss+func", "loss+module")),
+    ("model", (
+        "model", "models", "net", "network", "netg", "netd", "module", "state+dict", "weights", "params", "generator",
+        "discriminator", "encoder", "decoder", "backbone", "head", "policy", "actor", "critic", "student", "unet",
+        "vae", "transformer",
+    )),
+)  # fmt: skip
+#: A key that is nothing but this word.
+_WHOLE_KEYS: Final[dict[str, Role]] = {"scaler": "scaler", "amp": "scaler", "loss": "other", "g": "model", "d": "model"}
+
+
+@lru_cache(maxsize=4096)
+def role_of_key(key: str) -> Role | None:
+    """The role that a key points to, or None where it says nothing.
+
+    Args:
+        key: one part of a path: ``optimizer_state_dict``, ``model_ema``, ``MixedPrecisionPlugin``.
+    """
+    whole = _WHOLE_KEYS.get(key.lower())
+    if whole is not None:
+        return whole
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", key[:200])
+    words = set(re.split(r"[^a-z0-9]+", spaced.lower()))
+    words.add(key.lower())
+    for role, options in ROLE_WORDS:
+        for option in options:
+            if words.issuperset(option.split("+")):
+                return role
+    return None
+
+
+def role_of_leaf(name: str) -> Role | None:
+    """The role of a tensor by its own dotted key in a state_dict, where it is not the model's."""
+    first = name.partition(".")[0].lower()
+    return "criterion" if first in {"criterion", "loss_fn", "loss_func"} else None

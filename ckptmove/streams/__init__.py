@@ -1,0 +1,1 @@
+"""Bytes in and bytes out: sources to read from, sinks to write to."""

@@ -1,0 +1,1 @@
+"""Evidence that a checkpoint resumes; the only home of torch."""

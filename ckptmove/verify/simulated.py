@@ -1,0 +1,345 @@
+"""The simulated device: tensors that say they are on the target, with real arithmetic on the CPU underneath.
+
+Never changes a figure: results are those of the CPU bit for bit, and only what the target refuses is refused.
+
+Leans on private parts of torch (the Python backend under PrivateUse1), and renames that backend for the life of the
+process: run it in a child process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import (
+    DispatchKey,
+    TensorBase,
+    _disabled_torch_function_impl,
+    _get_privateuse1_backend_name,
+)
+from torch.utils import _pytree as pytree
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ckptmove.verify.simulated_rules import (
+    WHOLE_OPS,
+    CrossDeviceError,
+    operand_devices,
+    refuse_dtype,
+    schema_of,
+    supports_capturable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from torch._ops import OpOverload
+    from typing_extensions import Self
+
+    Operation = OpOverload[..., Any]
+
+__all__ = ["CrossDeviceError", "SimulatedDevice", "supports_capturable", "unavailable_reason"]
+
+_BACKEND = "sim"
+_SETUP = "_setup_privateuseone_for_python_backend"  # of torch.utils.backend_registration, not in every torch
+_DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`: takes over shape, strides and offset
+_CPU = torch.device("cpu")
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
+# The index of a `sim` device is a place in this list, so that a torch.device alone tells its target.
+_TARGETS: list[str] = []
+
+
+class SimulatedDevice:
+    """A stand-in for one accelerator; inside the `with`, factories and copies understand `device`.
+
+    Attributes:
+        target: The tag as it was given: `cuda:3`, `mps`, `xpu:0`.
+        device: The torch.device that stands for the target in this process.
+    """
+
+    def __init__(self, target: str) -> None:
+        """Take a device index for `target`, and register the backend where this is the first of the process.
+
+        Raises:
+            RuntimeError: This torch cannot simulate: `unavailable_reason` says why, and is to be asked first.
+        """
+        reason = unavailable_reason()
+        if reason is not None:
+            raise RuntimeError(reason)
+        _register_backend()
+        name = target if ":" in target else f"{target}:0"
+        if name not in _TARGETS:
+            _TARGETS.append(name)
+        self.target = target
+        self.device = torch.device(_BACKEND, _TARGETS.index(name))
+        self._entered = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        # The engine counts the devices at the first backward of the process and aborts on a later one, unless the
+        # backward stays in the calling thread.
+        self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
+        self._entered.enter_context(_Simulation())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.close()
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a CPU tensor on the device, detached, of the same strides where they are dense; shares nothing.
+
+        Raises:
+            TypeError: The target has no such dtype.
+        """
+        refuse_dtype(name_of(self.device), tensor.dtype)
+        return SimulatedTensor(tensor.detach().clone(), self.device)
+
+    def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values as a plain CPU tensor, detached; shares the memory of `tensor`, simulated or not."""
+        return tensor.host if isinstance(tensor, SimulatedTensor) else tensor.detach()
+
+    def device_of(self, tensor: torch.Tensor) -> str:
+        """Where a tensor is, as torch would print it on the target's machine: `cuda:0`, `mps:0`, `cpu`."""
+        return name_of(tensor.device)
+
+
+class SimulatedTensor(torch.Tensor):
+    """A tensor of the simulated device; `host` holds its values on the CPU, with the same shape and strides."""
+
+    host: torch.Tensor
+
+    def __new__(cls, host: torch.Tensor, device: torch.device) -> Self:
+        strided = host.layout is torch.strided
+        outer = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # the one way to make a tensor without memory
+            cls,
+            host.size(),
+            strides=host.stride() if strided else None,
+            storage_offset=host.storage_offset() if strided else None,
+            dtype=host.dtype,
+            layout=host.layout,
+            device=device,
+        )
+        outer.host = host
+        return outer
+
+    __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # the base declares the method that TorchFunctionMode wants
+        cls, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+    # These two make `nn.Module.to` swap whole tensors: it would otherwise set `data` and leave `host` behind.
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
+        return ["host"], self.device
+
+    @staticmethod
+    def __tensor_unflatten__(
+        parts: Mapping[str, torch.Tensor], device: torch.device, size: torch.Size, stride: Sequence[int]
+    ) -> SimulatedTensor:
+        return SimulatedTensor(parts["host"], device)
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, SimulatedTensor):
+            raise TypeError(f"a tensor on {name_of(self.device)} cannot take the data of one on {value.device}")
+        self.host = value.host
+        _describe_again(self)
+
+    def tolist(self) -> Any:
+        return self.host.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.host.numpy(force=True)
+        raise TypeError(
+            f"can't convert {name_of(self.device)} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __format__(self, spec: str) -> str:
+        return format(self.host, spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # unannotated there
+        return f"{repr(self.host)[:-1]}, device='{name_of(self.device)}')"
+
+
+class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ is not annotated
+    """Hands every operation to `_run`: a factory has no simulated operand, and is seen only by a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def __torch_dispatch__(
+        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _DeviceModule:
+    """What torch asks of `torch.<device>`: activation checkpointing saves and restores its random state."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing to seed: draws come from the CPU's generator, which `torch.manual_seed` seeds."""
+
+    def device_count(self) -> int:
+        return len(_TARGETS)
+
+    def current_device(self) -> int:
+        return 0
+
+    def device(self, index: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002  # torch's signature
+        return contextlib.nullcontext()
+
+    def get_rng_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
+class _WholeOp(torch.autograd.Function):
+    """A composite op run on the CPU in one piece, with the CPU's own backward."""
+
+    @staticmethod
+    def forward(ctx: Any, func: Operation, spec: Any, *leaves: Any) -> Any:
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        device = operand_devices(func, args, kwargs, name_of)[0]
+        hosts = [_inner(leaf) for leaf in leaves]
+        needed = [at for at, wanted in enumerate(ctx.needs_input_grad[2:]) if wanted]
+        for at in needed:
+            hosts[at] = hosts[at].detach().requires_grad_()
+        args, kwargs = pytree.tree_unflatten(hosts, spec)
+        with torch.enable_grad():
+            results = func(*args, **kwargs)
+        ctx.needed, ctx.device, ctx.given = needed, device, [hosts[at] for at in needed]
+        ctx.made = results if isinstance(results, tuple) else (results,)
+        return pytree.tree_map(lambda made: _place(made.detach(), device), results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        hosts = torch.autograd.grad(ctx.made, ctx.given, [_inner(grad) for grad in grads], allow_unused=True)
+        result: list[Any] = [None] * len(ctx.needs_input_grad)
+        for at, host in zip(ctx.needed, hosts, strict=True):
+            result[at + 2] = None if host is None else _place(host, ctx.device)
+        return tuple(result)
+
+
+def _run_whole(func: Operation, *args: Any, **kwargs: Any) -> Any:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return _WholeOp.apply(func, spec, *leaves)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+def unavailable_reason() -> str | None:
+    """Why this torch cannot simulate a device in this process, or None where it can."""
+    if _register_backend.cache_info().currsize:
+        return None
+    if not hasattr(backend_registration, _SETUP):
+        return f"torch {torch.__version__} cannot host a backend written in Python"
+    name = _get_privateuse1_backend_name()
+    if name != "privateuseone":
+        return f"the PrivateUse1 backend of this process is already taken by {name!r}"
+    return None
+
+
+def name_of(device: torch.device) -> str:
+    """The target's name of a simulated device, and any other device's own."""
+    return _TARGETS[device.index or 0] if device.type == _BACKEND else str(device)
+
+
+def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse what the target would refuse, compute on the inner tensors, and wrap what comes out."""
+    simulated = {
+        id(leaf.host): leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SimulatedTensor)
+    }
+    asked = kwargs.get("device")
+    if not simulated and (asked is None or asked.type != _BACKEND):
+        return func(*args, **kwargs)
+    if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
+        with _Simulation():  # inference_mode hands over whole ops, whose parts may be factories
+            return func.decompose(*args, **kwargs)
+    landing = operand_devices(func, args, kwargs, name_of) if asked is None else [asked]
+    inner_args, inner_kwargs = pytree.tree_map(_inner, (args, kwargs))
+    results = func(*inner_args, **inner_kwargs)
+    if schema_of(func).is_mutable:
+        for outer in simulated.values():
+            _describe_again(outer)
+    return _wrap(results, landing, simulated)
+
+
+def _inner(leaf: Any) -> Any:
+    if isinstance(leaf, SimulatedTensor):
+        return leaf.host
+    return _CPU if isinstance(leaf, torch.device) else leaf
+
+
+def _wrap(results: Any, landing: list[torch.device], simulated: Mapping[int, SimulatedTensor]) -> Any:
+    def wrap(leaf: Any, device: torch.device) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) in simulated:
+            return simulated[id(leaf)]
+        return _place(leaf, device) if device.type == _BACKEND else leaf
+
+    if len(landing) > 1 and isinstance(results, (list, tuple)):
+        return type(results)(wrap(leaf, device) for leaf, device in zip(results, landing, strict=False))
+    return pytree.tree_map(lambda leaf: wrap(leaf, landing[0]), results)
+
+
+def _place(inner: torch.Tensor, device: torch.device) -> SimulatedTensor:
+    refuse_dtype(name_of(device), inner.dtype)
+    return SimulatedTensor(inner, device)
+
+
+def _describe_again(outer: SimulatedTensor) -> None:
+    """Give the wrapper its inner tensor's shape and strides after an op that may change them (`t_`, `resize_`)."""
+    inner = outer.host
+    if outer.shape != inner.shape or (inner.layout is torch.strided and outer.stride() != inner.stride()):
+        _DATA.__set__(outer, SimulatedTensor(inner, outer.device))
+
+
+@functools.cache
+def _register_backend() -> Any:
+    """Rename PrivateUse1, and give it the kernels that torch calls beneath every Python dispatch.
+
+    `torch.tensor`, `torch.as_tensor` and sparse constructors allocate and copy with Python dispatch switched off.
+    The library must live as long as the process: its kernels go when it is collected.
+    """
+    getattr(backend_registration, _SETUP)(_BACKEND, backend_module=_DeviceModule())
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
+    library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
+    library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    for func in WHOLE_OPS:
+        library.impl(func.name().removeprefix("aten::"), functools.partial(_run_whole, func), "AutogradPrivateUse1")
+    return library
+
+
+def _kernel(func: Operation) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _run(func, args, kwargs)
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    _inner(target).copy_(_inner(source), non_blocking=non_blocking)
+    return target

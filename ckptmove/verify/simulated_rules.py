@@ -1,0 +1,181 @@
+"""What the target refuses and a CPU would not: operands of two devices, dtypes that it lacks, `capturable`.
+
+Never computes and never wraps a tensor: it reads devices, shapes and schemas, and raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _get_privateuse1_backend_name
+from torch.optim.optimizer import _get_capturable_supported_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch._ops import OpOverload
+
+    Operation = OpOverload[..., Any]
+
+# Ops that carry values from one device to another.
+_COPIES = frozenset({"aten::_copy_from", "aten::_foreach_copy_", "aten::_to_copy", "aten::copy", "aten::copy_"})
+# Arguments that may lie on the CPU whatever their shape, by operation: indices, and lengths that are read there.
+_INDICES = frozenset({"indices"})
+_LENGTHS = frozenset({"batch_sizes", "input_lengths", "lengths", "target_lengths"})
+_FROM_CPU = {
+    "aten::_index_put_impl_": _INDICES,
+    "aten::_pack_padded_sequence": _LENGTHS,
+    "aten::_pack_padded_sequence_backward": _LENGTHS,
+    "aten::_unsafe_index": _INDICES,
+    "aten::_unsafe_index_put": _INDICES,
+    "aten::ctc_loss": _LENGTHS,
+    "aten::gru": _LENGTHS,
+    "aten::index": _INDICES,
+    "aten::index_put": _INDICES,
+    "aten::index_put_": _INDICES,
+    "aten::lstm": _LENGTHS,
+    "aten::rnn_relu": _LENGTHS,
+    "aten::rnn_tanh": _LENGTHS,
+}
+# Composite ops that take other parts on other devices (cuDNN, flash attention): run whole on the CPU, they give its
+# figures to the last bit, and the fused cells have no CPU kernel of their own.
+WHOLE_OPS: tuple[Any, ...] = (
+    torch.ops.aten.ctc_loss.Tensor,
+    torch.ops.aten.gru.data,
+    torch.ops.aten.gru.input,
+    torch.ops.aten.gru_cell.default,
+    torch.ops.aten.lstm.data,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.lstm_cell.default,
+    torch.ops.aten.rnn_relu.data,
+    torch.ops.aten.rnn_relu.input,
+    torch.ops.aten.rnn_tanh.data,
+    torch.ops.aten.rnn_tanh.input,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+# `empty_mps` and `getMPSDataType` of ATen refuse these with a TypeError, in these words.
+_NOT_ON_MPS = {
+    torch.float64: "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
+    "Please use float32 instead.",
+    torch.complex128: "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype.",
+}
+
+
+class CrossDeviceError(RuntimeError):
+    """One operation was given tensors of two devices; the message is torch's own, with the target's name in it.
+
+    Attributes:
+        operation: The ATen operation, for example `aten::addmm`.
+        devices: The devices that met, accelerators first, for example `("cuda:0", "cpu")`.
+        strays: The operands that are not on the first of `devices`, as the operation saw them: for a view
+            (`weight.t()`), `_base` is the tensor that the model holds.
+    """
+
+    def __init__(self, operation: str, devices: tuple[str, ...], strays: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{devices[0]} and {devices[1]}!"
+        )
+        self.operation = operation
+        self.devices = devices
+        self.strays = strays
+
+
+def supports_capturable(target: str) -> bool:
+    """Whether torch accepts `capturable=True` for parameters on `target` (`cuda:0`, `mps`, `cpu`).
+
+    From `torch.optim.optimizer._get_capturable_supported_devices`, less the name of the PrivateUse1 backend: under
+    that name a simulated mps would be accepted, so whoever steps on a simulated device asks here first.
+    """
+    accepted = set(_get_capturable_supported_devices()) - {_get_privateuse1_backend_name()}
+    return target.partition(":")[0] in accepted
+
+
+def refuse_dtype(target: str, dtype: torch.dtype) -> None:
+    """Raise torch's TypeError where `target` has no such dtype (float64 and complex128 on mps)."""
+    if target.partition(":")[0] == "mps" and dtype in _NOT_ON_MPS:
+        raise TypeError(_NOT_ON_MPS[dtype])
+
+
+def schema_of(func: Operation) -> torch.FunctionSchema:
+    """The signature of an ATen operation: its name, and which arguments it writes to."""
+    return func._schema  # noqa: SLF001  # torch has no public name for it
+
+
+def operand_devices(
+    func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], name_of: Callable[[torch.device], str]
+) -> list[torch.device]:
+    """The device that each result of `func` lands on: one for all, or one for each (an index of a foreach op's lists).
+
+    The rule is torch's (`TensorIterator`, `FakeTensor._find_common_device`): every operand on one device, but a
+    0-d CPU tensor that is only read may stand beside any other.
+
+    Raises:
+        CrossDeviceError: Operands of two devices that torch would refuse on the target.
+    """
+    operation = schema_of(func).name
+    if operation in _COPIES:
+        return [next(tensor.device for _, value in _bound(func, args, kwargs) for tensor in _tensors(value))]
+    rows = _foreach_rows(func, args, kwargs) if "::_foreach_" in operation else [_row(func, args, kwargs)]
+    devices = [_common_device(operation, row, name_of) for row in rows]
+    if operation == "aten::_pack_padded_sequence":  # its second result, the batch sizes, is always on the CPU
+        devices.append(torch.device("cpu"))
+    return devices
+
+
+def _bound(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Each given argument with its schema."""
+    for position, argument in enumerate(schema_of(func).arguments):
+        if position < len(args):
+            yield argument, args[position]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _binds(func: Operation, argument: Any, tensor: torch.Tensor) -> bool:
+    """Whether this operand fixes the device; one that does not may come from the CPU."""
+    if tensor.device.type != "cpu":
+        return True
+    operation = schema_of(func).name
+    if argument.name in _FROM_CPU.get(operation, ()):
+        return False
+    if "::_fused_" in operation:  # the kernels read every operand through its pointer, 0-d or not
+        return bool(argument.name != "lr")
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return bool(written or tensor.dim() > 0)
+
+
+def _row(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [
+        tensor
+        for argument, value in _bound(func, args, kwargs)
+        for tensor in _tensors(value)
+        if _binds(func, argument, tensor)
+    ]
+
+
+def _foreach_rows(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[torch.Tensor]]:
+    """The operands that meet at each index: a foreach op may be given lists that span devices."""
+    bound = list(_bound(func, args, kwargs))
+    rows: list[list[torch.Tensor]] = [[] for _ in range(max(len(_tensors(value)) for _, value in bound))]
+    for argument, value in bound:
+        each = value if isinstance(value, (list, tuple)) else [value] * len(rows)
+        for row, item in zip(rows, each, strict=False):
+            row.extend(tensor for tensor in _tensors(item) if _binds(func, argument, tensor))
+    return rows
+
+
+def _common_device(
+    operation: str, operands: list[torch.Tensor], name_of: Callable[[torch.device], str]
+) -> torch.device:
+    devices = sorted(dict.fromkeys(tensor.device for tensor in operands), key=lambda device: device.type == "cpu")
+    if len(devices) > 1:
+        strays = tuple(tensor for tensor in operands if tensor.device != devices[0])
+        raise CrossDeviceError(operation, tuple(name_of(device) for device in devices), strays)
+    return devices[0] if devices else torch.device("cpu")

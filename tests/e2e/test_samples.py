@@ -1,0 +1,232 @@
+"""Holds the sample checkpoints to their manifest, their recipe and their table.
+
+Never trusts the manifest where torch can be asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import pickletools
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+MANIFEST = json.loads((SAMPLES / "MANIFEST.json").read_text(encoding="utf-8"))
+ENTRIES = {entry["file"]: entry for entry in MANIFEST["samples"]}
+FINDINGS = {
+    *("D101", "D102", "D103", "D104", "O201", "O202", "O203", "O204", "O205", "O206"),
+    *("R301", "R302", "R303", "T401", "K601", "S701", "F804"),
+}
+OPTIMIZERS = {
+    "adamw-cuda3.pth": torch.optim.AdamW,
+    "optimizer-left-on-cpu.pth": torch.optim.Adam,
+    "map-location-dragged-all.pth": torch.optim.Adam,
+    "dataparallel-two-gpus.pth": torch.optim.SGD,
+    "adam-mps.pt": torch.optim.Adam,
+    "tutorial-sgd-cpu.pth": torch.optim.SGD,
+    "criterion-on-cpu.pth": torch.optim.Adam,
+    "full-resume-cuda0.pt": torch.optim.AdamW,
+    "namespace-memo-trap.pth": torch.optim.Adam,
+    "float64-cpu.pt": torch.optim.Adam,
+    "numpy-scalar-metric.pth": torch.optim.AdamW,
+    "capturable-adam-cuda0.pt": torch.optim.Adam,
+    "rmsprop-centered-cuda0.pt": torch.optim.RMSprop,
+    "lightning-mapped-to-cpu.ckpt": torch.optim.AdamW,
+    "nanogpt-compiled-fused.pt": torch.optim.AdamW,
+}
+made_by_this_torch = pytest.mark.skipif(
+    torch.__version__.partition("+")[0] != MANIFEST["torch"],
+    reason=f"the samples are written by torch {MANIFEST['torch']}, here is {torch.__version__}",
+)
+
+
+def load_with_tags(entry):
+    """The object and, for each tag, how many storages carry it."""
+    tags = Counter()
+
+    def record(storage, location):
+        tags[location] += 1
+        return storage
+
+    tree = torch.load(SAMPLES / entry["file"], map_location=record, weights_only=entry["weights_only"])
+    return tree, tags
+
+
+def count_tensors(tree):
+    if isinstance(tree, torch.nn.Module):
+        return len(tree.state_dict())
+    if isinstance(tree, dict):
+        return sum(count_tensors(value) for value in tree.values())
+    if isinstance(tree, (list, tuple)):
+        return sum(count_tensors(value) for value in tree)
+    return int(isinstance(tree, torch.Tensor))
+
+
+def first(tree, *keys):
+    return next(tree[key] for key in keys if key in tree)
+
+
+def run_recipe(*arguments):
+    command = [sys.executable, str(SAMPLES / "make_samples.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(params=ENTRIES)
+def entry(request):
+    return ENTRIES[request.param]
+
+
+def test_manifest_lists_every_file_once():
+    beside = {"make_samples.py", "placement.py", "training.py", "README.md", "MANIFEST.json"}
+    files = sorted(path.name for path in SAMPLES.iterdir() if path.is_file() and path.name not in beside)
+    assert files == sorted(entry["file"] for entry in MANIFEST["samples"])
+
+
+def test_there_are_enough_and_they_are_small():
+    assert len(ENTRIES) >= 12
+    assert sum(path.stat().st_size for path in SAMPLES.iterdir() if path.is_file()) < 2**20
+
+
+def test_bytes_are_the_manifests(entry):
+    content = (SAMPLES / entry["file"]).read_bytes()
+    assert len(content) == entry["bytes"]
+    assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+
+
+def test_tags_and_tensors_are_the_manifests(entry):
+    tree, tags = load_with_tags(entry)
+    assert dict(tags) == entry["devices"]
+    assert count_tensors(tree) == entry["tensors"]
+
+
+def test_weights_only_is_the_truth(entry):
+    assert entry["weights_only"] == ("S701" not in entry["findings"])
+    if entry["weights_only"]:
+        torch.load(SAMPLES / entry["file"], map_location="cpu", weights_only=True)
+    else:
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            torch.load(SAMPLES / entry["file"], map_location="cpu", weights_only=True)
+
+
+def test_expected_findings_are_codes_that_a_file_alone_can_show(entry):
+    assert set(entry["findings"]) <= FINDINGS
+    assert len(entry["findings"]) == len(set(entry["findings"]))
+
+
+def test_every_named_trouble_has_a_sample():
+    shown = {code for entry in ENTRIES.values() for code in entry["findings"]}
+    troubles = {"D101", "D102", "D103", "D104", "O201", "R301", "R302", "K601", "S701", "F804"}
+    assert troubles <= shown
+    assert any(not entry["findings"] for entry in ENTRIES.values())
+
+
+@pytest.mark.parametrize("file", OPTIMIZERS)
+def test_a_real_optimizer_step_resumes(file):
+    tree, _ = load_with_tags(ENTRIES[file])
+    weights = first(tree, "model", "state_dict", "model_state_dict")
+    state = first(tree, "optimizer", "optimizer_state_dict", "optimizer_states")
+    state = state[0] if isinstance(state, list) else state
+    distinct = {tensor.data_ptr(): torch.nn.Parameter(tensor.clone()) for tensor in weights.values()}
+    # Matrices first, the rest after: nanoGPT's order of groups, which one group in model order does not need.
+    several = len(state["param_groups"]) > 1
+    parameters = sorted(distinct.values(), key=lambda weight: several and weight.dim() < 2)
+    groups = []
+    for saved in state["param_groups"]:
+        size = len(saved["params"])
+        groups.append({"params": parameters[:size]})
+        parameters = parameters[size:]
+        saved["capturable"] = False
+    assert not parameters
+    optimizer = OPTIMIZERS[file](groups, lr=0.1)
+    optimizer.load_state_dict(state)
+    before = [weight.clone() for weight in distinct.values()]
+    for weight, held in optimizer.state.items():
+        assert all(value.shape in {weight.shape, ()} for value in held.values() if value is not None)
+        assert held.get("step", 3) == 3
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert len(optimizer.state) == len(distinct)
+    assert all(not old.equal(new) for old, new in zip(before, distinct.values(), strict=True))
+
+
+def test_namespace_reads_its_device_from_the_tags_memo():
+    with zipfile.ZipFile(SAMPLES / "namespace-memo-trap.pth") as archive:
+        operations = list(pickletools.genops(archive.read("namespace-memo-trap/data.pkl")))
+    written = [at for at, (_, value, _) in enumerate(operations) if value == "cpu"]
+    assert len(written) == 1
+    put, memo, _ = operations[written[0] + 1]
+    assert put.name == "BINPUT"
+    # The one spelled-out "cpu" is a tag: it closes ('storage', class, key, location, numel) before BINPERSID.
+    following = [opcode.name for opcode, _, _ in operations[written[0] : written[0] + 6]]
+    assert following == ["BINUNICODE", "BINPUT", "BININT1", "TUPLE", "BINPUT", "BINPERSID"]
+    key = next(at for at, (_, value, _) in enumerate(operations) if value == "device")
+    reader, read, _ = operations[key + 2]
+    assert (operations[key + 1][0].name, reader.name, read) == ("BINPUT", "BINGET", memo)
+    tree, tags = load_with_tags(ENTRIES["namespace-memo-trap.pth"])
+    assert tree["args"].device == "cpu"
+    reads = sum(opcode.name == "BINGET" and value == memo for opcode, value, _ in operations)
+    assert reads == tags["cpu"]  # every tag but the first, and the config
+
+
+def test_absent_device_tags_are_a_string_each_as_cuda_writes_them():
+    with zipfile.ZipFile(SAMPLES / "adamw-cuda3.pth") as archive:
+        strings = Counter(value for _, value, _ in pickletools.genops(archive.read("adamw-cuda3/data.pkl")))
+    assert strings["cuda:3"] == ENTRIES["adamw-cuda3.pth"]["devices"]["cuda:3"]
+    assert strings["cpu"] == 1
+
+
+def test_saved_view_drags_its_whole_storage():
+    tree, _ = load_with_tags(ENTRIES["saved-view.pt"])
+    view = tree["embedding.weight"]
+    assert view.untyped_storage().nbytes() == 128 * view.numel() * view.element_size()
+
+
+def test_zoo_ties_storages_and_holds_the_rare_dtypes():
+    zoo, _ = load_with_tags(ENTRIES["dtype-zoo.pt"])
+    assert zoo["embed.weight"].data_ptr() == zoo["head.weight"].data_ptr()
+    assert zoo["scale"].dim() == 0
+    assert zoo["empty"].numel() == 0
+    assert not zoo["transposed"].is_contiguous()
+    rare = {torch.bfloat16, torch.float16, torch.complex64, torch.bool, torch.int64, torch.float8_e4m3fn}
+    assert rare < {tensor.dtype for tensor in zoo.values()}
+
+
+@made_by_this_torch
+def test_recipe_makes_the_same_bytes_elsewhere(tmp_path):
+    made = run_recipe("--folder", str(tmp_path))
+    assert made.returncode == 0, made.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {*ENTRIES, "MANIFEST.json"}
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (SAMPLES / path.name).read_bytes(), path.name
+
+
+@made_by_this_torch
+def test_check_writes_nothing_and_names_what_differs(tmp_path):
+    for name in [*ENTRIES, "MANIFEST.json"]:
+        (tmp_path / name).write_bytes((SAMPLES / name).read_bytes())
+    assert run_recipe("--check", "--folder", str(tmp_path)).returncode == 0
+    spoiled = bytearray((tmp_path / "adam-mps.pt").read_bytes())
+    spoiled[-1] ^= 1
+    (tmp_path / "adam-mps.pt").write_bytes(spoiled)
+    (tmp_path / "dtype-zoo.pt").unlink()
+    checked = run_recipe("--check", "--folder", str(tmp_path))
+    assert checked.returncode == 1
+    assert checked.stdout.splitlines() == ["differs: adam-mps.pt", "differs: dtype-zoo.pt"]
+    assert (tmp_path / "adam-mps.pt").read_bytes() == bytes(spoiled)
+    assert not (tmp_path / "dtype-zoo.pt").exists()
+
+
+def test_readme_table_is_the_manifests():
+    lines = (SAMPLES / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    expected = [f"| `{e['file']}` | {e['holds']} | {e['wrong'] or '-'} |" for e in MANIFEST["samples"]]
+    assert rows == expected
