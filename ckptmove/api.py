@@ -132,7 +132,7 @@ def convert(
         container = checkpoint.container
         segments = container.lay_out(apply_plan(checkpoint.machine, plan), casts)
         with FileSink(target, force=force) as sink:
-            written = write_segments(container.source, segments, sink, progress)
+            written = write_segments(container.source, segments, sink, path, progress)
             sink.commit()
         notes = () if container.has_checksums() else ("the archive holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began

@@ -5,6 +5,7 @@ Never executes a pickle and never reads a tensor's bytes.
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,10 +55,27 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
     with naming(path):
         container = open_container(path, limits)
         try:
-            machine = interpret(container.object_pickle(), limits)
-            yield Checkpoint(container, machine, build_inventory(container, machine, limits))
+            with collector_paused():
+                machine = interpret(container.object_pickle(), limits)
+                checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
+            yield checkpoint
         finally:
             container.source.close()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Hold Python's cycle collector back while millions of small objects are made.
+
+    It would visit them over and over, and they have no cycles of their own. Nests.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextmanager

@@ -20,6 +20,9 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
 }  # fmt: skip
 
+#: Elements in a byte, for dtypes whose tensors count parts of a byte although torch gives one a size of one byte.
+PACKED: Final[dict[str, int]] = {"quint4x2": 2, "quint2x4": 4}
+
 STORAGE_DTYPE: Final[dict[str, str]] = {
     "BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16",
     "IntStorage": "int32", "LongStorage": "int64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",

@@ -14,20 +14,25 @@ if TYPE_CHECKING:
 
 #: Role and the words that point to it; the first row with a word of the key decides. ``a+b`` asks for both words.
 ROLE_WORDS: Final[tuple[tuple[Role, tuple[str, ...]], ...]] = (
-    ("rng", ("rng", "seed", "random+state", "random+states", "generator+state", "rngs")),
+    ("rng", ("rng", "seed", "random+state", "random+states", "rngs")),
     ("ema", ("ema", "swa", "averaged", "shadow", "teacher")),
-    ("scaler", ("amp+scaler", "grad+scaler", "loss+scaler", "scaler+state", "gradscaler", "mixedprecision")),
+    ("scaler", ("amp+scaler", "grad+scaler", "loss+scaler", "scaler+state", "gradscaler", "mixedprecision",
+                "amp+scaling")),
     ("scheduler", ("scheduler", "schedulers", "lr+schedule", "sched")),
-    ("optimizer", ("optimizer", "optimizers", "optim", "optims", "optimizerstate")),
+    ("optimizer", ("optimizer", "optimizers", "optim", "optims", "optimizerstate", "opt+state")),
     ("criterion", ("criterion", "criterions", "loss+fn", "loss+func", "loss+module")),
     ("model", (
-        "model", "models", "net", "network", "netg", "netd", "module", "state+dict", "weights", "params", "generator",
-        "discriminator", "encoder", "decoder", "backbone", "head", "policy", "actor", "critic", "student", "unet",
-        "vae", "transformer",
+        "model", "models", "net", "network", "netg", "netd", "module", "state+dict", "weights", "param", "params",
+        "generator", "discriminator", "encoder", "decoder", "backbone", "head", "policy", "actor", "critic", "student",
+        "unet", "vae", "transformer",
     )),
 )  # fmt: skip
 #: A key that is nothing but this word.
-_WHOLE_KEYS: Final[dict[str, Role]] = {"scaler": "scaler", "amp": "scaler", "loss": "other", "g": "model", "d": "model"}
+_WHOLE_KEYS: Final[dict[str, Role]] = {
+    "scaler": "scaler", "amp": "scaler", "loss": "other", "g": "model", "d": "model", "generator_state": "rng",
+}  # fmt: skip
+#: Lightning keeps a callback's state under its class, which is named for what it watches and not for what it holds.
+_CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|LearningRateMonitor)\b")
 
 
 @lru_cache(maxsize=4096)
@@ -37,10 +42,13 @@ def role_of_key(key: str) -> Role | None:
     Args:
         key: one part of a path: ``optimizer_state_dict``, ``model_ema``, ``MixedPrecisionPlugin``.
     """
+    key = key[:200]
     whole = _WHOLE_KEYS.get(key.lower())
     if whole is not None:
         return whole
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", key[:200])
+    if _CALLBACK.match(key):
+        return "other"
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", key)
     words = set(re.split(r"[^a-z0-9]+", spaced.lower()))
     words.add(key.lower())
     for role, options in ROLE_WORDS:

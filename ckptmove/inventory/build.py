@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckptmove.inventory.layout import find_origin
 from ckptmove.inventory.shapes import as_dict, key_text
 from ckptmove.inventory.walk import Walk
-from ckptmove.model import Inventory
+from ckptmove.model import ArchiveFact, Inventory
 from ckptmove.pickles.names import judge
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         LimitExceeded: the tree is deeper or has more paths than the limits allow.
         DamagedPickle: a tensor is not written as torch writes it.
     """
-    walk = Walk(limits)
+    walk = Walk(limits, machine.end - machine.begin)
     walk.run(machine.root)
     storages = walk.reader.storages()
-    origin = find_origin(machine.root, walk.modules)
+    origin = find_origin(machine.root, walk.modules, machine.globals)
     root = as_dict(machine.root)
     return Inventory(
         path=container.source.path,
@@ -50,7 +50,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         globals=tuple(judge(name) for name in machine.globals),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         optimizers=tuple(draft.freeze() for draft in walk.optimizers),
-        facts=container.facts(storages),
+        facts=(
+            *container.facts(storages),
+            *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
+        ),
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
     )

@@ -12,6 +12,8 @@ from ckptmove.inventory.shapes import as_dict, string_keys
 from ckptmove.pickles.tree import Call
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from ckptmove.model import LayoutName
     from ckptmove.pickles.tree import Dict, Value
 
@@ -31,6 +33,13 @@ class Origin:
     torch_version: str | None = None
 
 
+#: Where the classes of a library live.
+_CLASSES: Final[tuple[tuple[LayoutName, tuple[str, ...]], ...]] = (
+    ("ultralytics", ("ultralytics.", "models.yolo.")),
+    ("hf-trainer", ("transformers.training_args.", "transformers.trainer")),
+    ("stable-baselines3", ("stable_baselines3.",)),
+    ("nemo", ("nemo.",)),
+)
 #: Keys that tell a layout, all of which must be there; the first row that fits counts.
 _ROOT_KEYS: Final[tuple[tuple[LayoutName, frozenset[str]], ...]] = (
     ("lightning", frozenset({"pytorch-lightning_version"})),
@@ -41,25 +50,30 @@ _ROOT_KEYS: Final[tuple[tuple[LayoutName, frozenset[str]], ...]] = (
     ("mmengine", frozenset({"message_hub", "state_dict"})),
     ("mmengine", frozenset({"meta", "state_dict"})),
     ("megatron", frozenset({"checkpoint_version", "args", "iteration"})),
+    ("hf-trainer", frozenset({"python", "numpy", "cpu"})),
+    ("accelerate", frozenset({"random_state", "numpy_random_seed", "torch_manual_seed"})),
     ("deepspeed", frozenset({"ds_version"})),
     ("deepspeed", frozenset({"ds_config", "module"})),
 )
 
 
-def find_origin(root: Value, modules: list[str]) -> Origin:
+def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> Origin:
     """The origin of a checkpoint.
 
     Args:
         root: the tree.
         modules: paths of the pickled modules that the walk met.
+        globals_: full names that the pickle imports.
     """
     if "" in modules:
         return Origin("module")
+    named = tuple(globals_)
+    by_class = next((layout for layout, homes in _CLASSES if any(name.startswith(homes) for name in named)), None)
     pairs = as_dict(root)
     if pairs is None:
-        return Origin("other")
+        return Origin(by_class or "other")
     keys = string_keys(pairs)
-    layout = next((name for name, wanted in _ROOT_KEYS if wanted <= keys), None)
+    layout = next((name for name, wanted in _ROOT_KEYS if wanted <= keys), None) or by_class
     return Origin(layout or "plain", _producer(pairs, layout), _torch_version(pairs))
 
 

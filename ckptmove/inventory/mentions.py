@@ -9,48 +9,48 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.devices import is_device_string
 from ckptmove.model import Mention
-from ckptmove.pickles.lore import device_text
+from ckptmove.pickles.arguments import device_text
 from ckptmove.pickles.tree import Call, Sequence, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
-_TYPES: Final = "cpu|cuda|mps|xpu|hpu|mtia|xla|npu|mlu|musa|hip|ipu|vulkan|privateuseone|meta"
-_INDEXED: Final = re.compile(rf"(?:{_TYPES}):\d{{1,3}}")
-_BARE: Final = re.compile(rf"(?:{_TYPES})")
+_LONGEST: Final = 32
 _DEVICE_WORD: Final = re.compile(r"device|gpu|map_location|accelerator|placement|cuda", re.IGNORECASE)
-_ID_KEYS: Final = frozenset({"device_ids", "gpu_ids", "gpus", "devices", "device_id", "gpu_id", "gpu", "device"})
+#: Keys of lists of indices. A single number under ``gpus`` or ``devices`` is how many there are.
+_ID_LISTS: Final = frozenset({"device_ids", "gpu_ids", "gpus", "devices"})
+_ID_KEYS: Final = frozenset({"device_id", "gpu_id", "gpu", "device", "output_device"})
+_MOST_DEVICES: Final = 1024
 
 
-def speaks_of_devices(key: str) -> bool:
-    """Whether a key says that its value may be a device."""
-    return _DEVICE_WORD.search(key[-200:]) is not None
-
-
-def string_mention(key: str, value: str, where: str, start: int) -> Mention | None:
-    """The device that a string names, or None.
+def names_device(key: str, value: str) -> bool:
+    """Whether a string names a device.
 
     Args:
         key: the key that the string stands under, or that of the list around it.
         value: the string.
-        where: its path.
-        start: its start in the pickle.
     """
-    if _INDEXED.fullmatch(value) or (_BARE.fullmatch(value) and speaks_of_devices(key)):
-        return Mention(where, "string", value, start)
-    return None
+    return (
+        len(value) < _LONGEST
+        and (":" in value or _DEVICE_WORD.search(key[-200:]) is not None)
+        and is_device_string(value)
+    )
 
 
-def ids_mention(key: str, value: Value, where: str) -> Mention | None:
+def device_ids(key: str, value: Value) -> str | None:
     """Device ids, as DataParallel keeps them: an int, or a list of ints, under a key that says so; else None."""
-    if key.lower() not in _ID_KEYS:
+    word = key.lower()
+    if word in _ID_KEYS and _is_index(value):
+        return str(value)
+    if not isinstance(value, Sequence) or word not in _ID_LISTS | _ID_KEYS:
         return None
-    items = value.items if isinstance(value, Sequence) else [value]
-    ids = [str(item) for item in items if type(item) is int and 0 <= item < 1024]  # noqa: PLR2004  no host has more
-    if not ids or len(ids) != len(items):
-        return None
-    return Mention(where, "device_ids", f"[{', '.join(ids)}]" if isinstance(value, Sequence) else ids[0])
+    return f"[{', '.join(map(str, value.items))}]" if value.items and all(map(_is_index, value.items)) else None
+
+
+def _is_index(value: Value) -> bool:
+    return type(value) is int and 0 <= value < _MOST_DEVICES
 
 
 def device_mention(call: Call, where: str) -> Mention | None:

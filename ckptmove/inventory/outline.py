@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import shapes
-from ckptmove.pickles.lore import TensorReader, device_text
+from ckptmove.pickles.arguments import device_text
+from ckptmove.pickles.lore import TensorReader
 from ckptmove.pickles.tree import Call, Global, List, Node, Persistent, Sequence, Set
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ckptmove.inventory.shapes import Member
     from ckptmove.model import Limits
-    from ckptmove.pickles.tree import Dict, Value
+    from ckptmove.pickles.tree import Value
 
 _LONGEST: Final = 60
 

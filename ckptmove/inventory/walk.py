@@ -1,18 +1,21 @@
 """The walk over the tree: names, roles and what hangs together, in the order of the file.
 
-Never recurses, whatever the file nests, and never visits more nodes than the limits allow.
+Never recurses, whatever the file nests, and never visits more paths than the pickle's size accounts for.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import LimitExceeded
-from ckptmove.inventory import mentions, shapes
+from ckptmove.inventory import mentions, objects, shapes
 from ckptmove.inventory.optimizers import draft_optimizer
+from ckptmove.model import Mention
 from ckptmove.pickles.lore import TensorReader
-from ckptmove.pickles.tree import Call, Dict, List, Node, Persistent, Sequence
+from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence
 from ckptmove.roles import role_of_key, role_of_leaf
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from ckptmove.inventory.optimizers import EntryDraft, OptimizerDraft
     from ckptmove.inventory.shapes import Member
-    from ckptmove.model import Limits, Mention, Role, TensorRecord
+    from ckptmove.model import Limits, Role, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _COUNTERS: Final = frozenset({
@@ -28,30 +31,42 @@ _COUNTERS: Final = frozenset({
     "steps", "frame", "batches_in_epoch_completed", "epochs_completed", "batch_num_total", "epoch_num", "n_iter",
 })  # fmt: skip
 _COUNTER_DEPTH: Final = 3
-_DEVICE_RNG_WORDS: Final = ("cuda", "gpu", "device", "xpu", "npu")
+_DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
+#: Roles that the keys of a dict may tell better than the key that it stands under.
+_BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
+#: Roles that are parts of a resume with or without a tensor.
+_CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
+#: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
+_SHARED_PATHS: Final = 1_000_000
+_PATHS_PER_BYTE: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the walk is.
+@dataclass(slots=True)
+class Place:
+    """Where the walk is: a container, seen from its members.
 
     Attributes:
-        path: path of the container.
-        key: its last part.
+        prefix: path of the container with a dot at its end; empty for the root.
         role: what it is for, as far as that is known.
         depth: how many containers are around its members.
         optimizer: the optimizer whose ``state`` the container is, or None.
         entry: the optimizer state that tensors in here belong to, or None.
-        entry_path: length of the path that the names in ``entry`` leave out.
+        entry_length: length of the prefix that the names in ``entry`` leave out.
+        repeats: whether this is a module's plain attribute: what the module has registered may come again.
     """
 
-    path: str = ""
-    key: str = ""
+    prefix: str = ""
     role: Role | None = None
     depth: int = 0
     optimizer: OptimizerDraft | None = None
     entry: EntryDraft | None = None
-    entry_path: int = 0
+    entry_length: int = 0
+    repeats: bool = False
+
+    @property
+    def path(self) -> str:
+        """Path of the container."""
+        return self.prefix[:-1]
 
 
 @dataclass(slots=True)
@@ -59,7 +74,8 @@ class Walk:
     """What a walk gathers.
 
     Attributes:
-        limits: bounds on visits and depth.
+        limits: bounds on visits, depth and the length of names.
+        pickle_bytes: size of the pickle.
         reader: the storages met on the way.
         tensors: every tensor.
         mentions: devices named outside of tensors.
@@ -70,6 +86,7 @@ class Walk:
     """
 
     limits: Limits
+    pickle_bytes: int
     reader: TensorReader = field(default_factory=TensorReader)
     tensors: list[TensorRecord] = field(default_factory=list)
     mentions: list[Mention] = field(default_factory=list)
@@ -77,87 +94,114 @@ class Walk:
     contents: set[str] = field(default_factory=set)
     rng_devices: list[tuple[str, int]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
-    _frames: list[tuple[Iterator[Member], _Place, int]] = field(default_factory=list)
+    _frames: list[tuple[Iterator[Member], Place, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
+    _objects: set[int] = field(default_factory=set)
+    _registered: set[int] = field(default_factory=set)
+    _letters: int = 0
 
     def run(self, root: Value) -> None:
         """Visit everything below the root.
 
         Raises:
-            LimitExceeded: the tree is deeper or has more paths than the limits allow.
+            LimitExceeded: the tree is deeper, or has more or longer paths, than the limits allow.
             DamagedPickle: a tensor is not written as torch writes it.
         """
+        most = min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)
         visits = 0
-        self._visit("", root, -1, _Place())
-        while self._frames:
-            iterator, place, identity = self._frames[-1]
+        frames = self._frames
+        self._visit("", root, -1, Place())
+        while frames:
+            iterator, place, identity = frames[-1]
+            height = len(frames)
             for key, value, start in iterator:
                 visits += 1
-                before = len(self._frames)
                 self._visit(key, value, start, place)
-                if len(self._frames) != before:
+                if len(frames) != height:
                     break
             else:
-                self._frames.pop()
+                frames.pop()
                 self._open.discard(identity)
-            if visits > self.limits.visits:
-                raise LimitExceeded("paths through the pickle", limit=self.limits.visits, actual=visits)
+            if visits > most:
+                raise LimitExceeded("paths through the pickle", limit=most, actual=visits)
 
-    def _visit(self, key: str, value: Value, start: int, place: _Place) -> None:
+    def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
         if type(value) is Call:
             if self.reader.is_tensor(value):
                 self._tensor(key, value, place)
             elif value.name == "torch.device":
-                self._mention(mentions.device_mention(value, _join(place.path, key)))
+                self._device(key, value, place)
             else:
-                self._enter_call(key, value, place)
+                self._enter_object(key, value, place)
         elif type(value) is Dict:
             self._enter_dict(key, value, value, place)
         elif isinstance(value, Sequence):
             self._enter_sequence(key, value, place)
         elif type(value) is Persistent:
-            record = self.reader.storage(value, _join(place.path, key), self._leaf_role(key, place))
+            name = self._name(key, place)
+            record = self.reader.storage(value, name, self._leaf_role(key, place))
             if record is not None:
-                self._keep(record, key, place)
+                self._keep(record, place)
         elif not isinstance(value, Node):
             self._atom(key, value, start, place)
 
+    def _name(self, key: str, place: Place) -> str:
+        """The path of a member, counted: a deep tree of long keys must not fill the memory."""
+        name = place.prefix + key
+        self._letters += len(name)
+        if self._letters > self.limits.string_bytes:
+            raise LimitExceeded("the length of all paths", limit=self.limits.string_bytes, actual=self._letters)
+        return name
+
     # --- leaves ------------------------------------------------------------------------------------------------------
 
-    def _tensor(self, key: str, call: Call, place: _Place) -> None:
-        record = self.reader.tensor(call, _join(place.path, key), self._leaf_role(key, place))
-        if record.role == "rng":
-            self.contents.add("rng")
-        self._keep(record, key, place)
+    def _tensor(self, key: str, call: Call, place: Place) -> None:
+        if place.repeats and id(call) in self._registered:
+            return
+        record = self.reader.tensor(call, self._name(key, place), self._leaf_role(key, place))
+        self._keep(record, place)
+        if self.modules:
+            self._registered.add(id(call))
+        if self.reader.attached:
+            attached = [member for value in self.reader.attached for member in objects.attached_members(value)]
+            self._push(iter(attached), self._inner(key, place), call)
 
-    def _keep(self, record: TensorRecord, key: str, place: _Place) -> None:
+    def _device(self, key: str, call: Call, place: Place) -> None:
+        mention = mentions.device_mention(call, self._name(key, place))
+        if mention is not None:
+            self.mentions.append(mention)
+
+    def _keep(self, record: TensorRecord, place: Place) -> None:
         self.tensors.append(record)
         if place.entry is not None:
-            inner = f"{place.path[place.entry_path :]}.{key}" if len(place.path) > place.entry_path else key
-            place.entry.tensors.append((inner.removeprefix("."), record))
+            place.entry.tensors.append((record.name[place.entry_length :], record))
+        elif record.role == "rng":
+            self.contents.add("rng")
 
-    def _leaf_role(self, key: str, place: _Place) -> Role:
+    def _leaf_role(self, key: str, place: Place) -> Role:
         if place.role == "model":
             return role_of_leaf(key) or "model"
         return place.role or role_of_key(key) or "other"
 
-    def _atom(self, key: str, value: Value, start: int, place: _Place) -> None:
+    def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
             place.entry.scalars.append((key, value))
         elif type(value) is str:
-            self._mention(mentions.string_mention(key, value, _join(place.path, key), start))
+            if mentions.names_device(key, value):
+                self.mentions.append(Mention(self._name(key, place), "string", value, start))
         elif type(value) is int:
             if key in _COUNTERS and place.depth <= _COUNTER_DEPTH and place.role in {None, "other"}:
                 self.contents.add("counter")
-            self._mention(mentions.ids_mention(key, value, _join(place.path, key)))
+            self._device_ids(key, value, place)
 
-    def _mention(self, mention: Mention | None) -> None:
-        if mention is not None:
-            self.mentions.append(mention)
+    def _device_ids(self, key: str, value: Value, place: Place) -> None:
+        ids = mentions.device_ids(key, value)
+        if ids is not None:
+            self.mentions.append(Mention(self._name(key, place), "device_ids", ids))
 
     # --- containers --------------------------------------------------------------------------------------------------
 
-    def _push(self, iterator: Iterator[Member], place: _Place, node: Node) -> None:
+    def _push(self, iterator: Iterator[Member], place: Place, node: Node) -> None:
         """Go into a node, unless the walk is inside it already."""
         identity = id(node)
         if identity in self._open:
@@ -167,134 +211,105 @@ class Walk:
         self._open.add(identity)
         self._frames.append((iterator, place, identity))
 
-    def _inner(self, key: str, place: _Place) -> _Place:
+    def _inner(self, key: str, place: Place) -> Place:
         """The place of a container's members, with the role that its key points to."""
-        role = place.role or (role_of_key(key) if key else None)
-        if role == "rng":
-            self.contents.add("rng")
-        path = _join(place.path, key)
+        role = place.role
+        if role is None:
+            role = role_of_key(key)
+        elif role == "model":
+            role = role_of_leaf(key) or role
+        prefix = f"{self._name(key, place)}." if place.depth else ""
         if place.optimizer is not None:
-            entry = place.optimizer.open_entry(key)
-            return _Place(path, key, role, place.depth + 1, None, entry, len(path))
-        return _Place(path, key, role, place.depth + 1, None, place.entry, place.entry_path)
+            return Place(prefix, role, place.depth + 1, None, place.optimizer.open_entry(key), len(prefix))
+        return Place(prefix, role, place.depth + 1, None, place.entry, place.entry_length, place.repeats)
 
-    def _enter_dict(self, key: str, pairs: Dict, node: Node, place: _Place) -> None:
+    def _enter_dict(self, key: str, pairs: Dict, node: Node, place: Place) -> None:
         inner = self._inner(key, place)
-        keys = shapes.string_keys(pairs)
-        if {"state", "param_groups"} <= keys and shapes.is_optimizer(pairs):
-            self._enter_optimizer(pairs, node, inner)
-            return
-        if inner.role in {None, "scheduler", "scaler"}:
-            inner = self._known_by_keys(keys, inner)
-        if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
-            inner = replace(inner, role="model")
-        self._push(shapes.members(pairs), inner, node)
-
-    def _known_by_keys(self, keys: set[str], inner: _Place) -> _Place:
-        if shapes.is_scheduler(keys):
-            self.contents.add("scheduler")
-            return replace(inner, role="scheduler")
-        if shapes.is_scaler(keys):
-            self.contents.add("scaler")
-            return replace(inner, role="scaler")
-        if shapes.is_rng_file(keys):
-            self.contents.add("rng")
-            return replace(inner, role="rng")
-        return inner
+        if inner.entry is None:
+            keys = shapes.string_keys(pairs)
+            if "param_groups" in keys and shapes.is_optimizer(pairs):
+                self._enter_optimizer(pairs, node, inner)
+                return
+            if inner.role in _BY_KEYS:
+                inner.role = shapes.role_of_keys(keys) or inner.role
+            if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
+                inner.role = "model"
+            if inner.role in _CONTENTS and pairs.flat:
+                self.contents.add(inner.role)
+        members = shapes.members(pairs)
+        if type(node) is Call and node.state is not None:
+            members = chain(members, objects.dict_attributes(node, pairs))
+        self._push(members, inner, node)
 
     def _looks_like_state_dict(self, pairs: Dict, keys: set[str], node: Node) -> bool:
-        """Tensors only, under the keys of a module: a dict of data has tensors too, but no dotted keys."""
-        if not pairs.flat or not all(
-            type(value) is Call and self.reader.is_tensor(value) for value in pairs.flat[1::2]
-        ):
+        """Mostly tensors, under the keys of a module: a dict of data has tensors too, but no dotted keys."""
+        if type(node) is Call and shapes.has_module_versions(node):
+            return True
+        values = pairs.flat[1::2]
+        tensors = sum(type(value) is Call and self.reader.is_tensor(value) for value in values)
+        if tensors * 2 < len(values) or not tensors:
             return False
-        return type(node) is Call or not keys.isdisjoint({"weight", "bias"}) or any("." in key for key in keys)
+        if any("." in key for key in keys):
+            return True
+        return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
 
-    def _enter_optimizer(self, pairs: Dict, node: Node, inner: _Place) -> None:
+    def _enter_optimizer(self, pairs: Dict, node: Node, inner: Place) -> None:
         draft = draft_optimizer(pairs, inner.path)
         self.optimizers.append(draft)
-        inside = replace(inner, role="optimizer", entry=None)
-        state = shapes.as_dict(pairs.get("state"))
-        rest = [(name, value, start) for name, value, start in shapes.members(pairs) if name != "state"]
-        self._push(iter(rest), inside, node)
-        if state is not None:
-            below = replace(inside, path=_join(inside.path, "state"), key="state", optimizer=draft)
-            self._push(_state_members(state, draft), below, state)
+        inner.role = "optimizer"
+        rest = (member for member in shapes.members(pairs) if member[0] != "state")
+        self._push(rest, inner, node)
+        value = pairs.get("state")
+        state = shapes.as_dict(value)
+        if state is not None and isinstance(value, Node):
+            below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+            self._push(objects.state_members(state, draft), below, value)
 
-    def _enter_sequence(self, key: str, value: Sequence, place: _Place) -> None:
+    def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
         inner = self._inner(key, place)
-        self._mention(mentions.ids_mention(key, value, inner.path))
-        strings = mentions.speaks_of_devices(key)
-        rows = [
-            (str(index), item, start)
-            for index, (item, start) in enumerate(zip(value.items, value.starts, strict=True))
-            if isinstance(item, Node) or (strings and type(item) is str)
-        ]
-        if inner.role == "rng" and type(value) is List and rows and _is_per_device(key):
-            self.rng_devices.append((inner.path, len(value.items)))
+        if inner.entry is None:
+            self._device_ids(key, value, place)
+            for index, item in enumerate(value.items):
+                if type(item) is str and mentions.names_device(key, item):
+                    self.mentions.append(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
+        rows = [member for member in objects.sequence_members(value) if isinstance(member[1], Node)]
+        if inner.role == "rng" and value.items:
+            self.contents.add("rng")
+            if rows and _DEVICE_RNG.search(key):
+                self.rng_devices.append((inner.path, len(value.items)))
         if rows:
             self._push(iter(rows), inner, value)
 
-    def _enter_call(self, key: str, call: Call, place: _Place) -> None:
+    def _enter_object(self, key: str, call: Call, place: Place) -> None:
+        module = objects.module_attributes(call)
+        if module is not None:
+            self._enter_module(key, call, module, place)
+            return
         pairs = shapes.as_dict(call)
-        if pairs is not None and call.state is None:
-            self._enter_dict(key, pairs, call, place)
-            return
-        state = shapes.attributes(call)
-        if state is not None and shapes.is_module(state):
-            self._enter_module(key, call, state, place)
-            return
         if pairs is not None:
             self._enter_dict(key, pairs, call, place)
             return
+        if id(call) in self._objects:
+            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
+        self._objects.add(id(call))
+        state = shapes.attributes(call)
+        inner = self._inner(key, place)
         if state is not None and shapes.is_optimizer(state):
-            self._enter_optimizer(state, call, self._inner(key, place))
+            self._enter_optimizer(state, call, inner)
             return
-        self._push(_object_members(call, state), self._inner(key, place), call)
+        if inner.role in _CONTENTS:
+            self.contents.add(inner.role)
+        self._push(objects.object_members(call), inner, call)
 
-    def _enter_module(self, key: str, call: Call, state: Dict, place: _Place) -> None:
+    def _enter_module(self, key: str, call: Call, pairs: Dict, place: Place) -> None:
         """A pickled ``nn.Module``: its tensors are named as its ``state_dict()`` would name them."""
+        if place.repeats and id(call) in self._registered:
+            return
+        self._registered.add(id(call))
         inner = self._inner(key, place)
         if inner.role in {None, "other"}:
-            is_loss = call.name.startswith("torch.nn.modules.loss.")
-            inner = replace(inner, role="criterion" if is_loss else "model")
+            inner.role = "criterion" if call.name.startswith("torch.nn.modules.loss.") else "model"
         self.modules.append(inner.path)
-        self._push(_module_members(state), inner, call)
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path and key else path or key
-
-
-def _is_per_device(key: str) -> bool:
-    return any(word in key.lower() for word in _DEVICE_RNG_WORDS)
-
-
-def _state_members(state: Dict, draft: OptimizerDraft) -> Iterator[Member]:
-    """State by parameter; a pickled optimizer object keys it by the parameter itself."""
-    for key, value, start in state.pairs():
-        yield draft.object_keys.get(id(key)) or shapes.key_text(key), value, start
-
-
-def _module_members(state: Dict) -> Iterator[Member]:
-    """Parameters, buffers, submodules, and then the plain attributes that may hold tensors too."""
-    attributes = {name: (value, start) for name, value, start in shapes.members(state)}
-    for group in ("_parameters", "_buffers", "_modules"):
-        pairs = shapes.as_dict(attributes.pop(group)[0])
-        yield from shapes.members(pairs) if pairs is not None else ()
-    for name, (value, start) in attributes.items():
-        yield name, value, start
-
-
-def _object_members(call: Call, state: Dict | None) -> Iterator[Member]:
-    """Everything that an object of an unknown class was given: arguments, items and attributes."""
-    for holder in (call.args, call.kwargs, call.appended, call.state if state is None else None):
-        if isinstance(holder, Sequence):
-            for index, (item, start) in enumerate(zip(holder.items, holder.starts, strict=True)):
-                yield str(index), item, start
-        elif isinstance(holder, Node):
-            yield "state", holder, -1
-    if call.assigned is not None:
-        yield from shapes.members(call.assigned)
-    if state is not None:
-        yield from shapes.members(state)
+        # What the module has registered comes first, and is passed over where an attribute lists it again.
+        self._push(objects.plain_members(pairs), replace(inner, repeats=True), pairs)
+        self._push(objects.registered_members(pairs), inner, call)

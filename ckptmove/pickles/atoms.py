@@ -5,6 +5,7 @@ Never builds anything but atoms of Python.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,21 @@ _U4: Final = struct.Struct("<I").unpack_from
 _I4: Final = struct.Struct("<i").unpack_from
 _F8: Final = struct.Struct(">d").unpack_from
 
+# The escapes of a Python 2 ``repr``, which is what STRING holds.
+_ESCAPE: Final = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{2})|(.))")
+_ESCAPED: Final = {
+    b"\\": b"\\",
+    b"'": b"'",
+    b'"': b'"',
+    b"a": b"\a",
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+}
+
 
 def end_within(machine: Machine, end: int) -> int:
     """Return ``end`` if the data reaches so far, else raise IndexError."""
@@ -29,15 +45,35 @@ def end_within(machine: Machine, end: int) -> int:
     return end
 
 
+def line(machine: Machine, position: int) -> tuple[bytes, int]:
+    """Read an argument of protocol 0: the rest of the line.
+
+    Args:
+        machine: the machine.
+        position: offset of the byte before the argument.
+
+    Returns:
+        The argument without its newline, and the offset after the newline.
+
+    Raises:
+        ValueError: there is no newline.
+        LimitExceeded: it is larger than a string may be.
+    """
+    end = machine.data.index(b"\n", position + 1)
+    _check_size(machine, end - position - 1)
+    return machine.data[position + 1 : end], end + 1
+
+
+def _check_size(machine: Machine, nbytes: int) -> None:
+    if nbytes > machine.limits.string_bytes:
+        raise LimitExceeded("the size of a string in bytes", limit=machine.limits.string_bytes, actual=nbytes)
+
+
 def _binunicode(machine: Machine, position: int) -> int:
     data = machine.data
     begin = position + 5
-    length: int = _U4(data, position + 1)[0]
-    end = begin + length
-    if end > len(data):
-        raise IndexError
-    if length > machine.limits.string_bytes:
-        raise LimitExceeded("the size of a string in bytes", limit=machine.limits.string_bytes, actual=length)
+    end = end_within(machine, begin + _U4(data, position + 1)[0])
+    _check_size(machine, end - begin)
     machine.stack.append(data[begin:end].decode("utf-8", "surrogatepass"))
     machine.starts.append(position)
     return end
@@ -82,8 +118,7 @@ def _counted(width: int, decode: Callable[[bytes], Value]) -> Handler:
     def handle(machine: Machine, position: int) -> int:
         begin = position + 1 + width
         end = end_within(machine, begin + int.from_bytes(machine.data[position + 1 : begin], "little"))
-        if end - begin > machine.limits.string_bytes:
-            raise LimitExceeded("the size of a string in bytes", limit=machine.limits.string_bytes, actual=end - begin)
+        _check_size(machine, end - begin)
         machine.stack.append(decode(machine.data[begin:end]))
         machine.starts.append(position)
         return end
@@ -92,13 +127,13 @@ def _counted(width: int, decode: Callable[[bytes], Value]) -> Handler:
 
 
 def _line(decode: Callable[[bytes], Value]) -> Handler:
-    """An argument of protocol 0: the rest of the line."""
+    """An argument that ends with its line."""
 
     def handle(machine: Machine, position: int) -> int:
-        end = machine.data.index(b"\n", position + 1)
-        machine.stack.append(decode(machine.data[position + 1 : end]))
+        raw, end = line(machine, position)
+        machine.stack.append(decode(raw))
         machine.starts.append(position)
-        return end + 1
+        return end
 
     return handle
 
@@ -124,18 +159,28 @@ def _decimal(raw: bytes) -> int | bool:
     """INT: ``00`` and ``01`` are the booleans of protocol 0."""
     if raw in {b"00", b"01"}:
         return raw == b"01"
-    return int(raw)
+    return int(raw, 0)
 
 
 def _decimal_long(raw: bytes) -> int:
-    return int(raw[:-1] if raw[-1:] == b"L" else raw)
+    return int(raw.removesuffix(b"L"), 0)
 
 
 def _quoted(raw: bytes) -> str:
     stripped = raw.strip()
-    if len(stripped) < 2 or stripped[0] != stripped[-1] or stripped[0] not in b"\"'":  # noqa: PLR2004  two quotes
+    quote = stripped[:1]
+    if len(stripped) < 2 or quote not in {b"'", b'"'} or not stripped.endswith(quote):  # noqa: PLR2004  two quotes
         raise ValueError("a STRING without quotes")
-    return _python2_text(stripped[1:-1].decode("unicode_escape").encode("latin-1"))
+    return _python2_text(_ESCAPE.sub(_unescape, stripped[1:-1]))
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    """As ``codecs.escape_decode`` does, which warns of an unknown escape where this leaves it as it is."""
+    octal, hexadecimal, character = match.groups()
+    if octal or hexadecimal:
+        code = int(octal, 8) if octal else int(hexadecimal, 16)
+        return bytes([code & 0xFF])
+    return _ESCAPED.get(character, match[0])
 
 
 HANDLERS: Final[dict[int, Handler]] = {

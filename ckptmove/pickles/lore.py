@@ -9,13 +9,27 @@ The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and its
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.dtypes import ITEM_BYTES, STORAGE_DTYPE
+from ckptmove.dtypes import ITEM_BYTES, PACKED, STORAGE_DTYPE
 from ckptmove.errors import DamagedPickle
 from ckptmove.model import StorageRef, TensorRecord
-from ckptmove.pickles.tree import Call, Global, Persistent, Sequence, Tuple
+from ckptmove.pickles.arguments import (
+    LARGEST,
+    NotATensor,
+    arguments,
+    bytes_of,
+    contiguous,
+    count,
+    device_text,
+    dtype_name,
+    geometry,
+    items,
+    layout_name,
+    numpy_shape,
+    sizes,
+)
+from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +38,10 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _PERSISTENT_FIELDS: Final = 5
-
-
-class _NotATensor(Exception):
-    """The arguments are not those that torch writes."""
+#: A parameter of a subclass of a wrapper is three calls deep.
+_MOST_NESTED: Final = 16
+#: Classes whose tensors are no subclass.
+_PLAIN_TYPES: Final = frozenset({"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"})
 
 
 @dataclass(slots=True)
@@ -36,30 +50,35 @@ class _StorageDraft:
     device: str
     dtype: str
     numel: int
+    nbytes: int
     tag_sites: list[int]
     class_sites: list[int]
 
     def freeze(self) -> StorageRef:
-        return StorageRef(
-            key=self.key,
-            device=self.device,
-            dtype=self.dtype,
-            numel=self.numel,
-            nbytes=self.numel * ITEM_BYTES[self.dtype],
-            tag_sites=tuple(self.tag_sites),
-            class_sites=tuple(self.class_sites),
-        )
+        # A tensor that hangs on two paths brought the same sites twice.
+        tags, classes = tuple(self.tag_sites), tuple(self.class_sites)
+        if len(tags) > 1:
+            tags, classes = tuple(dict.fromkeys(tags)), tuple(dict.fromkeys(classes))
+        return StorageRef(self.key, self.device, self.dtype, self.numel, self.nbytes, tags, classes)
 
 
 class TensorReader:
     """Turns calls into tensor records, and collects the storages that they view.
 
     One reader serves one pickle, because storages are shared across it.
+
+    Attributes:
+        attached: what hangs on the tensor that was read last besides its numbers: the python attributes of a subclass
+            or a parameter, the ``torch.device`` of a wrapper.
+        overruns: tensors that reach past the end of their storage: name, and bytes that are not there.
     """
 
     def __init__(self) -> None:
+        self.attached: list[Node] = []
+        self.overruns: list[tuple[str, int]] = []
         self._drafts: dict[str, _StorageDraft] = {}
-        self._keys: dict[int, str] = {}
+        self._functions: dict[int, _Rebuild | None] = {}
+        self._nesting = 0
 
     def storages(self) -> tuple[StorageRef, ...]:
         """Every storage met so far, in the order of first use."""
@@ -67,7 +86,7 @@ class TensorReader:
 
     def is_tensor(self, call: Call) -> bool:
         """Whether a call is one of torch's rebuild functions."""
-        return call.name in _REBUILDS
+        return self._function(call) is not None
 
     def tensor(self, call: Call, name: str, role: Role) -> TensorRecord:
         """The tensor that a call would rebuild.
@@ -78,77 +97,138 @@ class TensorReader:
             role: its role.
 
         Returns:
-            The record.
+            The record; ``attached`` then holds what else hangs on the tensor.
 
         Raises:
             DamagedPickle: the arguments are not those that torch writes.
         """
+        if self.attached:
+            self.attached = []
         try:
-            return self._rebuild(call.name, _arguments(call), name, role)
-        except (_NotATensor, RecursionError) as error:
-            raise DamagedPickle(f"tensor '{name}' is not written as torch does", offset=call.args_start) from error
+            return self._known(call)(self, arguments(call), name, role)
+        except (NotATensor, IndexError, ValueError) as error:
+            raise DamagedPickle(
+                f"tensor '{name[:200]}' is not written as torch does", offset=call.args_start
+            ) from error
 
     def storage(self, node: Persistent, name: str, role: Role) -> TensorRecord | None:
         """A storage that was saved by itself, as a flat record; None for a persistent id that is no storage."""
         try:
             draft = self._storage(node)
-        except _NotATensor:
+        except (NotATensor, ValueError):
             return None
         return TensorRecord(
-            name, role, draft.device, draft.dtype, (draft.numel,), (1,), draft.key, 0,
-            draft.numel * ITEM_BYTES[draft.dtype], "storage",
-        )  # fmt: skip
+            name, role, draft.device, draft.dtype, (draft.numel,), (1,), draft.key, 0, draft.nbytes, "storage"
+        )
 
     # --- dispatch ----------------------------------------------------------------------------------------------------
 
-    def _rebuild(self, function: str, args: Tuple, name: str, role: Role) -> TensorRecord:
-        rebuild = _REBUILDS.get(function)
-        if rebuild is None:
-            raise _NotATensor
+    def _function(self, call: Call) -> _Rebuild | None:
+        """The method for a call; a pickle names each function once, so its node stands for it."""
         try:
-            return rebuild(self, args, name, role)
-        except (IndexError, ValueError) as error:
-            raise _NotATensor from error
+            return self._functions[id(call.func)]
+        except KeyError:
+            found = _REBUILDS.get(call.name)
+            if found is TensorReader._from_type:  # which says nothing without its arguments
+                return found if _wraps_tensor(call) else None
+            self._functions[id(call.func)] = found
+            return found
+
+    def _known(self, call: Call) -> _Rebuild:
+        found = self._function(call)
+        if found is None:
+            raise NotATensor
+        return found
 
     def _inner(self, value: Value, name: str, role: Role) -> TensorRecord:
+        """The tensor inside another one's arguments."""
         if type(value) is not Call:
-            raise _NotATensor
-        return self._rebuild(value.name, _arguments(value), name, role)
+            raise NotATensor
+        return self._nested_rebuild(self._known(value), arguments(value), name, role)
+
+    def _nested_rebuild(self, rebuild: _Rebuild, args: Tuple, name: str, role: Role) -> TensorRecord:
+        self._nesting += 1
+        try:
+            if self._nesting > _MOST_NESTED:
+                raise NotATensor
+            return rebuild(self, args, name, role)
+        finally:
+            self._nesting -= 1
+
+    def _part(self, value: Value, name: str, label: str, role: Role) -> TensorRecord:
+        """A dense tensor that a sparse, nested or quantized one is made of."""
+        record = self._inner(value, f"{name}.{label}" if name else label, role)
+        if record.parts:
+            raise NotATensor
+        return record
 
     def _from_type(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``_rebuild_from_type_v2(func, type, args, state)``: a subclass around another rebuild function."""
         function, kind, inner = args.items[:3]
-        if type(function) is not Global or type(kind) is not Global or type(inner) is not Tuple:
-            raise _NotATensor
-        record = self._rebuild(function.full_name, inner, name, role)
-        return replace(record, subclass=kind.full_name)
+        rebuild = _REBUILDS[function.full_name] if type(function) is Global else None
+        if rebuild is None or type(kind) is not Global or type(inner) is not Tuple:
+            raise NotATensor
+        record = self._nested_rebuild(rebuild, inner, name, role)
+        self._attach(args, 3)
+        subclass = kind.full_name
+        if subclass in _PLAIN_TYPES:
+            return record
+        return replace(record, subclass=subclass)
+
+    def _attach(self, args: Tuple, index: int) -> None:
+        value = args.items[index] if len(args.items) > index else None
+        if isinstance(value, Node):
+            self.attached.append(value)
 
     # --- storages ----------------------------------------------------------------------------------------------------
 
     def _storage(self, value: Value) -> _StorageDraft:
         """``('storage', class, key, location, numel)``; a legacy stream adds a view as a sixth field."""
-        if type(value) is not Persistent:
-            raise _NotATensor
-        known = self._keys.get(id(value))
-        if known is not None:
-            return self._drafts[known]
-        pid = value.pid
-        if type(pid) is not Tuple or len(pid.items) < _PERSISTENT_FIELDS or pid.items[0] != "storage":
-            raise _NotATensor
-        _, kind, key, device, numel = pid.items[:_PERSISTENT_FIELDS]
-        if type(kind) is not Global or type(device) is not str or type(numel) is not int or numel < 0:
-            raise _NotATensor
-        dtype = STORAGE_DTYPE.get(kind.name)
-        if dtype is None or type(key) not in {str, int}:
-            raise _NotATensor
-        text = str(key)
-        draft = self._drafts.get(text)
+        pid = value.pid if type(value) is Persistent else None
+        if type(pid) is not Tuple:
+            raise NotATensor
+        fields = pid.items
+        word, kind, key, device, numel = fields if len(fields) == _PERSISTENT_FIELDS else fields[:_PERSISTENT_FIELDS]
+        starts = pid.starts
+        if type(key) is int:
+            key = str(count(key))
+        if word != "storage" or type(key) is not str or type(kind) is not Global or type(device) is not str:
+            raise NotATensor
+        draft = self._drafts.get(key)
         if draft is None:
-            draft = self._drafts[text] = _StorageDraft(text, device, dtype, numel, [], [])
-        draft.class_sites.append(pid.starts[1])
-        draft.tag_sites.append(pid.starts[3])
-        self._keys[id(value)] = text
+            dtype = STORAGE_DTYPE.get(kind.name, "")
+            nbytes = count(numel) * ITEM_BYTES.get(dtype, -1)
+            if not 0 <= nbytes <= LARGEST:
+                raise NotATensor
+            draft = _StorageDraft(key, device, dtype, count(numel), nbytes, [starts[3]], [starts[1]])
+            self._drafts[key] = draft
+        else:
+            draft.class_sites.append(starts[1])
+            draft.tag_sites.append(starts[3])
         return draft
+
+    def _view(self, draft: _StorageDraft, dtype: str, args: Tuple, name: str, role: Role) -> TensorRecord:
+        """A tensor over a storage, from the arguments that all rebuild functions of dense tensors share."""
+        found = args.items
+        offset = found[1]
+        if type(offset) is not int or not 0 <= offset <= LARGEST:
+            raise NotATensor
+        shape, stride, numel, span = geometry(found[2], found[3])
+        item_bytes = ITEM_BYTES[dtype]
+        if numel * item_bytes > LARGEST:
+            raise NotATensor
+        if span and (offset + span) * item_bytes > draft.nbytes:
+            self._note_overrun(name, dtype, offset + span, draft)
+        return TensorRecord(
+            name, role, draft.device, dtype, shape, stride, draft.key, offset, numel * item_bytes,
+            "tensor", "", len(found) > 4 and found[4] is True,  # noqa: PLR2004  v1 has four arguments
+        )  # fmt: skip
+
+    def _note_overrun(self, name: str, dtype: str, end: int, draft: _StorageDraft) -> None:
+        elements = PACKED.get(dtype, 1)
+        missing = -(-end // elements) * ITEM_BYTES[dtype] - draft.nbytes
+        if missing > 0:
+            self.overruns.append((name, missing))
 
     # --- one method for each rebuild function ------------------------------------------------------------------------
 
@@ -159,22 +239,12 @@ class TensorReader:
 
     def _dense_v3(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """As v2 over an untyped storage, with the dtype as seventh argument."""
-        return self._view(self._storage(args.items[0]), _dtype(args.items[6]), args, name, role)
-
-    def _view(self, draft: _StorageDraft, dtype: str, args: Tuple, name: str, role: Role) -> TensorRecord:
-        offset = args.items[1]
-        shape = _sizes(args.items[2])
-        stride = _sizes(args.items[3])
-        if type(offset) is not int or offset < 0 or len(shape) != len(stride):
-            raise _NotATensor
-        return TensorRecord(
-            name, role, draft.device, dtype, shape, stride, draft.key, offset, prod(shape) * ITEM_BYTES[dtype],
-            "tensor", "", len(args.items) > 4 and args.items[4] is True,  # noqa: PLR2004  v1 has four arguments
-        )  # fmt: skip
+        return self._view(self._storage(args.items[0]), dtype_name(args.items[6]), args, name, role)
 
     def _parameter(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(data, requires_grad, hooks[, state])``."""
         record = self._inner(args.items[0], name, role)
+        self._attach(args, 3)
         kind = "parameter" if record.kind == "tensor" else record.kind
         return replace(record, kind=kind, requires_grad=args.items[1] is True)
 
@@ -182,65 +252,62 @@ class TensorReader:
         """``(storage, storage_offset, size, stride, quantizer_params, requires_grad, hooks)``."""
         draft = self._storage(args.items[0])
         record = replace(self._view(draft, draft.dtype, args, name, role), requires_grad=args.items[5] is True)
-        params = args.items[4]
-        parts: list[TensorRecord] = [replace(record, name=f"{name}.values")]
-        for label, value in zip(("scheme", "scales", "zero_points"), _items(params), strict=False):
-            if type(value) is Call and self.is_tensor(value):  # per-channel parameters are tensors themselves
-                parts.append(self._inner(value, f"{name}.{label}", role))
+        parts: list[TensorRecord] = [replace(record, name=f"{name}.values" if name else "values")]
+        for label, value in zip(("scheme", "scales", "zero_points"), items(args.items[4]), strict=False):
+            if type(value) is Call:  # per-channel parameters are tensors themselves
+                parts.append(self._part(value, name, label, role))
         return replace(record, kind="quantized", parts=tuple(parts) if len(parts) > 1 else ())
 
     def _sparse(self, args: Tuple, name: str, role: Role) -> TensorRecord:
-        """``(layout, (indices, values, size, is_coalesced))``, or ``(compressed, plain, values, size)``."""
-        layout = _layout(args.items[0])
-        data = _items(args.items[1])
+        """``(layout, (indices, values, size[, is_coalesced]))``, or ``(layout, (compressed, plain, values, size))``."""
+        layout = layout_name(args.items[0])
+        data = items(args.items[1])
         labels = _SPARSE_PARTS.get(layout)
         if labels is None:
-            raise _NotATensor
-        parts = tuple(self._inner(value, f"{name}.{label}", role) for label, value in zip(labels, data, strict=False))
-        values = parts[-1]
-        nbytes = sum(part.nbytes for part in parts)
+            raise NotATensor
+        parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, data, strict=False))
+        shape, values = sizes(data[len(labels)]), parts[-1]
         return TensorRecord(
-            name, role, values.device, values.dtype, _sizes(data[len(labels)]), (), values.storage, 0, nbytes,
+            name, role, values.device, values.dtype, shape, (), values.storage, 0, sum(part.nbytes for part in parts),
             layout, "", values.requires_grad, parts,
         )  # fmt: skip
 
     def _nested(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(buffer, sizes, strides, storage_offsets)``."""
         labels = ("buffer", "sizes", "strides", "storage_offsets")
-        parts = tuple(
-            self._inner(value, f"{name}.{label}", role) for label, value in zip(labels, args.items, strict=True)
-        )
+        parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, args.items, strict=True))
         return replace(parts[0], name=name, kind="nested", stride=(), parts=parts)
 
     def _meta(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(dtype, size, stride, requires_grad)``."""
-        dtype, shape = _dtype(args.items[0]), _sizes(args.items[1])
+        dtype, shape = dtype_name(args.items[0]), sizes(args.items[1])
         return TensorRecord(
-            name, role, "meta", dtype, shape, _sizes(args.items[2]), None, 0, 0, "meta", "", args.items[3] is True
+            name, role, "meta", dtype, shape, sizes(args.items[2]), None, 0, 0, "meta", "", args.items[3] is True
         )
 
     def _wrapper(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(cls, dtype, size, stride, storage_offset, layout, device, requires_grad)``."""
-        dtype, shape, offset = _dtype(args.items[1]), _sizes(args.items[2]), args.items[4]
+        dtype, shape = dtype_name(args.items[1]), sizes(args.items[2])
         kind, device = args.items[0], args.items[6]
-        if type(kind) is not Global or type(offset) is not int:
-            raise _NotATensor
+        if type(kind) is not Global:
+            raise NotATensor
+        self._attach(args, 6)
         return TensorRecord(
-            name, role, device_text(device) or "unknown", dtype, shape, _sizes(args.items[3]), None, offset,
-            prod(shape) * ITEM_BYTES[dtype], "wrapper-subclass", kind.full_name, args.items[7] is True,
+            name, role, device_text(device) or "unknown", dtype, shape, sizes(args.items[3]), None,
+            count(args.items[4]), bytes_of(shape, dtype), "wrapper-subclass", kind.full_name, args.items[7] is True,
         )  # fmt: skip
 
     def _device_data(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(numpy array or cpu tensor, dtype, device, requires_grad)``: how xla tensors are saved."""
         data, device = args.items[0], args.items[2]
-        dtype = _dtype(args.items[1])
+        dtype = dtype_name(args.items[1])
         if type(device) is not str or type(data) is not Call:
-            raise _NotATensor
-        inner = self._inner(data, f"{name}.data", role) if self.is_tensor(data) else None
-        shape = inner.shape if inner else _numpy_shape(data)
+            raise NotATensor
+        inner = self._part(data, name, "data", role) if self.is_tensor(data) else None
+        shape = inner.shape if inner else numpy_shape(data)
         return TensorRecord(
-            name, role, device, dtype, shape, _contiguous(shape), inner.storage if inner else None, 0,
-            prod(shape) * ITEM_BYTES[dtype], "device-data", "", args.items[3] is True, (), args.starts[2],
+            name, role, device, dtype, shape, contiguous(shape), inner.storage if inner else None, 0,
+            bytes_of(shape, dtype), "device-data", "", args.items[3] is True, (), args.starts[2],
         )  # fmt: skip
 
 
@@ -275,67 +342,7 @@ _REBUILDS: Final[dict[str, _Rebuild]] = {
 }
 
 
-def device_text(value: Value) -> str | None:
-    """The text of a ``torch.device(type[, index])`` call, or None where the value is no such call."""
-    if type(value) is not Call or value.name != "torch.device":
-        return None
-    items = _items_or_none(value.args)
-    if not items or type(items[0]) is not str:
-        return None
-    if len(items) > 1 and type(items[1]) is int:
-        return f"{items[0]}:{items[1]}"
-    return items[0] if len(items) == 1 else None
-
-
-def _items_or_none(value: Value) -> list[Value] | None:
-    return value.items if isinstance(value, Sequence) else None
-
-
-def _items(value: Value) -> list[Value]:
-    items = _items_or_none(value)
-    if items is None:
-        raise _NotATensor
-    return items
-
-
-def _arguments(call: Call) -> Tuple:
-    if type(call.args) is not Tuple:
-        raise _NotATensor
-    return call.args
-
-
-def _sizes(value: Value) -> tuple[int, ...]:
-    """A size or stride: a tuple of ints, or a ``torch.Size`` of one."""
-    if type(value) is Call and value.name == "torch.Size":
-        value = _arguments(value).items[0]
-    sizes = tuple(_items(value))
-    for size in sizes:
-        if type(size) is not int or size < 0:
-            raise _NotATensor
-    return sizes  # type: ignore[return-value]  # each was just seen to be an int
-
-
-def _dtype(value: Value) -> str:
-    if type(value) is not Global or value.name not in ITEM_BYTES:
-        raise _NotATensor
-    return value.name
-
-
-def _layout(value: Value) -> str:
-    """``torch.serialization._get_layout('torch.sparse_coo')``."""
-    if type(value) is not Call:
-        raise _NotATensor
-    text = _arguments(value).items[0]
-    return text.removeprefix("torch.") if type(text) is str else ""
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    stride = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        stride[axis] = stride[axis + 1] * max(shape[axis + 1], 1)
-    return tuple(stride)
-
-
-def _numpy_shape(data: Call) -> tuple[int, ...]:
-    """An ndarray's pickled state is ``(version, shape, dtype, is_fortran, bytes)``."""
-    return _sizes(_items(data.state)[1])
+def _wraps_tensor(call: Call) -> bool:
+    """Whether a ``_rebuild_from_type`` wraps a function that is known here: a subclass may bring its own."""
+    function = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
+    return type(function) is Global and function.full_name in _REBUILDS

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
-from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
+from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 
 if TYPE_CHECKING:
@@ -46,17 +46,21 @@ def _walk(machine: Machine) -> None:
         raise
     except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
         # A stack underflow, an unknown memo index, an argument past the end, an item put into what holds none.
-        raise DamagedPickle(_explain(error, position, len(data)), offset=position - machine.begin) from error
+        raise DamagedPickle(_explain(error, data, position), offset=position - machine.begin) from error
     raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
 
 
-def _explain(error: Exception, position: int, length: int) -> str:
-    if position >= length:
-        return "it ends before STOP"
+def _explain(error: Exception, data: bytes, position: int) -> str:
+    try:
+        operation_end(data, position)
+    except DamagedPickle as damage:
+        return damage.detail
     if isinstance(error, KeyError):
         return "a memo index that was never set"
     if isinstance(error, UnicodeDecodeError):
         return "a string that is not UTF-8"
+    if isinstance(error, ValueError):
+        return "an argument that cannot be read"
     return "an operation that does not fit its place"
 
 

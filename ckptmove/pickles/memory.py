@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
-from ckptmove.pickles.atoms import end_within
+from ckptmove.pickles.atoms import line
 from ckptmove.pickles.structure import pop_mark
 from ckptmove.pickles.tree import Global, Opaque
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _U4: Final = struct.Struct("<I").unpack_from
 _U8: Final = struct.Struct("<Q").unpack_from
+_HIGHEST_PROTOCOL: Final = 5
 
 
 class StopReached(Exception):
@@ -57,28 +58,38 @@ def _duplicate(machine: Machine, position: int) -> int:
 
 
 def _store(machine: Machine, index: int) -> None:
-    if not 0 <= index <= machine.limits.memo_index:
+    if index > machine.limits.memo_index:
         raise LimitExceeded("the memo index of a pickle", limit=machine.limits.memo_index, actual=index)
-    machine.memo[index] = machine.stack[-1]
-    machine.memo_starts[index] = machine.starts[-1]
+    value = machine.stack[-1]
+    machine.memo[index] = value
+    if type(value) is str or type(value) is Global:
+        machine.memo_starts[index] = machine.starts[-1]
 
 
 def _binput(machine: Machine, position: int) -> int:
-    index = machine.data[position + 1]
-    machine.memo[index] = machine.stack[-1]
-    machine.memo_starts[index] = machine.starts[-1]
+    _store(machine, machine.data[position + 1])
     return position + 2
 
 
 def _long_binput(machine: Machine, position: int) -> int:
-    _store(machine, _U4(machine.data, position + 1)[0])
+    # A quarter of all operations: `_store` and its call, written out.
+    (index,) = _U4(machine.data, position + 1)
+    if index > machine.limits.memo_index:
+        raise LimitExceeded("the memo index of a pickle", limit=machine.limits.memo_index, actual=index)
+    value = machine.stack[-1]
+    machine.memo[index] = value
+    if type(value) is str or type(value) is Global:
+        machine.memo_starts[index] = machine.starts[-1]
     return position + 5
 
 
 def _put(machine: Machine, position: int) -> int:
-    end = machine.data.index(b"\n", position + 1)
-    _store(machine, int(machine.data[position + 1 : end]))
-    return end + 1
+    raw, end = line(machine, position)
+    index = int(raw)
+    if index < 0:
+        raise DamagedPickle("a negative memo index", offset=position - machine.begin)
+    _store(machine, index)
+    return end
 
 
 def _memoize(machine: Machine, position: int) -> int:
@@ -95,7 +106,13 @@ def _recall(machine: Machine, position: int, index: int) -> None:
 
 
 def _binget(machine: Machine, position: int) -> int:
-    _recall(machine, position, machine.data[position + 1])
+    # An eighth of all operations: `_recall` and its call, written out.
+    index = machine.data[position + 1]
+    value = machine.memo[index]
+    if type(value) is str or type(value) is Global:
+        machine.reads.append((position, machine.memo_starts[index]))
+    machine.stack.append(value)
+    machine.starts.append(position)
     return position + 2
 
 
@@ -105,18 +122,22 @@ def _long_binget(machine: Machine, position: int) -> int:
 
 
 def _get(machine: Machine, position: int) -> int:
-    end = machine.data.index(b"\n", position + 1)
-    _recall(machine, position, int(machine.data[position + 1 : end]))
-    return end + 1
+    raw, end = line(machine, position)
+    _recall(machine, position, int(raw))
+    return end
 
 
 def _proto(machine: Machine, position: int) -> int:
-    machine.protocol = machine.data[position + 1]
+    protocol = machine.data[position + 1]
+    if protocol > _HIGHEST_PROTOCOL:
+        raise DamagedPickle(f"it claims protocol {protocol}, and pickle has 0 to 5,", offset=position - machine.begin)
+    machine.protocol = protocol
     return position + 2
 
 
 def _frame(machine: Machine, position: int) -> int:
-    end_within(machine, position + 9 + _U8(machine.data, position + 1)[0])
+    if position + 9 + _U8(machine.data, position + 1)[0] > len(machine.data):
+        raise DamagedPickle("a frame reaches past the end", offset=position - machine.begin)
     machine.frames.append(position)
     return position + 9
 

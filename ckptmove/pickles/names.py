@@ -7,6 +7,8 @@ From torch/_weights_only_unpickler.py ``_get_allowed_globals``; a test holds the
 
 from __future__ import annotations
 
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from functools import lru_cache
 from typing import Final
 
 from ckptmove.dtypes import ITEM_BYTES, STORAGE_DTYPE
@@ -59,10 +61,12 @@ _HARMLESS: Final = frozenset({
 _DANGEROUS_MODULES: Final = frozenset({
     "os", "posix", "nt", "ntpath", "posixpath", "subprocess", "_posixsubprocess", "sys", "shutil", "socket", "pty",
     "runpy", "importlib", "imp", "pkgutil", "zipimport", "webbrowser", "ctypes", "_ctypes", "signal", "multiprocessing",
-    "asyncio", "threading", "pickle", "_pickle", "cloudpickle", "marshal", "code", "codeop", "pdb", "bdb", "timeit",
-    "cProfile", "profile", "trace", "urllib", "http", "ftplib", "smtplib", "requests", "commands", "popen2", "pip",
-    "pydoc", "doctest", "ensurepip", "venv", "idlelib", "lib2to3", "tempfile", "glob", "fileinput", "linecache",
+    "asyncio", "threading", "pickle", "_pickle", "cloudpickle", "marshal", "codeop", "pdb", "bdb", "urllib", "http",
+    "ftplib", "smtplib", "requests", "popen2", "pip", "pydoc", "doctest", "ensurepip", "venv", "idlelib", "lib2to3",
+    "tempfile", "fileinput", "linecache",
 })  # fmt: skip
+#: The same, but people call folders of their own so: ``code.models.Net`` is no name in the standard library's ``code``.
+_DANGEROUS_FILES: Final = frozenset({"code", "timeit", "cProfile", "profile", "trace", "commands", "glob"})
 _DANGEROUS_NAMES: Final = frozenset({
     "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__", "builtins.open", "builtins.input",
     "builtins.breakpoint", "builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.globals",
@@ -74,9 +78,16 @@ _DANGEROUS_NAMES: Final = frozenset({
 })  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def modern_name(name: str) -> str:
-    """A full name as Python 3 and torch look it up: ``__builtin__`` of Python 2 is ``builtins``."""
-    return f"builtins.{name.removeprefix('__builtin__.')}" if name.startswith("__builtin__.") else name
+    """A full name as Python 3 and torch look it up: ``__builtin__`` of Python 2 is ``builtins``.
+
+    From ``_compat_pickle``, as ``pickle`` and torch/_weights_only_unpickler.py (``_read_global_instruction``) have it.
+    """
+    module, _, attribute = name.rpartition(".")
+    if (module, attribute) in NAME_MAPPING:
+        return ".".join(NAME_MAPPING[module, attribute])
+    return f"{IMPORT_MAPPING[module]}.{attribute}" if module in IMPORT_MAPPING else name
 
 
 def judge(name: str) -> GlobalUse:
@@ -88,6 +99,13 @@ def judge(name: str) -> GlobalUse:
     modern = modern_name(name)
     if modern in WEIGHTS_ONLY_GLOBALS:
         return GlobalUse(modern, weights_only=True, verdict="safe")
-    if modern in _DANGEROUS_NAMES or modern.partition(".")[0] in _DANGEROUS_MODULES:
+    if modern in _DANGEROUS_NAMES or _is_dangerous_module(modern):
         return GlobalUse(modern, weights_only=False, verdict="dangerous")
     return GlobalUse(modern, weights_only=False, verdict="safe" if modern in _HARMLESS else "unknown")
+
+
+def _is_dangerous_module(name: str) -> bool:
+    top, _, rest = name.partition(".")
+    if top in _DANGEROUS_FILES:
+        return "." not in rest or rest[0].isupper()
+    return top in _DANGEROUS_MODULES

@@ -54,8 +54,10 @@ def operation_end(data: bytes, start: int) -> int:
         Offset of the first byte after the operation and its argument.
 
     Raises:
-        DamagedPickle: no such opcode, or the argument reaches past the end.
+        DamagedPickle: no such opcode, or the data ends before or inside the operation.
     """
+    if not 0 <= start < len(data):
+        raise DamagedPickle("it ends before STOP", offset=start)
     shape = SHAPE_OF.get(data[start])
     if shape is None:
         raise DamagedPickle(f"no such opcode 0x{data[start]:02x}", offset=start)
@@ -84,11 +86,9 @@ def operations(data: bytes, start: int = 0) -> Iterator[tuple[int, int, int]]:
     Raises:
         DamagedPickle: no such opcode, an argument past the end, or no STOP.
     """
-    while start < len(data):
+    opcode = -1
+    while opcode != STOP:
         end = operation_end(data, start)
         opcode = data[start]
         yield start, end, opcode
-        if opcode == STOP:
-            return
         start = end
-    raise DamagedPickle("no STOP", offset=len(data))

@@ -25,9 +25,10 @@ class Machine:
         starts: starts of the values on ``stack``.
         marks: stacks below each mark.
         memo: memoised values by index.
-        memo_starts: start of the operation that pushed each memoised value.
+        memo_starts: start of the operation that pushed each memoised string or global.
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
-        reads: operations that push a memoised string or global: their own start, and the start of what they repeat.
+        reads: operations that push a memoised string or global, or the top of the stack once more (DUP): their own
+            start, and the start of what they repeat, which may itself be such an operation.
         frames: start of each FRAME operation.
         foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
         protocol: the protocol that the pickle claims; 0 where it claims none.

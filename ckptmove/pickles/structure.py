@@ -8,12 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
-from ckptmove.pickles.atoms import end_within
+from ckptmove.pickles.atoms import end_within, line
 from ckptmove.pickles.tree import Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine
     from ckptmove.pickles.tree import Value
+
+
+# Python has one empty tuple as well; torch writes it once or more for each tensor.
+_EMPTY_TUPLE: Final = Tuple([], [])
 
 
 def pop_mark(machine: Machine) -> tuple[list[Value], list[int]]:
@@ -24,12 +28,11 @@ def pop_mark(machine: Machine) -> tuple[list[Value], list[int]]:
 
 
 def _two_lines(machine: Machine, position: int) -> tuple[Global, int]:
-    data = machine.data
-    middle = data.index(b"\n", position + 1)
-    end = data.index(b"\n", middle + 1)
-    value = Global(data[position + 1 : middle].decode(), data[middle + 1 : end].decode())
+    module, middle = line(machine, position)
+    name, end = line(machine, middle - 1)
+    value = Global(module.decode(), name.decode())
     machine.note_global(value, position)
-    return value, end + 1
+    return value, end
 
 
 def _global(machine: Machine, position: int) -> int:
@@ -72,31 +75,31 @@ def _obj(machine: Machine, position: int) -> int:
 def _reduce(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
     arguments = stack.pop()
-    start = starts.pop()
-    stack[-1] = Call(stack[-1], arguments, start)
+    stack[-1] = Call(stack[-1], arguments, starts.pop())
     starts[-1] = position
     return position + 1
 
 
 def _newobj_ex(machine: Machine, position: int) -> int:
-    kwargs = machine.stack.pop()
-    machine.starts.pop()
-    end = _reduce(machine, position)
-    call = machine.stack[-1]
-    if type(call) is Call:
-        call.kwargs = kwargs
-    return end
+    stack, starts = machine.stack, machine.starts
+    kwargs, arguments = stack.pop(), stack.pop()
+    starts.pop()
+    call = Call(stack[-1], arguments, starts.pop())
+    call.kwargs = kwargs
+    stack[-1] = call
+    starts[-1] = position
+    return position + 1
 
 
 def _build(machine: Machine, position: int) -> int:
     state = machine.stack.pop()
     start = machine.starts.pop()
     target = machine.stack[-1]
-    if type(target) is Call:
+    if type(target) is Call and target.state_start < 0:
         target.state = state
         target.state_start = start
     else:
-        # Nothing that Python writes: keep the state in sight all the same.
+        # Nothing that Python writes (no call, or a second state): keep both in sight all the same.
         wrapped = Call(None, target, machine.starts[-1])
         wrapped.state, wrapped.state_start = state, start
         machine.stack[-1] = wrapped
@@ -105,10 +108,10 @@ def _build(machine: Machine, position: int) -> int:
 
 
 def _persistent_line(machine: Machine, position: int) -> int:
-    end = machine.data.index(b"\n", position + 1)
-    machine.stack.append(Persistent(machine.data[position + 1 : end].decode("utf-8", "surrogatepass"), position))
+    raw, end = line(machine, position)
+    machine.stack.append(Persistent(raw.decode("utf-8", "surrogatepass"), position))
     machine.starts.append(position)
-    return end + 1
+    return end
 
 
 def _persistent(machine: Machine, position: int) -> int:
@@ -130,15 +133,22 @@ def _extension(width: int) -> Handler:
 
 
 def _mark(machine: Machine, position: int) -> int:
-    machine.marks.append((machine.stack, machine.starts))
-    if len(machine.marks) > machine.limits.depth:
-        raise LimitExceeded("the depth of a pickle", limit=machine.limits.depth, actual=len(machine.marks))
+    marks = machine.marks
+    marks.append((machine.stack, machine.starts))
+    if len(marks) > machine.limits.depth:
+        raise LimitExceeded("the depth of a pickle", limit=machine.limits.depth, actual=len(marks))
     machine.stack = []
     machine.starts = []
     return position + 1
 
 
-def _empty(kind: type[Tuple | List | Set]) -> Handler:
+def _empty_tuple(machine: Machine, position: int) -> int:
+    machine.stack.append(_EMPTY_TUPLE)
+    machine.starts.append(position)
+    return position + 1
+
+
+def _empty(kind: type[List | Set | Dict]) -> Handler:
     def handle(machine: Machine, position: int) -> int:
         machine.stack.append(kind([], []))
         machine.starts.append(position)
@@ -147,25 +157,33 @@ def _empty(kind: type[Tuple | List | Set]) -> Handler:
     return handle
 
 
-def _empty_dict(machine: Machine, position: int) -> int:
-    machine.stack.append(Dict([], []))
-    machine.starts.append(position)
-    return position + 1
-
-
-def _marked(kind: type[Tuple | List | Set | Dict]) -> Handler:
+def _marked(kind: type[Tuple | List | Set]) -> Handler:
     """A container of everything above the mark."""
 
     def handle(machine: Machine, position: int) -> int:
-        items, starts = machine.stack, machine.starts
+        value = kind(machine.stack, machine.starts)
         machine.stack, machine.starts = machine.marks.pop()
-        if kind is Dict and len(items) % 2:
-            raise DamagedPickle("a key without a value", offset=position - machine.begin)
-        machine.stack.append(kind(items, starts))
+        machine.stack.append(value)
         machine.starts.append(position)
         return position + 1
 
     return handle
+
+
+def _marked_dict(machine: Machine, position: int) -> int:
+    value = Dict([], [])
+    flat, flat_starts = pop_mark(machine)
+    machine.stack.append(value)
+    machine.starts.append(position)
+    _assign(machine, flat, flat_starts, position)
+    return position + 1
+
+
+def _tuple1(machine: Machine, position: int) -> int:
+    stack, starts = machine.stack, machine.starts
+    stack[-1] = Tuple([stack[-1]], [starts[-1]])
+    starts[-1] = position
+    return position + 1
 
 
 def _short_tuple(size: int) -> Handler:
@@ -251,15 +269,15 @@ HANDLERS: Final[dict[int, Handler]] = {
     0x83: _extension(2),
     0x84: _extension(4),
     ord("("): _mark,
-    ord(")"): _empty(Tuple),
+    ord(")"): _empty_tuple,
     ord("]"): _empty(List),
     0x8F: _empty(Set),
-    ord("}"): _empty_dict,
+    ord("}"): _empty(Dict),
     ord("t"): _marked(Tuple),
     ord("l"): _marked(List),
-    ord("d"): _marked(Dict),
+    ord("d"): _marked_dict,
     0x91: _marked(Set),  # FROZENSET
-    0x85: _short_tuple(1),
+    0x85: _tuple1,
     0x86: _short_tuple(2),
     0x87: _short_tuple(3),
     ord("a"): _append,

@@ -3,7 +3,8 @@
 Never changes a figure: results are those of the CPU bit for bit, and only what the target refuses is refused.
 
 Leans on private parts of torch (the Python backend under PrivateUse1), and renames that backend for the life of the
-process: run it in a child process.
+process: run it in a child process. An exception that leaves an operation or a hook during `backward` ends the process
+there (`torch::acc::PythonDeviceGuard::exchangeStream` is noexcept and calls Python); one in `forward` does not.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class SimulatedDevice:
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        # The engine counts the devices at the first backward of the process and aborts on a later one, unless the
+        # The engine counts devices at the first backward of the process and fails on one that came later, unless the
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(_Simulation())
@@ -186,7 +187,7 @@ class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 class _DeviceModule:
-    """What torch asks of `torch.<device>`: activation checkpointing saves and restores its random state."""
+    """What torch asks of `torch.<device>`; draws come from the CPU's generator, so there is no other state to keep."""
 
     def is_initialized(self) -> bool:
         return True
@@ -198,22 +199,13 @@ class _DeviceModule:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Nothing to seed: draws come from the CPU's generator, which `torch.manual_seed` seeds."""
+        """Nothing to seed: `torch.manual_seed` has seeded the CPU's generator."""
 
     def device_count(self) -> int:
         return len(_TARGETS)
 
     def current_device(self) -> int:
         return 0
-
-    def device(self, index: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002  # torch's signature
-        return contextlib.nullcontext()
-
-    def get_rng_state(self) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]

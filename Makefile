@@ -1,0 +1,49 @@
+# The single door: `make demo` shows the tool on a sample, `make test` proves it, `make check` is the gate.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SAMPLE := sample_ckpts/map-location-dragged-all.pth
+
+.PHONY: help demo test check format lint types samples bench clean
+
+help:
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ckptmove needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## inspect, convert and verify a sample; nothing is needed before it
+	@rm -rf demo && mkdir demo
+	$(BIN)/ckptmove inspect $(SAMPLE) || test $$? -eq 1
+	$(BIN)/ckptmove convert $(SAMPLE) --to cuda:0 --output demo/mended.pth
+	$(BIN)/ckptmove verify demo/mended.pth --to cuda:0
+
+test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
+	@rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+
+check: $(STAMP) lint types test ## the gate before every commit: format, lint, types, tests
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the source into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+samples: $(STAMP) ## write sample_ckpts/ again from its recipe
+	$(BIN)/python sample_ckpts/make_samples.py
+
+bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
+	$(BIN)/python benchmarks/side_by_side.py
+
+clean:
+	rm -rf $(VENV) demo build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,155 @@
+"""Speed and memory of ckptmove beside what people use today, in one run on one machine.
+
+Every row is a whole process, timed from outside by the operating system's own accounting (``wait4``); the commands of
+a comparison run in turn, so that a machine that slows down slows all of them. Medians are printed, and their ratio.
+
+    python benchmarks/side_by_side.py                 # the table
+    python benchmarks/side_by_side.py --runs 9 --keep # more runs, keep the files
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+MAKE = """
+import sys, torch
+path, tensors, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+torch.serialization.register_package(1, lambda storage: "cuda:" + str(3), lambda storage, location: None)
+each = size // 4 // tensors
+third = max(tensors // 3, 1)
+model = {f"layers.{i}.weight": torch.randn(each) for i in range(third)}
+state = {i: {"exp_avg": torch.randn(each), "exp_avg_sq": torch.rand(each)} for i in range(third)}
+group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False,
+         "params": list(range(third))}
+torch.save({"model": model, "optimizer": {"state": state, "param_groups": [group]}, "epoch": 3}, path)
+"""
+LOAD_MMAP = """
+import sys, torch
+checkpoint = torch.load(sys.argv[1], mmap=True, map_location="cpu", weights_only=True)
+for name, tensor in checkpoint["model"].items():
+    print(name, tensor.device, tuple(tensor.shape))
+"""
+LOAD = """
+import sys, torch
+torch.load(sys.argv[1], map_location="cpu", weights_only=True)
+"""
+LOAD_SAVE = """
+import sys, torch
+torch.save(torch.load(sys.argv[1], map_location="cpu", weights_only=True), sys.argv[2])
+"""
+COPY = 'cp "$1" "$2" && sync "$2"'
+
+
+@dataclass
+class Contender:
+    """A command of a comparison and its figures.
+
+    Attributes:
+        name: how it is called in the table.
+        command: the command line.
+        output: a file that it writes, removed before each run.
+        seconds: wall time of each run.
+        peak_bytes: largest resident set of each run.
+    """
+
+    name: str
+    command: list[str]
+    output: Path | None = None
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run it once and note the figures."""
+        if self.output is not None:
+            self.output.unlink(missing_ok=True)
+        began = time.perf_counter()
+        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        error = process.stderr.read() if process.stderr else b""
+        _, status, usage = os.wait4(process.pid, 0)
+        self.seconds.append(time.perf_counter() - began)
+        self.peak_bytes.append(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in {0, 1}:  # 1: inspect says that the file would not resume on this machine
+            raise SystemExit(f"{self.name} failed with {process.returncode}: {error.decode()}")
+
+
+def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, list[Contender]]:
+    """The rows of the table, by what is compared; the first contender of each is what the others are measured by."""
+    python = sys.executable
+    ours = [python, "-m", "ckptmove"]
+    table: dict[str, list[Contender]] = {}
+    for label, (tensors, nbytes) in sizes.items():
+        source = folder / f"{label.replace(' ', '-').replace(',', '')}.pt"
+        subprocess.run([python, "-c", MAKE, str(source), str(tensors), str(nbytes)], check=True)
+        table[f"inspect, {label}"] = [
+            Contender("ckptmove inspect", [*ours, "inspect", str(source)]),
+            Contender("torch.load(mmap=True) script", [python, "-c", LOAD_MMAP, str(source)]),
+            Contender("torch.load(weights_only=True) script", [python, "-c", LOAD, str(source)]),
+        ]
+        outputs = [folder / f"output-{index}.pt" for index in range(3)]
+        table[f"convert, {label}"] = [
+            Contender(
+                "ckptmove convert",
+                [*ours, "convert", str(source), "--to", "cuda:0", "-o", str(outputs[0])],
+                outputs[0],
+            ),
+            Contender("cp + fsync", ["sh", "-c", COPY, "sh", str(source), str(outputs[1])], outputs[1]),
+            Contender(
+                "torch.load + torch.save script", [python, "-c", LOAD_SAVE, str(source), str(outputs[2])], outputs[2]
+            ),
+        ]
+    return table
+
+
+def main() -> None:
+    """Make the files, run the contenders in turn, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="counted runs of each command (default 5)")
+    parser.add_argument("--folder", type=Path, help="where the files are made (default: a temporary folder)")
+    parser.add_argument("--keep", action="store_true", help="leave the files there")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ckptmove-bench-", dir=options.folder))
+    sizes = {"3 MB": (30, 3_000_000), "300 MB": (300, 300_000_000), "100,000 tensors": (100_000, 1_600_000)}
+    try:
+        table = comparisons(folder, sizes)
+        print(
+            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.runs} runs\n"
+        )
+        print("| what | command | median s | min - max s | ratio | peak MiB |")
+        print("|---|---|---:|---:|---:|---:|")
+        for label, contenders in table.items():
+            for _ in range(options.runs + 1):  # the first is a warm-up
+                for contender in contenders:
+                    contender.run()
+            show(label, contenders)
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder)
+
+
+def show(label: str, contenders: list[Contender]) -> None:
+    """Print the rows of one comparison; a ratio above 1 says how many times slower than ckptmove."""
+    base = statistics.median(contenders[0].seconds[1:])
+    for contender in contenders:
+        seconds = contender.seconds[1:]
+        median = statistics.median(seconds)
+        peak = max(contender.peak_bytes) / MIB
+        spread = f"{min(seconds):.2f} - {max(seconds):.2f}"
+        print(f"| {label} | {contender.name} | {median:.2f} | {spread} | {median / base:.2f} | {peak:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

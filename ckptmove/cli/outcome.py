@@ -1,0 +1,168 @@
+"""From errors to what the command line says and leaves with: exit code, one line, and a hint what to do next.
+
+Never prints, and never catches anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from functools import singledispatch
+from glob import has_magic
+from typing import TYPE_CHECKING, Final
+
+from ckptmove import errors
+from ckptmove.report.answers import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+YES: Final = 0
+NO: Final = 1
+USAGE: Final = 2
+BUG: Final = 70
+INTERRUPTED: Final = 130
+
+#: Exit codes of the four families; every error belongs to one.
+_EXIT_CODES: Final = {
+    errors.UsageError: USAGE,
+    errors.UnreadableInput: 3,
+    errors.Refused: 4,
+    errors.WriteFailed: 5,
+}
+_AGAIN: Final = "compare its size with the original's, and copy or download it again"
+#: What a file that is no checkpoint can be mended with, by what it is.
+_MENDS: Final = {
+    "an empty file": "the save or the copy stopped before its first byte: go back to an earlier checkpoint",
+    "nothing but zero bytes": "the disk was full or the copy broke off: go back to an earlier checkpoint",
+    "a git-lfs pointer": "fetch the file that it stands for: git lfs pull",
+    "an HTML page": "the download gave a web page, a login page perhaps: open its address in a browser, then download "
+    "again",
+    "a gzip file": "unpack it first: gunzip",
+    "a tar archive": "unpack it first: tar xf",
+    "an empty zip archive": "nothing was saved into it: go back to an earlier checkpoint",
+}
+
+
+def failure_of(error: errors.CkptMoveError) -> Failure:
+    """An error of ours, as it is told."""
+    code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
+    return Failure(
+        kind=error.kind,
+        message=error.message,
+        hint=hint_for(error),
+        path=error.path,
+        exit_code=code,
+    )
+
+
+def gravest(codes: Sequence[int]) -> int:
+    """The exit code of a command that met several outcomes."""
+    return max(codes, default=YES)
+
+
+@singledispatch
+def hint_for(error: errors.CkptMoveError) -> str:
+    """What to do next; empty where there is nothing to say."""
+    del error
+    return ""
+
+
+@hint_for.register(errors.UnknownDevice)
+def _(error: errors.UnknownDevice) -> str:
+    if error.suggestion is None:
+        return "torch's devices are named cpu, cuda:0, mps, xpu:0 and the like"
+    return f"did you mean {error.suggestion}?"
+
+
+@hint_for.register(errors.TorchMissing)
+def _(error: errors.TorchMissing) -> str:
+    del error
+    return "install it: pip install 'ckptmove[torch]'; inspect and convert work without"
+
+
+@hint_for.register(errors.MissingFile)
+def _(error: errors.MissingFile) -> str:
+    if has_magic(error.path or ""):
+        return "the pattern matches nothing, seen from the working directory"
+    return "check the path; relative ones start at the working directory"
+
+
+@hint_for.register(errors.AccessFailed)
+def _(error: errors.AccessFailed) -> str:
+    return f"look at it with: ls -ld {shlex.quote(error.path or '')}"
+
+
+@hint_for.register(errors.NotACheckpoint)
+def _(error: errors.NotACheckpoint) -> str:
+    return _MENDS.get(error.found, "ckptmove reads what torch.save writes")
+
+
+@hint_for.register(errors.UnsupportedContainer)
+def _(error: errors.UnsupportedContainer) -> str:
+    name = error.path or ""
+    if error.container in {"torch-legacy", "torch-tar"}:
+        return f"if you trust its origin, save it again as a zip: torch.save(torch.load({name!r}), 'new.pth')"
+    if error.container == "safetensors":
+        return "it names no devices: safetensors.torch.load_file(path, device='cuda:0') puts it anywhere"
+    if error.container == "torchscript":
+        return f"torch.jit.load({name!r}, map_location='cpu') moves it"
+    return "ckptmove reads what torch.save writes"
+
+
+@hint_for.register(errors.DamagedArchive)
+def _(error: errors.DamagedArchive) -> str:
+    del error
+    return f"it was cut off or changed on its way: {_AGAIN}"
+
+
+@hint_for.register(errors.CrcMismatch)
+def _(error: errors.CrcMismatch) -> str:
+    del error
+    return f"a copy or a disk has changed it, and torch.load would not notice: {_AGAIN}"
+
+
+@hint_for.register(errors.DamagedPickle)
+def _(error: errors.DamagedPickle) -> str:
+    del error
+    return f"no version of torch reads it either: {_AGAIN}"
+
+
+@hint_for.register(errors.SourceChanged)
+def _(error: errors.SourceChanged) -> str:
+    del error
+    return "wait until the run that writes it has finished, then try again"
+
+
+@hint_for.register(errors.OutputExists)
+def _(error: errors.OutputExists) -> str:
+    del error
+    return "replace it with --force, or name another one with --output"
+
+
+@hint_for.register(errors.OutputIsSource)
+def _(error: errors.OutputIsSource) -> str:
+    del error
+    return "name another file with --output"
+
+
+@hint_for.register(errors.LimitExceeded)
+def _(error: errors.LimitExceeded) -> str:
+    del error
+    return "no checkpoint of a real run comes near that limit: do not trust the file"
+
+
+@hint_for.register(errors.UnsupportedDtype)
+def _(error: errors.UnsupportedDtype) -> str:
+    return f"cast what {error.target} cannot hold to the next smaller dtype with --cast"
+
+
+@hint_for.register(errors.UneditablePickle)
+def _(error: errors.UneditablePickle) -> str:
+    del error
+    return "if you trust its origin, save it again with torch.save, then convert that"
+
+
+@hint_for.register(errors.WriteFailed)
+def _(error: errors.WriteFailed) -> str:
+    del error
+    return "nothing is left of it: free some space, or name a place that can be written with --output"

@@ -1,0 +1,52 @@
+"""Which checkpoints a command is about: what was typed, or what the project says.
+
+Never opens one.
+"""
+
+from __future__ import annotations
+
+import os
+from glob import glob, has_magic
+from typing import TYPE_CHECKING
+
+from ckptmove.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.config import Config
+
+
+def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tuple[str, ...]:
+    """The paths of a command, each once, patterns expanded where the shell did not.
+
+    A pattern that matches nothing stays as it is, so that it is reported like any other file that is not there.
+
+    Raises:
+        UsageError: none was typed, and the project names none.
+    """
+    patterns = tuple(words) or config.checkpoints
+    if not patterns:
+        raise UsageError(
+            f"no checkpoint was named: type 'ckptmove {command} PATH', or name them in pyproject.toml: "
+            '[tool.ckptmove] checkpoints = ["runs/*/last.pth"]'
+        )
+    return tuple(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
+
+
+def single_path(word: str | None, config: Config, command: str) -> str:
+    """The path of a command that takes one.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    paths = checkpoint_paths([] if word is None else [word], config, command)
+    if len(paths) > 1:
+        raise UsageError(f"{command} takes one checkpoint at a time, and there are {len(paths)}: {', '.join(paths)}")
+    return paths[0]
+
+
+def _expand(pattern: str) -> Sequence[str]:
+    if os.path.lexists(pattern) or not has_magic(pattern):
+        return [pattern]
+    return sorted(glob(pattern, recursive=True)) or [pattern]

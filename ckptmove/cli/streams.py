@@ -1,0 +1,139 @@
+"""The one door to the terminal: the answer on stdout, everything else on stderr.
+
+Never decides what to say, and never writes to a reader who has gone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import WriteFailed
+from ckptmove.report import document, github
+from ckptmove.report.page import Page
+from ckptmove.report.text import clean, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TextIO
+
+    from ckptmove.report.answers import Failure
+    from ckptmove.report.document import Json
+
+_SIGNS: Final = "✓✗–…"  # noqa: RUF001  what reports are written with
+
+
+class Format(str, Enum):
+    """How the answer is written."""
+
+    HUMAN = "human"
+    JSON = "json"
+    GITHUB = "github"
+
+
+class Output:
+    """What one command says.
+
+    Attributes:
+        format: how the answer is written.
+        quiet: whether people get one line a file, and no hints.
+        verbose: whether they get everything.
+    """
+
+    __slots__ = ("_page", "format", "quiet", "verbose")
+
+    def __init__(self, form: Format, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.format = form
+        self.quiet = quiet
+        self.verbose = verbose and not quiet
+        self._page: Page | None = None
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A name that the encoding lacks must not end the report.
+                stream.reconfigure(errors="backslashreplace")
+
+    @property
+    def page(self) -> Page:
+        """What stdout can show."""
+        if self._page is None:
+            self._page = page_of(sys.stdout)
+        return self._page
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Write the answer.
+
+        Raises:
+            WriteFailed: stdout does not take it.
+        """
+        _write("".join(f"{line}\n" for line in lines))
+
+    def document(self, value: Json) -> None:
+        """Write the one document of ``--json``: in one line for programs, indented for a terminal.
+
+        Raises:
+            WriteFailed: stdout does not take it.
+        """
+        self.lines([document.dumps(value, indent=2 if sys.stdout.isatty() else None)])
+
+    def failure(self, failure: Failure) -> None:
+        """Say what went wrong, and what to do next; in ``--json`` the document says it too."""
+        if self.format is Format.GITHUB:
+            self.lines([github.failure_line(failure)])
+            return
+        path = f"{clean(failure.path)}: " if failure.path else ""
+        say(f"error: {path}{sentence(failure.message)}")
+        if failure.hint:
+            say(f"hint: {sentence(failure.hint)}")
+
+    def hint(self, text: str) -> None:
+        """Name the next command to type, to people."""
+        if self.format is Format.HUMAN and not self.quiet:
+            say(f"next: {sentence(text)}")
+
+
+def page_of(stream: TextIO) -> Page:
+    """What a stream can show; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` count, as rich reads them."""
+    from rich.console import Console  # noqa: PLC0415  programs read JSON, and should not wait for rich
+
+    console = Console(file=stream)
+    try:
+        _SIGNS.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        has_signs = False
+    else:
+        has_signs = True
+    return Page(
+        columns=console.width if stream.isatty() else None,
+        color=console.color_system is not None and not console.no_color,
+        unicode=has_signs,
+    )
+
+
+def say(line: str) -> None:
+    """Write a line to stderr; where nobody takes it, it is lost."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As with `| head`: whoever read has seen enough, and the exit code still tells the truth.
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        raise WriteFailed("standard output", error.strerror or "unknown") from error
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere, so that the interpreter does not fail on it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,0 +1,92 @@
+"""The project's own defaults: ``[tool.ckptmove]`` in the nearest ``pyproject.toml``.
+
+Never looks for a checkpoint: it says which globs to look for, and where they start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ckptmove.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NAME: Final = "pyproject.toml"
+_KEYS: Final = ("checkpoints", "to", "ignore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a project says once, so that nobody has to type it.
+
+    Attributes:
+        path: the file that says so; None where there is none.
+        checkpoints: globs, as seen from the working directory.
+        to: the device that checkpoints are for, or None.
+        ignore: codes of findings that do not count here.
+    """
+
+    path: str | None = None
+    checkpoints: tuple[str, ...] = ()
+    to: str | None = None
+    ignore: tuple[str, ...] = ()
+
+
+def load_config(folder: Path) -> Config:
+    """Read ``[tool.ckptmove]`` of the nearest ``pyproject.toml``, from a folder upwards.
+
+    Args:
+        folder: where to begin; the globs are returned as seen from there.
+
+    Returns:
+        Its values; all empty where there is no such file, or no such table in it.
+
+    Raises:
+        UsageError: the file cannot be read, is no TOML, or its table does not make sense.
+    """
+    folder = folder.absolute()
+    found = next((path for home in (folder, *folder.parents) if (path := home / _NAME).is_file()), None)
+    if found is None:
+        return Config()
+    table = _table(found)
+    unknown = sorted(table.keys() - set(_KEYS))
+    if unknown:
+        raise UsageError(f"[tool.ckptmove] has no '{unknown[0]}'; it knows {', '.join(_KEYS)}", path=str(found))
+    to = table.get("to")
+    if to is not None and not isinstance(to, str):
+        raise UsageError("'to' in [tool.ckptmove] is not a string", path=str(found))
+    start = os.path.relpath(found.parent, folder)
+    return Config(
+        path=str(found),
+        checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
+        to=to,
+        ignore=_strings(table, "ignore", found),
+    )
+
+
+def _table(path: Path) -> dict[str, object]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", path=str(path)) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"is not TOML: {error}", path=str(path)) from error
+    tools = document.get("tool", {})
+    table = tools.get("ckptmove", {}) if isinstance(tools, dict) else {}
+    if not isinstance(table, dict):
+        raise UsageError("'tool.ckptmove' is not a table", path=str(path))
+    return table
+
+
+def _strings(table: dict[str, object], key: str, path: Path) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UsageError(f"'{key}' in [tool.ckptmove] is not a list of strings", path=str(path))
+    return tuple(value)

@@ -1,0 +1,156 @@
+"""What the bytes of a file are, by the bytes alone.
+
+Never looks at a file's name: ``.pt``, ``.bin`` and ``.ckpt`` are worn by a dozen formats.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.containers.torch_zip import TorchZip, object_folder
+from ckptmove.containers.zip_index import ZipDirectory, read_directory
+from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.model import Limits
+from ckptmove.streams.source import open_source
+
+if TYPE_CHECKING:
+    from ckptmove.contracts import ByteSource, Container
+    from ckptmove.model import ContainerName
+
+_HEAD: Final = 4096
+#: What other programs put at the start of their files.
+_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"\x1f\x8b", "a gzip file"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!\x1a\x07", "a rar archive"),
+    (b"BZh", "a bzip2 file"),
+    (b"\xfd7zXZ\x00", "an xz file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (b"\x93NUMPY", "a numpy array"),
+    (b"GGUF", "a GGUF file"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    (b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
+)
+#: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as the text of protocols 0 and 1.
+_LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
+_LEGACY_WITHIN: Final = 32
+#: PROTO and its argument, from protocol 2 on.
+_NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+#: What a pickle of protocol 0 or 1 with a container or an object at its root begins with.
+_OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
+#: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
+_SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
+_TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
+#: safetensors' own limit on its header.
+_SAFETENSORS_HEADER: Final = 100_000_000
+_HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+
+_DESCRIBED: Final[dict[ContainerName, str]] = {
+    "torch-legacy": "a legacy torch file",
+    "torch-tar": "a tar of torch 0.1",
+    "torchscript": "a TorchScript archive",
+    "safetensors": "a safetensors file",
+    "dcp": "a shard of a distributed checkpoint",
+    "pickle": "a bare pickle",
+}
+
+
+def recognise(source: ByteSource) -> ContainerName:
+    """The container that the bytes are.
+
+    Raises:
+        NotACheckpoint: they are something else; it says what.
+        DamagedArchive: they begin as a zip archive does, and do not end as one.
+        SourceChanged, AccessFailed: as the source.
+    """
+    return _examine(source, Limits())[0]
+
+
+def open_container(path: str, limits: Limits) -> Container:
+    """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
+
+    Raises:
+        UnsupportedContainer: recognised, but not read.
+        MissingFile, AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, LimitExceeded: as they say.
+    """
+    source = open_source(path)
+    try:
+        name, directory = _examine(source, limits)
+        if name != "torch-zip" or directory is None:
+            raise UnsupportedContainer(path, name, _DESCRIBED[name])
+        return TorchZip(source, directory, limits)
+    except CkptMoveError:
+        source.close()
+        raise
+
+
+def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:
+    if source.size == 0:
+        raise NotACheckpoint(source.path, "an empty file")
+    head = source.read(0, min(_HEAD, source.size))
+    if head.startswith(b"PK\x03\x04"):
+        directory = read_directory(source, limits)
+        return _zip_kind(directory, source.path), directory
+    found = next((found for magic, found in _MAGIC if head.startswith(magic)), None)
+    if found is not None:
+        raise NotACheckpoint(source.path, found)
+    if head[257:262] == b"ustar":
+        if head[:100].rstrip(b"\0").decode("ascii", "replace").removeprefix("./").rstrip("/") in _TAR_MEMBERS:
+            return "torch-tar", None
+        raise NotACheckpoint(source.path, "a tar archive")
+    header_bytes = int.from_bytes(head[:8], "little")
+    if head[8:9] == b"{" and header_bytes <= min(source.size - 8, _SAFETENSORS_HEADER):
+        return "safetensors", None
+    if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):
+        return "torch-legacy", None
+    if _is_pickle(head, source):
+        return "pickle", None
+    raise NotACheckpoint(source.path, _describe(head))
+
+
+def _zip_kind(directory: ZipDirectory, path: str) -> ContainerName:
+    inside = [record.name.partition("/")[2] for record in directory.records]
+    if any(name in _SCRIPT_RECORDS or name.startswith("code/") for name in inside):
+        return "torchscript"
+    object_folder(directory, path)
+    if directory.shift == 0:
+        return "torch-zip"
+    if directory.records[0].name.endswith("/data.pkl"):
+        # torch.distributed.checkpoint's FileSystemWriter appends one torch.save after the other.
+        return "dcp"
+    raise DamagedArchive(path, f"{directory.shift} bytes stand before its first record")
+
+
+def _is_pickle(head: bytes, source: ByteSource) -> bool:
+    if head.startswith(_NEW_PICKLE):
+        return True
+    if not head.startswith(_OLD_PICKLE) or source.read(source.size - 1, source.size) != b".":
+        return False
+    stream = BytesIO(head)
+    try:
+        for opcode, _, _ in pickletools.genops(stream):
+            if opcode.proto > 1:
+                return False
+    except ValueError:
+        # Of a longer pickle only the beginning was looked at: it breaks off at the end of what was read, not before.
+        return source.size > len(head) and stream.tell() == len(head)
+    return True
+
+
+def _describe(head: bytes) -> str:
+    if not head.strip(b"\0"):
+        return "nothing but zero bytes"
+    if _HTML.match(head):
+        return "an HTML page"
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":
+            return "bytes of no known format"
+        text = head[: error.start].decode("utf-8")
+    return "bytes of no known format" if _CONTROL.search(text) else "a text file"

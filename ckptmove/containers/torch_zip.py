@@ -1,0 +1,229 @@
+"""The archive that ``torch.save`` writes since 1.6: a zip of one folder, ``data.pkl`` and a record a storage.
+
+Never inflates more than a record says it holds, and never runs a pickle.
+
+Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
+from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
+from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
+from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
+from ckptmove.model import ArchiveFact, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.contracts import ByteSource, Segment
+    from ckptmove.model import ContainerName, Limits, StorageRef
+
+#: torch's alignment where no ``.storage_alignment`` record says otherwise (``kFieldAlignment``).
+_ALIGNMENT: Final = 64
+#: An extra field's length has 16 bits: no larger alignment can be kept up.
+_MAX_ALIGNMENT: Final = 1 << 15
+#: The records beside the storages that this module reads hold a word or a number.
+_WORD_BYTES: Final = 64
+_BLOCK: Final = 1 << 20
+_CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+
+
+def object_folder(directory: ZipDirectory, path: str) -> str:
+    """The folder of the archive that holds ``data.pkl``, with its slash.
+
+    It is the stem that the file had when it was saved, whatever it is called now.
+
+    Raises:
+        NotACheckpoint: there is none.
+        DamagedArchive: there are several.
+    """
+    names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
+    folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1]
+    if len(folders) > 1:
+        raise DamagedArchive(path, f"data.pkl stands in it {len(folders)} times")
+    if not folders:
+        # stable-baselines3 and others zip whole checkpoints.
+        held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise NotACheckpoint(path, "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else ""))
+    return folders[0]
+
+
+class TorchZip:
+    """A checkpoint of ``torch.save``.
+
+    Attributes:
+        name: ``torch-zip``.
+        source: its bytes.
+        byteorder: of the elements of its storages; ``little`` where no record says so, as torch takes it.
+        torch_version: None: the archive holds versions of the format only.
+    """
+
+    name: ContainerName = "torch-zip"
+    torch_version: str | None = None
+
+    def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
+        folder = object_folder(directory, source.path)
+        self.source = source
+        self._directory = directory
+        self._limits = limits
+        self._headers = LocalHeaders(source, directory)
+        by_name = {record.name: record for record in directory.records}
+        if len(by_name) < len(directory.records):
+            raise DamagedArchive(source.path, "two of its records have the same name")
+        self._pickle = by_name[f"{folder}data.pkl"]
+        prefix = f"{folder}data/"
+        self._storages = {
+            name[len(prefix) :]: record
+            for name, record in by_name.items()
+            if name.startswith(prefix) and not name.endswith("/")
+        }
+        self._summed = any(record.crc for record in directory.records if record.nbytes)
+        self.byteorder = self._word(by_name.get(f"{folder}byteorder")) or "little"
+        if self.byteorder not in {"little", "big"}:
+            raise DamagedArchive(source.path, f"its byte order is '{self.byteorder}'")
+        alignment = self._word(by_name.get(f"{folder}.storage_alignment"))
+        known = alignment.isdecimal() and 0 < int(alignment) <= _MAX_ALIGNMENT
+        self._alignment = int(alignment) if known else _ALIGNMENT
+
+    def object_pickle(self) -> bytes:
+        """The pickle of the saved object.
+
+        Raises:
+            LimitExceeded: it is larger than the limits allow.
+            CrcMismatch: its bytes differ from their CRC, or cannot be inflated.
+            DamagedArchive: its header is not one, or it reaches into the directory.
+        """
+        size, limit = self._pickle.nbytes, self._limits.pickle_bytes
+        if size > limit:
+            raise LimitExceeded("pickle bytes", limit=limit, actual=size, path=self.source.path)
+        data = b"".join(bytes(block) for block in self._contents(self._pickle))
+        if len(data) != size or (self._pickle.crc and zlib.crc32(data) != self._pickle.crc):
+            raise CrcMismatch(self.source.path, self._pickle.name)
+        return data
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where it has none, or they are deflated.
+
+        Raises:
+            DamagedArchive: the record's header is not one, or the record reaches into the directory.
+        """
+        record = self._storages.get(key)
+        if record is None or record.method != STORED:
+            return None
+        return self._span(record)
+
+    def facts(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the records, seen from the directory alone and without reading a storage."""
+        found: list[ArchiveFact] = []
+        for storage in storages:
+            record = self._storages.get(storage.key)
+            if record is None:
+                found.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
+            elif record.nbytes < storage.nbytes:
+                found.append(ArchiveFact("short-storage", record.name, storage.nbytes - record.nbytes))
+        used = {storage.key for storage in storages}
+        for key, record in self._storages.items():
+            if record.method != STORED:
+                found.append(ArchiveFact("compressed-storage", record.name, record.nbytes))
+            if key not in used:
+                found.append(ArchiveFact("orphan-record", record.name, record.nbytes))
+        for record in self._directory.records:
+            past = record.header_offset + LOCAL_BYTES + record.stored_bytes - self._directory.start
+            if past > 0:
+                found.append(ArchiveFact("past-end", record.name, past))
+        return tuple(found)
+
+    def check(self) -> tuple[ArchiveFact, ...]:
+        """Read every record and compare it with its CRC: one ``crc-mismatch`` for each that differs.
+
+        A CRC of 0 stands for none: so ``torch.serialization.skip_data`` leaves those of the storages alone.
+
+        Raises:
+            DamagedArchive: a record's header is not one, or a record reaches into the directory.
+        """
+        return tuple(
+            ArchiveFact("crc-mismatch", record.name, record.nbytes)
+            for record in self._directory.records
+            if record.crc and not self._sound(record)
+        )
+
+    def has_checksums(self) -> bool:
+        """Whether the archive holds CRCs; ``torch.serialization.set_crc32_options(False)`` leaves them out."""
+        return self._summed
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """The output with another object pickle in place of this one, all else as it is.
+
+        Args:
+            pickle: the new object pickle.
+            casts: storages by key that change dtype: before and after. Each is read once here, for its CRC.
+
+        Returns:
+            Segments that make up the output from its first byte to its last; storages keep their alignment, deflated
+            ones stay deflated.
+
+        Raises:
+            DamagedArchive: records overlap, or a storage to be cast has no bytes that could be.
+        """
+        new = dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
+        if casts or pickle != self.object_pickle():
+            crc = zlib.crc32(pickle) if self._summed else 0
+            new[self._pickle.place] = NewRecord(BytesSegment(pickle), len(pickle), crc)
+        layout = Layout(self.source, self._directory, self._alignment)
+        return layout.build(new)
+
+    def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
+        record, span = self._storages.get(key), self.storage_span(key)
+        if record is None or span is None:
+            raise DamagedArchive(self.source.path, f"storage '{key}' has no plain bytes that could be cast")
+        check = CheckedRange(span, record.crc, record.name) if record.crc else None
+        segment = CastSegment(span, source, target, self.byteorder, check)
+        crc = 0
+        if self._summed:
+            for block in cast_blocks(self.source.blocks(span, CAST_BLOCK), segment, self.source.path):
+                crc = zlib.crc32(block, crc)
+        return record.place, NewRecord(segment, span.nbytes // SHRINK, crc)
+
+    def _word(self, record: ZipRecord | None) -> str:
+        """The text of a small record; empty where there is none, or it is no word."""
+        if record is None or record.nbytes > _WORD_BYTES:
+            return ""
+        return b"".join(bytes(block) for block in self._contents(record)).decode("ascii", "replace").strip()
+
+    def _span(self, record: ZipRecord) -> Span:
+        start = self._headers.read(record).data_start
+        return Span(start, start + record.stored_bytes)
+
+    def _sound(self, record: ZipRecord) -> bool:
+        crc, nbytes = 0, 0
+        for block in self._contents(record):
+            crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
+        return crc == record.crc and nbytes == record.nbytes
+
+    def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
+        """A record's bytes, inflated, in blocks: as many as there are, at most one more than it says."""
+        blocks = self.source.blocks(self._span(record), _BLOCK)
+        if record.method != DEFLATED:
+            yield from blocks
+            return
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        left = record.nbytes + 1
+        for block in blocks:
+            rest = bytes(block)
+            # Once more without any input: the output of the last one may not have fitted.
+            while left and not inflater.eof:
+                try:
+                    data = inflater.decompress(rest, min(left, _BLOCK))
+                except zlib.error:
+                    return
+                if not data:
+                    break
+                left -= len(data)
+                rest = inflater.unconsumed_tail
+                yield data

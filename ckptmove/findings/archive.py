@@ -1,0 +1,139 @@
+"""Rules about the bytes of the file: F801 to F804.
+
+Never reads a byte: the container states the facts, and the tensors say what they reach.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import counted, load_expression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.findings.context import Context
+    from ckptmove.model import ArchiveFact, Finding, Inventory, TensorRecord
+
+#: Waste below both is not worth a word: small tensors share storages in every file.
+_WORTH_BYTES: Final = 1024
+_WORTH_SHARE: Final = 0.01
+
+
+def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F801: bytes differ from their CRC; known where the records were read."""
+    facts = [fact for fact in inventory.facts if fact.kind == "crc-mismatch"]
+    if facts:
+        nbytes = sum(fact.nbytes for fact in facts)
+        message = f"{counted(len(facts), 'record')} ({nbytes:,} bytes) differ from the CRC in the archive"
+        fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+        yield found("F801", message, _where(inventory, facts), fix)
+
+
+def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F802: records or storages are cut off or absent."""
+    words = {
+        "past-end": "record reaches past the end",
+        "short-storage": "storage is shorter than its tensors",
+        "missing-storage": "storage is absent",
+    }
+    facts = [fact for fact in inventory.facts if fact.kind in words]
+    if facts:
+        parts = []
+        for kind, text in words.items():
+            own = [fact for fact in facts if fact.kind == kind]
+            if own:
+                parts.append(f"{text} ({len(own)}x, {sum(fact.nbytes for fact in own):,} bytes)")
+        fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+        yield found("F802", "; ".join(parts), _where(inventory, facts), fix)
+
+
+def compressed_records(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F803: ``torch.load(mmap=True)`` takes compressed bytes for numbers."""
+    facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
+    if facts:
+        nbytes = sum(fact.nbytes for fact in facts)
+        message = (
+            f"{counted(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): mmap=True reads garbage"
+        )
+        fix = f"torch.save({load_expression(inventory)}, {inventory.path!r})"
+        yield found("F803", message, _where(inventory, facts), fix)
+
+
+def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F804: bytes of storages that no tensor reaches, where they are worth a word, and records of no storage."""
+    wasted = _wasted(inventory)
+    nbytes = sum(wasted.values())
+    if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
+        wasted, nbytes = {}, 0
+    orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record"]
+    if not wasted and not orphans:
+        return
+    parts = [f"{nbytes:,} bytes in {counted(len(wasted), 'storage')} are reached by no tensor"] if wasted else []
+    if orphans:
+        held = sum(fact.nbytes for fact in orphans)
+        parts.append(f"{held:,} bytes in {counted(len(orphans), 'record')} belong to no storage")
+    where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
+    again = f"torch.save({load_expression(inventory)}, {inventory.path!r})"
+    fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
+    yield found("F804", "; ".join(parts), [*where, *(fact.record for fact in orphans)], fix)
+
+
+def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
+    """The tensors that records belong to; a record that belongs to none by its own name.
+
+    Facts name a storage by its key, or by its record, which ends in ``/data/KEY``.
+    """
+    names: dict[str, list[str]] = {storage.key: [] for storage in inventory.storages}
+    for tensor in inventory.tensors:
+        for one in tensor.dense():
+            if one.storage in names:
+                names[one.storage].append(tensor.name)
+    found_names: list[str] = []
+    for fact in facts:
+        key = fact.record if fact.record in names else fact.record.rpartition("/data/")[2]
+        found_names += names.get(key) or [fact.record]
+    return list(dict.fromkeys(found_names))
+
+
+def _wasted(inventory: Inventory) -> dict[str, int]:
+    """Bytes that no tensor reaches, by storage; at least so many, since gaps between strides are seen only roughly.
+
+    What tensors reach is no more than the union of their extents, and no more than their own bytes added up.
+    """
+    extents: dict[str, list[tuple[int, int]]] = {}
+    own: dict[str, int] = {}
+    for tensor in inventory.tensors:
+        for one in tensor.dense():
+            if one.storage is not None:
+                extents.setdefault(one.storage, []).append(_extent(one))
+                own[one.storage] = own.get(one.storage, 0) + one.nbytes
+    wasted = {}
+    for storage in inventory.storages:
+        if storage.key in extents:
+            unreached = storage.nbytes - min(_union(extents[storage.key]), own[storage.key])
+            if unreached > 0:
+                wasted[storage.key] = unreached
+    return wasted
+
+
+def _extent(tensor: TensorRecord) -> tuple[int, int]:
+    """First byte and last (exclusive) of a tensor in its storage."""
+    if 0 in tensor.shape:
+        return 0, 0
+    item = ITEM_BYTES.get(tensor.dtype, 1)
+    last = tensor.storage_offset + sum(
+        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=False)
+    )
+    return tensor.storage_offset * item, (last + 1) * item
+
+
+def _union(extents: list[tuple[int, int]]) -> int:
+    total = end = 0
+    for first, last in sorted(extents):
+        total += max(0, last - max(first, end))
+        end = max(end, last)
+    return total

@@ -1,0 +1,282 @@
+"""The catalogue of findings: what each code means, why it hurts, how it is mended.
+
+Never looks at a checkpoint: the rules do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from ckptmove.model import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is to be known of a code.
+
+    Attributes:
+        code: stable code.
+        name: its kebab-case name.
+        severity: of each of its findings.
+        when: what the file must hold for it, in one line.
+        why: what the user sees; torch's own words where it has some.
+        mend: how to mend it.
+        found_by: command that looks for it.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    when: str
+    why: str
+    mend: str
+    found_by: Literal["inspect", "verify"] = "inspect"
+
+
+def found(code: str, message: str, where: Iterable[str], fix: str) -> Finding:
+    """A finding of a code, with the name and the severity that the catalogue gives it."""
+    entry = CATALOGUE[code]
+    return Finding(code=code, name=entry.name, severity=entry.severity, message=message, where=tuple(where), fix=fix)
+
+
+_ENTRIES: Final = (
+    Entry(
+        code="D101",
+        name="mixed-devices",
+        severity=Severity.WARNING,
+        when="tensors of the model, or of its loss, lie on more than one device",
+        why="A forward pass needs its tensors on one device: 'Expected all tensors to be on the same device, but "
+        "found at least two devices'. load_state_dict copies the values into a model wherever that lies, so a "
+        "resume that goes through it works, as long as torch.load finds every device. A pickled model, or a "
+        "tensor that no load_state_dict restores (pos_weight of a loss), stays where the file says. A "
+        "model-parallel run writes such a file rightly.",
+        mend="Gather it on one device with 'ckptmove convert PATH --to DEVICE'. For a model-parallel run, leave it.",
+    ),
+    Entry(
+        code="D102",
+        name="optimizer-device",
+        severity=Severity.WARNING,
+        when="optimizer state lies on another device than its parameter",
+        why="The model was moved after the optimizer was built, or only one of them was mapped. load_state_dict of a "
+        "torch.optim class moves moments to its parameter, so it hides this when it runs after model.to(device). "
+        "Where it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
+        "all tensors to be on the same device'.",
+        mend="Move both at once with 'ckptmove convert PATH --to DEVICE': moments follow, and 'step' stays where torch "
+        "keeps it.",
+    ),
+    Entry(
+        code="D103",
+        name="device-index",
+        severity=Severity.ERROR,
+        when="a tag names an index that the target machine does not have (--devices N, default 1)",
+        why="torch.load without map_location raises 'Attempting to deserialize object on CUDA device 3 but "
+        "torch.cuda.device_count() is 1'. A torch.device object with such an index loads, and fails at its first "
+        "use; map_location does not change it.",
+        mend="'ckptmove convert PATH --to cuda:0', or tell the number of devices with --devices.",
+    ),
+    Entry(
+        code="D104",
+        name="device-mention",
+        severity=Severity.WARNING,
+        when="a torch.device, a device string or device_ids in the stored objects names another device than the "
+        "model's",
+        why="map_location moves tensors only: after torch.load(map_location='cpu'), args.device is still 'cuda:3'. A "
+        "script that reads its device from the checkpoint then goes to the old one, and fails there, or uses the "
+        "wrong GPU without a word.",
+        mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects; --rewrite-strings moves strings too. "
+        "Device ids are for your script to set.",
+    ),
+    Entry(
+        code="O201",
+        name="step-on-accelerator",
+        severity=Severity.WARNING,
+        when="'step' (NAdam: also 'mu_product') is on an accelerator, and its group is neither capturable nor fused",
+        why="map_location took the step counters along. Nothing fails in torch today: each step of each parameter "
+        "reads its counter back from the GPU and waits for it, so training is slower, sometimes several times. "
+        "torch 1.12.0 raised 'If capturable=False, state_steps should not be CUDA tensors'. load_state_dict "
+        "leaves the counters there. ASGD is not concerned: torch creates its counters on the device.",
+        mend="'ckptmove convert PATH --to DEVICE' puts the counters on the CPU, where torch creates them.",
+    ),
+    Entry(
+        code="O202",
+        name="capturable-unsupported",
+        severity=Severity.ERROR,
+        when="a group is capturable=True, and the target (cpu, mps) cannot do that",
+        why="The flag comes back from the file through load_state_dict, whatever the constructor was given, and the "
+        "first step raises 'If capturable=True, params and state_steps must be on supported devices'.",
+        mend="'ckptmove convert PATH --to DEVICE' sets the flag to what the target can do.",
+    ),
+    Entry(
+        code="O203",
+        name="step-on-cpu",
+        severity=Severity.INFO,
+        when="a group is capturable or fused, its 'step' is on the CPU, and the target is an accelerator",
+        why="torch wants the counters of such a group beside the parameters. load_state_dict of recent torch moves "
+        "them there by itself; older ones did not, and raised at the first step.",
+        mend="Nothing has to be done in recent torch; 'ckptmove convert PATH --to DEVICE' moves them in the file.",
+    ),
+    Entry(
+        code="O204",
+        name="state-shape",
+        severity=Severity.ERROR,
+        when="a moment has another shape than its parameter",
+        why="The state belongs to another model, a layer was changed, or the parameters were reordered. "
+        "load_state_dict checks no shapes; the first step raises 'The size of tensor a (3) must match the size of "
+        "tensor b (2)', or broadcasts and is wrong without a word.",
+        mend="Build the optimizer with the parameters in the order they had when the file was saved, or resume with "
+        "the weights alone and let the optimizer start anew.",
+    ),
+    Entry(
+        code="O205",
+        name="state-missing",
+        severity=Severity.WARNING,
+        when="some parameters of a group have state and others have none",
+        why="A parameter that never had a gradient (a frozen layer, an unused head) has no state, and that is "
+        "healthy. Where it was trained, its state was lost: its moments start at zero, its step count at one, and "
+        "the loss jumps. The file cannot tell the two apart.",
+        mend="If those parameters were frozen, nothing. If not, save the checkpoint again from the run.",
+    ),
+    Entry(
+        code="O206",
+        name="group-size",
+        severity=Severity.ERROR,
+        when="the groups list more parameters than the file has tensors that could be, or the state has ones that no "
+        "group lists",
+        why="load_state_dict compares the groups with those of the new optimizer: 'loaded state dict contains a "
+        "parameter group that doesn't match the size of optimizer's group'. State that no group lists is never "
+        "used. Fewer parameters than tensors is no fault: buffers, frozen and tied weights, and a second "
+        "optimizer explain it.",
+        mend="Take model and optimizer from the same checkpoint, or resume with the weights alone.",
+    ),
+    Entry(
+        code="R301",
+        name="rng-on-accelerator",
+        severity=Severity.ERROR,
+        when="the state of a random generator is not a CPU ByteTensor",
+        why="map_location took it along, or it was cast. torch.set_rng_state and torch.cuda.set_rng_state, too, want "
+        "it on the CPU: 'RNG state must be a torch.ByteTensor'.",
+        mend="'ckptmove convert PATH --to DEVICE' puts RNG states back on the CPU. One that was cast cannot be mended.",
+    ),
+    Entry(
+        code="R302",
+        name="resume-incomplete",
+        severity=Severity.INFO,
+        when="the file has a model and its optimizer, but no scheduler, RNG states or counters (or no GradScaler for "
+        "float16)",
+        why="Training goes on, but not as it would have: the learning rate starts over, the data comes in another "
+        "order, dropout falls elsewhere. A GradScaler is missed only where float16 tensors show that one was "
+        "needed: bfloat16 and float32 runs have none.",
+        mend="Save those too: scheduler.state_dict(), scaler.state_dict(), torch.get_rng_state(), "
+        "torch.cuda.get_rng_state_all(), and the epoch.",
+    ),
+    Entry(
+        code="R303",
+        name="rng-count",
+        severity=Severity.WARNING,
+        when="the number of per-device RNG states is not the number of target devices (--devices N, default 1)",
+        why="torch.cuda.set_rng_state_all sets one state on each device and fails at the first device that is not "
+        "there. With fewer states than devices, the others keep their own: the run is not the same.",
+        mend="Set as many states as there are devices.",
+    ),
+    Entry(
+        code="T401",
+        name="dtype-unsupported",
+        severity=Severity.ERROR,
+        when="the target has no such dtype (float64 and complex128 on mps)",
+        why="torch.load and .to raise 'Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
+        "support float64'.",
+        mend="'ckptmove convert PATH --to mps --cast' makes them float32 and complex64, moments too.",
+    ),
+    Entry(
+        code="N501",
+        name="not-finite",
+        severity=Severity.ERROR,
+        when="there is NaN or Inf in weights or optimizer state",
+        why="Every step spreads it: the loss is NaN from then on, or at the next use of that weight.",
+        mend="Resume from an earlier checkpoint.",
+        found_by="verify",
+    ),
+    Entry(
+        code="N502",
+        name="negative-moment",
+        severity=Severity.ERROR,
+        when="a second moment is below zero, or a step count is",
+        why="No optimizer writes that: the bytes were damaged or mixed up. Adam takes the square root of it, which is "
+        "NaN.",
+        mend="Resume from an earlier checkpoint, or without this optimizer state.",
+        found_by="verify",
+    ),
+    Entry(
+        code="K601",
+        name="wrapper-prefix",
+        severity=Severity.WARNING,
+        when="every key of a state_dict starts with module., _orig_mod. or another wrapper's prefix",
+        why="The state_dict of a DataParallel, DDP or compiled model was saved. A plain model refuses it: 'Missing "
+        "key(s) in state_dict', 'Unexpected key(s)'; with strict=False it loads nothing and keeps its random "
+        "weights.",
+        mend="Strip it with torch.nn.modules.utils.consume_prefix_in_state_dict_if_present, or load into a wrapped "
+        "model.",
+    ),
+    Entry(
+        code="S701",
+        name="weights-only",
+        severity=Severity.WARNING,
+        when="the pickle uses names, or opcodes, that torch.load(weights_only=True) refuses",
+        why="weights_only=True is the default since torch 2.6: 'Weights only load failed'. With weights_only=False "
+        "the file may run any code it holds.",
+        mend="If you trust its origin, allow those names with torch.serialization.add_safe_globals before loading. "
+        "ckptmove itself reads such a file without running it.",
+    ),
+    Entry(
+        code="S702",
+        name="dangerous-global",
+        severity=Severity.ERROR,
+        when="the pickle names something that no checkpoint needs: a shell, eval, a socket",
+        why="torch.load(weights_only=False) and pickle.load would run it with your rights.",
+        mend="Do not load it. Ask whoever made it for safetensors.",
+    ),
+    Entry(
+        code="F801",
+        name="crc-mismatch",
+        severity=Severity.ERROR,
+        when="the bytes of a record differ from the CRC that the archive holds for them (inspect --check, verify, "
+        "convert)",
+        why="A copy or a disk has changed them. torch.load does not look: it loads wrong weights without a word.",
+        mend="Copy or download it again; what was lost is not in the file.",
+    ),
+    Entry(
+        code="F802",
+        name="truncated",
+        severity=Severity.ERROR,
+        when="a record reaches past the end of the file, or a storage is shorter than its tensors, or absent",
+        why="The copy or the save was cut off: 'PytorchStreamReader failed', or 'file in archive is not in a "
+        "subdirectory', or too few bytes for a tensor.",
+        mend="Copy or download it again, or go back to an earlier checkpoint.",
+    ),
+    Entry(
+        code="F803",
+        name="compressed-records",
+        severity=Severity.ERROR,
+        when="the bytes of a storage are compressed in the archive",
+        why="Some tool zipped the file again. torch.load reads it rightly, but torch.load(mmap=True) takes the "
+        "compressed bytes for numbers: garbage weights, and no error.",
+        mend="Load it without mmap and save it again.",
+    ),
+    Entry(
+        code="F804",
+        name="dead-bytes",
+        severity=Severity.INFO,
+        when="bytes of the file are reached by no tensor (at least 1 KiB and 1 % of the file), or a record by no "
+        "storage",
+        why="torch.save writes the whole storage of a view: four rows of an embedding cost the whole table. Nothing "
+        "fails; the file is larger than what it holds, and may tell more than was meant.",
+        mend="Save tensor.clone() in place of the view.",
+    ),
+)
+
+#: Every code that a finding can have, in the order of the contract.
+CATALOGUE: Final[dict[str, Entry]] = {entry.code: entry for entry in _ENTRIES}

@@ -1,0 +1,95 @@
+"""What the findings judge a file for, and the words that several rules need to say so.
+
+Never looks at the machine it runs on: the target is what the caller names, or where the model lies.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptmove.devices import is_accelerator, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckptmove.model import Inventory, TensorRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The machine that a file is judged for.
+
+    Attributes:
+        target: device that training is to resume on, or None to judge the file as it lies.
+        device_count: how many devices of one type that machine has.
+    """
+
+    target: str | None = None
+    device_count: int = 1
+
+
+def target_device(inventory: Inventory, context: Context) -> str | None:
+    """The target, or else the device where most bytes of the model lie; None where there is no tensor at all.
+
+    A file without a model goes by its optimizer's state, and one without that by everything it holds.
+    """
+    if context.target is not None:
+        return context.target
+    model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
+    state = [tensor for tensor in inventory.tensors if tensor.role == "optimizer" and tensor.shape]
+    return next(
+        (home for some in (model, state, inventory.tensors) if (home := fullest_device(some)) is not None), None
+    )
+
+
+def fullest_device(tensors: Iterable[TensorRecord]) -> str | None:
+    """The device with most bytes of some tensors; None for none."""
+    nbytes: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.device != "meta":
+            nbytes[tensor.device] += tensor.nbytes
+    return max(nbytes, key=lambda device: nbytes[device], default=None)
+
+
+def is_out_of_range(tag: str, context: Context) -> bool:
+    """Whether a tag has an index that the target machine lacks."""
+    index = split(tag)[1]
+    return index is not None and index >= context.device_count and is_accelerator(tag)
+
+
+def convert_command(inventory: Inventory, context: Context, *options: str) -> str:
+    """The command that moves the file to where it is to resume, on a device that the machine has."""
+    target = target_device(inventory, context) or "cpu"
+    if is_out_of_range(target, context):
+        target = f"{split(target)[0]}:0"
+    return " ".join(["ckptmove convert", shlex.quote(inventory.path), "--to", shlex.quote(target), *options])
+
+
+def load_expression(inventory: Inventory, where: str = "") -> str:
+    """Python that loads the file, and takes what stands at a path of nested dicts."""
+    keys: list[str] = []
+    roots = set(inventory.root_keys)
+    rest = where
+    while rest:
+        end = next((end for end in _ends(rest) if rest[:end] in roots), 0) if not keys else 0
+        key = rest[:end] if end else rest.partition(".")[0]
+        keys.append(f"[{key!r}]")
+        rest = rest[len(key) + 1 :]
+    return f"torch.load({inventory.path!r}, map_location='cpu')" + "".join(keys)
+
+
+def _ends(path: str) -> list[int]:
+    return [place for place, letter in enumerate(path) if letter == "."] + [len(path)]
+
+
+def census(tags: Iterable[str]) -> str:
+    """Devices with counts, the most frequent first: ``cuda:0 (10), cpu (2)``."""
+    return ", ".join(f"{tag} ({count})" for tag, count in Counter(tags).most_common())
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: ``1 tensor``, ``2 tensors``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,165 @@
+"""Rules about where tensors lie: D101 to D104.
+
+Never decides what moves: that is the policy of ``convert``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ckptmove.devices import is_accelerator, same_device, split
+from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import (
+    census,
+    convert_command,
+    counted,
+    fullest_device,
+    is_out_of_range,
+    load_expression,
+    target_device,
+)
+from ckptmove.pairing import pair_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.findings.context import Context
+    from ckptmove.model import Finding, Inventory, Mention, OptimizerRecord, TensorRecord
+    from ckptmove.pairing import Pairing
+
+
+def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """D101: model and loss are used in one forward pass, so their tensors belong on one device."""
+    tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and _is_placed(tensor)]
+    places = Counter(map(_place, tensors))
+    home = fullest_device(tensors)
+    strays = [tensor.name for tensor in tensors if home is not None and not same_device(tensor.device, home)]
+    if not strays:
+        return
+    names = census(tensor.device for tensor in tensors)
+    several = sum(is_accelerator(kind) for kind, _ in places) > 1
+    why = "right for a model-parallel run only" if several else "one forward pass needs them on one"
+    message = f"{counted(len(tensors), 'tensor')} of the model lie on several devices: {names}; {why}"
+    yield found("D101", message, strays, convert_command(inventory, context))
+
+
+def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """D102: a moment lies elsewhere than its parameter.
+
+    Where the whole model is on one device, no pairing is needed to know where a parameter is. Where it is not, only a
+    certain pairing tells; without one, a moment is only wrong on a device that has no part of the model at all.
+    """
+    model = [tensor for tensor in inventory.tensors if tensor.role == "model" and _is_placed(tensor)]
+    homes = list({place: tensor.device for place, tensor in zip(map(_place, model), model, strict=True)}.values())
+    if not homes:
+        return
+    pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
+    if len(homes) > 1:
+        pairings = tuple(pairing if pairing.is_certain else None for pairing in pair_all(inventory))
+    for optimizer, pairing in zip(inventory.optimizers, pairings, strict=True):
+        strays = list(_strays(optimizer, pairing, homes))
+        if strays:
+            named = f"{optimizer.where}: " if len(inventory.optimizers) > 1 else ""
+            message = named + _stray_message(optimizer, [(device, home) for _, device, home in strays])
+            yield found("D102", message, [name for name, _, _ in strays], convert_command(inventory, context))
+
+
+def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """D103: ``torch.load`` without ``map_location`` raises for an index that the machine does not have."""
+    tensors = [tensor for tensor in inventory.tensors if is_out_of_range(tensor.device, context)]
+    objects = [
+        mention
+        for mention in inventory.mentions
+        if mention.kind == "torch.device" and is_out_of_range(mention.value, context)
+    ]
+    if not tensors and not objects:
+        return
+    held = [census(tensor.device for tensor in tensors)] if tensors else []
+    held += [f"torch.device objects for {census(mention.value for mention in objects)}"] if objects else []
+    kind = split(tensors[0].device if tensors else objects[0].value)[0]
+    has = counted(context.device_count, f"{kind} device")
+    message = f"{'tensors on ' if tensors else ''}{' and '.join(held)}, but the target machine has {has}"
+    where = [*(tensor.name for tensor in tensors), *(mention.where for mention in objects)]
+    yield found("D103", message, where, convert_command(inventory, context))
+
+
+def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """D104: a config, a ``torch.device`` or ``device_ids`` names a device on which nothing lies."""
+    model = [tensor for tensor in inventory.tensors if tensor.role == "model"] or inventory.tensors
+    tags = list(dict.fromkeys(tensor.device for tensor in model if _is_placed(tensor)))
+    strays = [mention for mention in inventory.mentions if tags and not _agrees(mention, tags, context)]
+    if not strays:
+        return
+    first = strays[0]
+    more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
+    named = first.value if first.kind != "device_ids" else f"devices {first.value}"
+    message = f"{first.where} names {named}{more}, the model lies on {', '.join(tags)}"
+    yield found("D104", message, [mention.where for mention in strays], _mention_fix(inventory, context, strays))
+
+
+# --- what they need --------------------------------------------------------------------------------------------------
+
+
+def _is_placed(tensor: TensorRecord) -> bool:
+    return tensor.device != "meta"
+
+
+def _place(tensor: TensorRecord) -> tuple[str, int]:
+    """A device as a key: without an index, the first of its type is meant."""
+    kind, index = split(tensor.device)
+    return kind, index or 0
+
+
+def _strays(optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Moments that lie elsewhere than their parameter: name, device, and the parameter's device."""
+    parameters = pairing.by_key() if pairing is not None else {}
+    for entry in optimizer.state:
+        parameter = parameters.get(entry.key)
+        possible = homes if parameter is None or not _is_placed(parameter) else [parameter.device]
+        for _, tensor in entry.tensors:
+            if tensor.shape and not any(same_device(tensor.device, home) for home in possible):
+                yield tensor.name, tensor.device, " or ".join(possible)
+
+
+def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> str:
+    total = sum(bool(tensor.shape) for entry in optimizer.state for _, tensor in entry.tensors)
+    parts = [
+        f"{count} of {total} optimizer moments are on {device}, their parameters on {home}"
+        for (device, home), count in Counter(moves).items()
+    ]
+    return "; ".join(parts)
+
+
+def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
+    """Whether a mention fits the devices of the model.
+
+    ``cuda`` without an index fits every index. ``map_location`` says where a file is read to, not where anything is.
+    A bare number under ``gpus`` or ``devices`` counts devices (Lightning) and names none. Device ids of DataParallel
+    name replicas besides the device that holds the model, so one of them has to fit, and all have to exist.
+    """
+    key = mention.where.rpartition(".")[2]
+    if mention.kind != "device_ids":
+        kind, index = split(mention.value)
+        places = [split(tag) for tag in tags]
+        return key == "map_location" or any(
+            kind == other and (index is None or index == (own or 0)) for other, own in places
+        )
+    if not mention.value.startswith("[") and key in {"gpus", "devices"}:
+        return True
+    ids = {int(number) for number in re.findall(r"\d+", mention.value)}
+    indices = {split(tag)[1] or 0 for tag in tags if is_accelerator(tag)}
+    return bool(ids & indices) and max(ids) < max(context.device_count, *(index + 1 for index in indices))
+
+
+def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) -> str:
+    """``convert`` moves the objects, and strings where it is told to; device ids are changed by hand."""
+    kinds = {mention.kind for mention in strays}
+    if kinds == {"device_ids"}:
+        target = target_device(inventory, context) or "cpu"
+        index = str(split(target)[1] or 0) if is_accelerator(target) else ""
+        first = strays[0]
+        value = f"[{index}]" if first.value.startswith("[") else index or "None"
+        return f"checkpoint = {load_expression(inventory)}  # then set {first.where} to {value}"
+    return convert_command(inventory, context, *(["--rewrite-strings"] if "string" in kinds else []))

@@ -1,0 +1,47 @@
+"""Rules about the keys of state_dicts: K601.
+
+Never renames a key: other code may rely on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import counted, load_expression
+from ckptmove.scopes import model_tensors, split_container, strip_wrappers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.findings.context import Context
+    from ckptmove.model import Finding, Inventory
+
+
+def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """K601: every key of a state_dict starts with what a wrapper puts before it; one finding for each state_dict."""
+    roots = frozenset(inventory.root_keys)
+    names: dict[str, list[str]] = {}
+    prefixes: dict[str, set[str]] = {}
+    for tensor in model_tensors(inventory):
+        container, key = split_container(tensor.name, roots)
+        names.setdefault(container, []).append(tensor.name)
+        prefixes.setdefault(container, set()).add(strip_wrappers(key)[0])
+    for container, found_prefixes in prefixes.items():
+        if len(found_prefixes) == 1 and (prefix := found_prefixes.pop()):
+            where = names[container]
+            place = f" of {container}" if container else ""
+            message = f"every key{place} starts with '{prefix}' ({counted(len(where), 'tensor')})"
+            yield found("K601", message, where, _strip_line(inventory, container, prefix))
+
+
+def _strip_line(inventory: Inventory, container: str, prefix: str) -> str:
+    if inventory.layout == "module":
+        return f"model = {load_expression(inventory)}.{prefix.rstrip('.')}"
+    steps = [f"state_dict = {load_expression(inventory, container)}"]
+    # One wrapper at a time: the state_dict's _metadata is only stripped so.
+    steps += [
+        f"torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state_dict, {part + '.'!r})"
+        for part in prefix.rstrip(".").split(".")
+    ]
+    return "; ".join(steps)

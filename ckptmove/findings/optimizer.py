@@ -1,0 +1,179 @@
+"""Rules about optimizers: O201 to O206.
+
+Never takes a file for broken that a healthy run could have written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
+from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import convert_command, counted, load_expression, target_device
+from ckptmove.pairing import moments, pair_all
+from ckptmove.scopes import is_buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.findings.context import Context
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, TensorRecord
+
+#: Counters that torch keeps on the CPU unless the group is capturable or fused.
+_COUNTERS: Final = ("step", "mu_product")
+#: Layouts whose model and optimizer are spread over several files, so that counts in one of them mean nothing.
+_SPREAD: Final = frozenset({"accelerate", "dcp", "deepspeed", "hf-trainer", "megatron", "sharded"})
+#: Integer dtypes that no weight has, not even a quantized one.
+_NO_WEIGHTS: Final = frozenset({"bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
+
+
+def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """O201: counters on an accelerator are read back at each step. ASGD is left out: torch creates them there."""
+    for optimizer in inventory.optimizers:
+        if optimizer.algorithm == "ASGD":
+            continue
+        strays = [
+            (key, tensor)
+            for group, key, tensor in _counters(optimizer)
+            if is_accelerator(tensor.device) and not (group.is_set("capturable") or group.is_set("fused"))
+        ]
+        if strays:
+            held = " and ".join(f"{count} '{key}'" for key, count in Counter(key for key, _ in strays).items())
+            tags = ", ".join(dict.fromkeys(tensor.device for _, tensor in strays))
+            message = (
+                f"{held} tensors on {tags}, in groups that are neither capturable nor fused: a GPU sync for each step"
+            )
+            yield found("O201", message, [tensor.name for _, tensor in strays], convert_command(inventory, context))
+
+
+def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """O202: the first step asserts that a capturable group is on a device that can capture."""
+    target = target_device(inventory, context)
+    if target is None or supports_capturable(target):
+        return
+    for optimizer in inventory.optimizers:
+        where = [f"{group.where}.capturable" for group in optimizer.groups if group.is_set("capturable")]
+        if where:
+            count = f"{len(where)} of {counted(len(optimizer.groups), 'group')}"
+            message = f"{count} capturable=True, which {target} cannot do: the first step raises"
+            yield found("O202", message, where, convert_command(inventory, context))
+
+
+def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """O203: counters of a capturable or fused group that torch will move at load."""
+    target = target_device(inventory, context)
+    if target is None or not is_accelerator(target):
+        return
+    flags = [
+        flag
+        for flag, is_supported in (
+            ("capturable", supports_capturable(target)),
+            ("fused", supports_fused(target)),
+        )
+        if is_supported
+    ]
+    for optimizer in inventory.optimizers:
+        names = [
+            tensor.name
+            for group, _, tensor in _counters(optimizer)
+            if tensor.device == "cpu" and any(group.is_set(flag) for flag in flags)
+        ]
+        if names:
+            message = (
+                f"{counted(len(names), 'counter')} on the CPU in capturable or fused groups; torch moves them at load"
+            )
+            yield found("O203", message, names, convert_command(inventory, context))
+
+
+def state_shape(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """O204: a moment has another shape than the parameter it surely belongs to."""
+    for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
+        if not pairing.is_certain:
+            continue
+        parameters = pairing.by_key()
+        parted = [
+            (tensor, parameter)
+            for entry in optimizer.state
+            if (parameter := parameters[entry.key]) is not None
+            for _, tensor in moments(entry, optimizer.algorithm)
+            if tensor.shape and tensor.shape != parameter.shape
+        ]
+        if parted:
+            tensor, parameter = parted[0]
+            more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
+            message = f"{tensor.name} is {list(tensor.shape)}, {parameter.name} is {list(parameter.shape)}{more}"
+            yield found("O204", message, [tensor.name for tensor, _ in parted], _weights_alone(inventory))
+
+
+def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """O205: part of a group has no state. LBFGS is left out: it keeps all its state on its first parameter."""
+    for optimizer in inventory.optimizers:
+        if optimizer.algorithm == "LBFGS":
+            continue
+        known = {
+            entry.key
+            for entry in optimizer.state
+            if entry.tensors or any(value is not None for _, value in entry.scalars)
+        }
+        partial = [group for group in optimizer.groups if not known.isdisjoint(group.params)]
+        missing = [(group, key) for group in partial for key in group.params if key not in known]
+        if missing:
+            total = sum(len(group.params) for group in partial)
+            message = f"{len(missing)} of {counted(total, 'parameter')} have no state: frozen, or lost"
+            where = [f"{group.where}.params.{key}" for group, key in missing]
+            fix = f"save {inventory.path} again from the run, unless those parameters were frozen: then nothing"
+            yield found("O205", message, where, fix)
+
+
+def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """O206: parameters that nothing in the file can be, or state that no group lists.
+
+    Each optimizer is held against every tensor of the file that could be a parameter of anything (loss and EMA
+    included, quantized weights too, tied ones twice), because it may cover any part of it; also against those that
+    stand under an optimizer's key without being its state (ML-Agents keeps a critic at ``Optimizer:critic``). Fewer
+    parameters than tensors is never a fault: buffers, frozen weights, tied weights and other optimizers all make it so.
+    More is one, unless the model is in another file, as layouts of several files have it, or not in this file at all.
+    """
+    state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
+    possible = sum(tensor.name not in state and _can_be_parameter(tensor) for tensor in inventory.tensors)
+    has_model = any(tensor.role == "model" for tensor in inventory.tensors)
+    for optimizer in inventory.optimizers:
+        listed = {key for group in optimizer.groups for key in group.params}
+        unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
+        root = f"{optimizer.where}." if optimizer.where else ""
+        faults: dict[str, list[str]] = {}
+        if has_model and inventory.layout not in _SPREAD and len(listed) > possible:
+            listing = f"{counted(len(listed), 'parameter')} in the groups, {counted(possible, 'tensor')} in the file"
+            faults[f"{listing} that could be one"] = [f"{root}param_groups"]
+        if unlisted:
+            lost = f"state of {counted(len(unlisted), 'parameter')} that no group lists"
+            faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]
+        if faults:
+            where = [path for paths in faults.values() for path in paths]
+            yield found("O206", "; ".join(faults), where, _weights_alone(inventory))
+
+
+# --- what they need --------------------------------------------------------------------------------------------------
+
+
+def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, TensorRecord]]:
+    """The counters of every parameter that a group lists: group, state key, tensor."""
+    groups = {key: group for group in optimizer.groups for key in group.params}
+    for entry in optimizer.state:
+        if entry.key in groups:
+            for key, tensor in entry.tensors:
+                if key in _COUNTERS:
+                    yield groups[entry.key], key, tensor
+
+
+def _can_be_parameter(tensor: TensorRecord) -> bool:
+    return (
+        tensor.role not in {"rng", "scheduler", "scaler"}
+        and tensor.dtype not in _NO_WEIGHTS
+        and not is_buffer(tensor.name)
+    )
+
+
+def _weights_alone(inventory: Inventory) -> str:
+    return f"checkpoint = {load_expression(inventory)}  # and restore the model alone: this state is not its own"

@@ -1,0 +1,53 @@
+"""The one tuple of rules, and what runs them.
+
+Never holds a rule itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ckptmove.findings.context import Context
+    from ckptmove.model import Finding, Inventory
+
+Rule: TypeAlias = "Callable[[Inventory, Context], Iterable[Finding]]"
+
+#: Every rule over an inventory, in the order of its code.
+RULES: Final[tuple[Rule, ...]] = (
+    devices.mixed_devices,
+    devices.optimizer_device,
+    devices.device_index,
+    devices.device_mention,
+    optimizer.step_on_accelerator,
+    optimizer.capturable_unsupported,
+    optimizer.step_on_cpu,
+    optimizer.state_shape,
+    optimizer.state_missing,
+    optimizer.group_size,
+    resume.rng_on_accelerator,
+    resume.resume_incomplete,
+    resume.rng_count,
+    dtypes.dtype_unsupported,
+    keys.wrapper_prefix,
+    safety.weights_only,
+    safety.dangerous_global,
+    archive.crc_mismatch,
+    archive.truncated,
+    archive.compressed_records,
+    archive.dead_bytes,
+)
+
+
+def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
+    """Everything that the rules find, in the order of their codes.
+
+    Args:
+        inventory: what a checkpoint holds.
+        context: the machine that it is judged for.
+    """
+    return tuple(finding for rule in RULES for finding in rule(inventory, context))

@@ -1,0 +1,92 @@
+"""Rules about what an exact resume needs besides model and optimizer: R301 to R303.
+
+Never knows how a trainer restores it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.devices import is_accelerator, split
+from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import census, convert_command, counted, load_expression, target_device
+from ckptmove.scopes import model_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.findings.context import Context
+    from ckptmove.model import Finding, Inventory, TensorRecord
+
+#: Elements of torch's generator states: CPU (mt19937), CUDA and XPU (philox), mps, and CUDA before torch 1.6.
+_STATE_SIZES: Final = frozenset({5056, 16, 44, 824016})
+_PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", "epoch or step counter"))
+
+
+def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """R301: a generator state is not a ByteTensor on the CPU."""
+    states = [tensor for tensor in inventory.tensors if tensor.role == "rng" and _is_spoiled(tensor)]
+    if not states:
+        return
+    held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
+    message = f"{counted(len(states), 'RNG state')} not uint8 on the CPU: {held}"
+    moved = all(tensor.dtype == "uint8" for tensor in states)
+    fix = convert_command(inventory, context)
+    if not moved:
+        fix = f"checkpoint = {load_expression(inventory)}  # and do not restore its RNG states: they were cast"
+    yield found("R301", message, [tensor.name for tensor in states], fix)
+
+
+def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """R302: a file that is meant for a resume lacks parts of it.
+
+    Only a file with a model and an optimizer is meant so: others are one of several, or weights alone. A GradScaler is
+    missed only where float16 tensors show that one was needed: autocast keeps float32 weights and leaves no trace, and
+    to miss it in each float32 and bfloat16 file would be noise.
+    """
+    model = model_tensors(inventory)
+    if not model or not inventory.optimizers:
+        return
+    absent = [words for part, words in _PARTS if part not in inventory.contents]
+    if "scaler" not in inventory.contents and any(tensor.dtype == "float16" for tensor in model):
+        absent.append("GradScaler")
+    if absent:
+        message = f"not in the file: {', '.join(absent)}; training resumes, but not exactly"
+        yield found("R302", message, (), _save_line(inventory, context, absent))
+
+
+def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """R303: as many per-device RNG states as devices, or they cannot all be set."""
+    target = target_device(inventory, context)
+    if target is None or not is_accelerator(target):
+        return
+    kind = split(target)[0]
+    lists = [(where, count) for where, count in inventory.rng_devices if count not in {0, context.device_count}]
+    if not lists:
+        return
+    where, count = lists[0]
+    has = counted(context.device_count, f"{kind} device")
+    message = f"{where} holds {counted(count, 'RNG state')}, and the target machine has {has}"
+    states = f"{load_expression(inventory, where)}[:{context.device_count}]"
+    fix = f"for index, state in enumerate({states}): torch.{kind}.set_rng_state(state, index)"
+    yield found("R303", message, [path for path, _ in lists], fix)
+
+
+def _is_spoiled(tensor: TensorRecord) -> bool:
+    """A seed (0-d) or NumPy's state (624 words) is no generator state of torch and may have any dtype."""
+    if len(tensor.shape) != 1 or (tensor.dtype != "uint8" and tensor.shape[0] not in _STATE_SIZES):
+        return False
+    return tensor.dtype != "uint8" or tensor.device != "cpu"
+
+
+def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str:
+    target = target_device(inventory, context) or "cpu"
+    kind = split(target)[0]
+    states = f", '{kind}_rng': torch.{kind}.get_rng_state{'_all' * (kind == 'cuda')}()" * is_accelerator(target)
+    lines = {
+        "scheduler": "'scheduler': scheduler.state_dict()",
+        "RNG states": f"'rng': torch.get_rng_state(){states}",
+        "epoch or step counter": "'epoch': epoch",
+        "GradScaler": "'scaler': scaler.state_dict()",
+    }
+    return f"torch.save({{**checkpoint, {', '.join(lines[words] for words in absent)}}}, {inventory.path!r})"

@@ -1,0 +1,96 @@
+"""What is inside the objects of a checkpoint: pickled modules, optimizers and objects of classes that nobody knows.
+
+Never builds one: it lists the values that unpickling would hand to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.inventory.shapes import as_dict, attributes, key_text, members, state_dict_of, string_keys, unique
+from ckptmove.pickles.tree import Call, Node, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.inventory.optimizers import OptimizerDraft
+    from ckptmove.inventory.shapes import Member
+    from ckptmove.pickles.tree import Dict, Value
+
+_REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
+
+
+def module_attributes(call: Call) -> Dict | None:
+    """The attributes of a pickled ``nn.Module``, or None where a call is none.
+
+    A ``torch.fx.GraphModule`` has them in its arguments: ``reduce_graph_module(dict, import_block)``.
+    """
+    arguments = call.args.items if type(call.args) is Tuple else ()
+    for pairs in (attributes(call), as_dict(arguments[0]) if arguments else None):
+        if pairs is not None and string_keys(pairs).issuperset(_REGISTRIES):
+            return pairs
+    return None
+
+
+def registered_members(pairs: Dict) -> Iterator[Member]:
+    """Parameters, buffers and submodules of a module, in the order of its ``state_dict()``."""
+    for registry in _REGISTRIES:
+        registered = as_dict(pairs.get(registry))
+        yield from members(registered) if registered is not None else ()
+
+
+def plain_members(pairs: Dict) -> Iterator[Member]:
+    """The other attributes of a module, which may hold tensors too."""
+    return (member for member in members(pairs) if member[0] not in _REGISTRIES)
+
+
+def sequence_members(value: Sequence) -> Iterator[Member]:
+    """The items of a sequence, named by their indices."""
+    return zip(map(str, range(len(value.items))), value.items, value.starts, strict=True)
+
+
+def state_members(state: Dict, draft: OptimizerDraft) -> Iterator[Member]:
+    """The state of an optimizer by parameter; a pickled optimizer object keys it by the parameter itself."""
+    for key, value, start in unique(state):
+        yield draft.object_keys.get(id(key)) or key_text(key), value, start
+
+
+def object_members(call: Call) -> Iterator[Member]:
+    """Everything that an object of an unknown class was given: arguments, items, pairs and attributes."""
+    if isinstance(call.func, Call):
+        yield "func", call.func, -1
+    for holder in (call.args, call.appended):
+        if isinstance(holder, Sequence):
+            yield from sequence_members(holder)
+        elif isinstance(holder, Node):
+            yield "args", holder, -1
+    for pairs in (as_dict(call.kwargs), call.assigned):
+        yield from members(pairs) if pairs is not None else ()
+    yield from value_members(call.state)
+
+
+def dict_attributes(call: Call, pairs: Dict) -> Iterator[Member]:
+    """The attributes of a dict subclass, without those that repeat its items, as a ``ModelOutput``'s do."""
+    state = attributes(call)
+    if state is not None:
+        keys = string_keys(pairs) | {"_metadata"}  # versions of the modules in a state_dict
+        yield from (member for member in members(state) if member[0] not in keys)
+
+
+def value_members(state: Value) -> Iterator[Member]:
+    """The attributes in a state, or the state itself where ``__getstate__`` made it something else."""
+    pairs = state_dict_of(state)
+    if pairs is not None:
+        yield from members(pairs)
+    elif isinstance(state, Sequence):
+        yield from sequence_members(state)
+    elif isinstance(state, Node):
+        yield "state", state, -1
+
+
+def attached_members(value: Value) -> Iterator[Member]:
+    """The members of what hangs on a tensor: the ``torch.device`` of a wrapper, or python attributes."""
+    if type(value) is Call and value.name == "torch.device":
+        yield "device", value, -1
+    else:
+        yield from value_members(value)

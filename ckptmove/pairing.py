@@ -1,0 +1,252 @@
+"""Which model tensor an optimizer's state belongs to, told from names, order and shapes.
+
+Never guesses in silence: a pairing says how it was made, and when several were possible.
+
+``torch.optim.Optimizer.load_state_dict`` pairs by position alone: the n-th parameter of the saved groups with the n-th
+of the new ones. A file holds no parameters in that sense, only a state_dict, which has buffers besides, lists tied
+weights twice, and keeps the module's order and not the groups'. So the shapes of the moments decide: each group must
+lie in the model as an in-order subsequence. It is taken once from the left and once from the right: for a single run of
+parameters, both giving the same tensors means that there is no other match. Where they differ, the left one is given
+and called ambiguous.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from ckptmove.optimizers import TABLE
+from ckptmove.scopes import Scope, model_scopes, strip_wrappers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
+    from ckptmove.scopes import Index, Shape
+
+How: TypeAlias = Literal["names", "order", "position", "ambiguous", "none"]
+
+#: State keys of bookkeeping tensors: 0-d whatever the parameter's shape.
+BOOKKEEPING: Final = frozenset({"step", "mu_product", "eta", "mu"})
+#: State keys that some classes write beside those of the table, by their options.
+_OPTIONAL: Final = frozenset({"step", "max_exp_avg_sq", "grad_avg", "momentum_buffer"})
+#: Classes whose state does not have the shape of its parameter.
+_OTHER_SHAPES: Final = frozenset({"LBFGS", "Adafactor"})
+_STATE_KEYS: Final = {row.name: row.state | row.scalars | _OPTIONAL for row in TABLE if row.name not in _OTHER_SHAPES}
+_ALL_STATE_KEYS: Final = frozenset().union(*_STATE_KEYS.values())
+#: Parts that hold copies, which no optimizer steps: target networks, and modules among Lightning's arguments.
+_COPIES: Final = re.compile(r"target|hyper_parameters")
+#: What says nothing of the part of a model that an optimizer is for: ``opt_G`` and ``netG`` are both ``g``.
+_FILLER: Final = re.compile(r"optimizers?|optim|opt|states?|dict|net|model|[^a-z0-9]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """The parameters of one optimizer among the tensors of the model.
+
+    Attributes:
+        matches: every key that the groups list, in their order, then every key that only the state has; each with its
+            tensor, or None where none was found.
+        how: ``names``: the optimizer names its parameters; ``order``: in-order match with all known shapes agreeing,
+            and no other; ``position``: as many parameters as model tensors, but a few shapes part; ``ambiguous``:
+            one of several in-order matches; ``none``: no match.
+        reason: why it is no better; empty for a pairing in which nothing is missing.
+    """
+
+    matches: tuple[tuple[str, TensorRecord | None], ...]
+    how: How
+    reason: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a finding may rest on it."""
+        return self.how in {"names", "order", "position"}
+
+    def by_key(self) -> dict[str, TensorRecord | None]:
+        """The tensors by the keys of their parameters."""
+        return dict(self.matches)
+
+
+def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
+    """Match each optimizer's parameters with the model's tensors, in time in proportion to both."""
+    scopes = model_scopes(inventory) if inventory.optimizers else ()
+    return tuple(_pair(optimizer, scopes) for optimizer in inventory.optimizers)
+
+
+def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, TensorRecord], ...]:
+    """The tensors of a state that ``torch.optim`` creates in the shape of the parameter, by state key.
+
+    Empty for LBFGS and Adafactor, and for a state with keys that torch does not write: such an optimizer (GaLore,
+    8-bit Adam) may use torch's names for tensors of other shapes.
+
+    Args:
+        entry: state of one parameter.
+        algorithm: as in ``OptimizerRecord``; None stands for any class but those two.
+    """
+    if algorithm in _OTHER_SHAPES:
+        return ()
+    known = _STATE_KEYS[algorithm] if algorithm else _ALL_STATE_KEYS
+    if any(key not in known for key, _ in (*entry.tensors, *entry.scalars)):
+        return ()
+    return tuple((key, tensor) for key, tensor in entry.tensors if key not in BOOKKEEPING)
+
+
+def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:
+    """The shape that a parameter must have by its state, or None where that does not tell.
+
+    Adafactor's ``row_var`` is the parameter's shape with a last size of 1, ``col_var`` has the last size
+    (``torch/optim/_adafactor.py``, ``_init_group`` of Adafactor).
+    """
+    if algorithm == "Adafactor":
+        tensors = dict(entry.tensors)
+        row, column, variance = (tensors.get(key) for key in ("row_var", "col_var", "variance"))
+        if row is not None and column is not None:
+            return (*row.shape[:-1], *column.shape[-1:])
+        return None if variance is None else variance.shape
+    own = moments(entry, algorithm)
+    return own[0][1].shape if own else None
+
+
+# --- one optimizer ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A scope's tensors for the listed parameters, in the order of the groups; None for a name that is not there."""
+
+    scope: Scope
+    tensors: list[TensorRecord | None]
+    is_unique: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.tensors) == len(self.scope.parameters)
+
+
+def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...]) -> Pairing:
+    groups = [group.params for group in optimizer.groups]
+    keys = [key for group in groups for key in group]
+    if not keys:
+        return _result(optimizer, [], "none", "the groups list no parameters")
+    if not scopes:
+        return _result(optimizer, [], "none", "the file holds no model tensors")
+    named = _by_names(optimizer, keys, scopes)
+    if named is not None:
+        return named
+    state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
+    shapes = [[state.get(key) for key in group] for group in groups]
+    fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
+    if fits:
+        return _by_shapes(optimizer, fits)
+    flat = [shape for group in shapes for shape in group]
+    for scope in scopes:
+        parted = _parted(flat, scope)
+        if parted:
+            reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
+            return _result(optimizer, scope.parameters, "position", reason)
+    return _result(optimizer, [], "none", "the shapes of the state do not fit the model's tensors in their order")
+
+
+def _result(optimizer: OptimizerRecord, tensors: Sequence[TensorRecord | None], how: How, reason: str = "") -> Pairing:
+    listed = [key for group in optimizer.groups for key in group.params]
+    known = set(listed)
+    rest = [entry.key for entry in optimizer.state if entry.key not in known]
+    found = [*tensors, *[None] * (len(listed) + len(rest) - len(tensors))]
+    return Pairing(matches=tuple(zip((*listed, *rest), found, strict=True)), how=how, reason=reason)
+
+
+def _by_names(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...]) -> Pairing | None:
+    """By ``param_names`` (torch 2.6 and up), or by keys that are names; None where less than half of them are found."""
+    names: list[str] = []
+    for group in optimizer.groups:
+        names += group.param_names if len(group.param_names) == len(group.params) else group.params
+    if all(name.isdigit() for name in names):
+        return None
+    wanted = [strip_wrappers(name)[1] for name in names]
+    fits = [_Fit(scope, [scope.named.get(name) for name in wanted], True) for scope in scopes]
+    fewest = min(fit.tensors.count(None) for fit in fits)
+    if fewest * 2 > len(keys):
+        return None
+    fit, rivals = _decide(optimizer, [fit for fit in fits if fit.tensors.count(None) == fewest])
+    if rivals:
+        return _result(optimizer, fit.tensors, "ambiguous", rivals)
+    reason = f"{fewest} of {len(keys)} names are not in the model" if fewest else ""
+    return _result(optimizer, fit.tensors, "names", reason)
+
+
+def _by_shapes(optimizer: OptimizerRecord, fits: list[_Fit]) -> Pairing:
+    """The best of the scopes that fit: one that is covered whole, then one in which the optimizer lies in one way."""
+    best = [fit for fit in fits if fit.is_whole] or [fit for fit in fits if fit.is_unique] or fits
+    fit, rivals = _decide(optimizer, best)
+    if not rivals and not fit.is_unique:
+        rivals = "several tensors of the model have these shapes in this order"
+    return _result(optimizer, fit.tensors, "ambiguous" if rivals else "order", rivals)
+
+
+def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
+    """The scope that an optimizer is for, by its name where several fit (``opt_G``: ``netG``), and what rivals it."""
+    fits = [fit for fit in fits if not _COPIES.search(fit.scope.where)] or fits
+    distinct = {tuple(map(id, fit.tensors)): fit for fit in reversed(fits)}
+    if len(distinct) == 1:
+        return fits[0], ""
+    purpose = _purpose(optimizer.where)
+    named = [fit for fit in distinct.values() if _is_for(purpose, _purpose(fit.scope.where))]
+    if len(named) == 1:
+        return named[0], ""
+    return fits[0], "it fits several parts: " + ", ".join(fit.scope.where for fit in fits if fit.scope.where)
+
+
+def _purpose(where: str) -> str:
+    return _FILLER.sub("", where.lower())
+
+
+def _is_for(optimizer: str, model: str) -> bool:
+    return bool(optimizer and model) and (optimizer.startswith(model) or model.startswith(optimizer))
+
+
+def _parted(shapes: list[Shape | None], scope: Scope) -> int:
+    """How many known shapes differ from the tensor at the same place; 0 where position is no plausible pairing.
+
+    It is plausible where counts agree, most shapes do, and the ones that differ are not the same shapes in another
+    order: then the groups would only be ordered otherwise than the model, which is no fault.
+    """
+    if len(shapes) != len(scope.parameters):
+        return 0
+    pairs = [(shape, tensor.shape) for shape, tensor in zip(shapes, scope.parameters, strict=True)]
+    parted = [(shape, own) for shape, own in pairs if shape is not None and shape != own]
+    reordered = Counter(shape for shape, _ in parted) == Counter(own for _, own in parted)
+    return 0 if reordered or len(parted) * 2 > len(shapes) else len(parted)
+
+
+# --- in-order matching -----------------------------------------------------------------------------------------------
+
+
+def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
+    """The groups in a scope: all of them in one run, or each as a run of its own (decay and no decay)."""
+    if sum(map(len, groups)) > len(scope.parameters):
+        return None
+    for runs in ([[shape for group in groups for shape in group]], groups):
+        left = _embed(runs, scope.forward)
+        if left is not None:
+            last = len(scope.parameters) - 1
+            right = _embed([run[::-1] for run in reversed(runs)], scope.backward)
+            is_unique = right is not None and left == [last - place for place in reversed(right)]
+            return _Fit(scope, [scope.parameters[place] for place in left], is_unique)
+    return None
+
+
+def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:
+    """The leftmost places of each run in turn, none used twice; None where a run does not fit."""
+    free = index.all_free()
+    places: list[int] = []
+    for run in runs:
+        at = -1
+        for shape in run:
+            found = free.take(shape, at)
+            if found is None:
+                return None
+            at = found
+            places.append(at)
+    return places

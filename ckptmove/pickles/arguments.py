@@ -1,0 +1,128 @@
+"""The arguments of torch's rebuild functions, read one by one and within bounds.
+
+Never makes a value up: what torch would not write raises :class:`NotATensor`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.pickles.tree import Call, Global, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from ckptmove.pickles.tree import Value
+
+#: torch counts elements and bytes in a signed 64-bit integer.
+LARGEST: Final = 2**63 - 1
+#: Far more than any operator takes, and few enough that a product stays cheap.
+_MOST_AXES: Final = 1000
+
+
+class NotATensor(Exception):
+    """The arguments are not those that torch writes."""
+
+
+def arguments(call: Call) -> Tuple:
+    """The arguments of a call."""
+    if type(call.args) is not Tuple:
+        raise NotATensor
+    return call.args
+
+
+def items(value: Value) -> list[Value]:
+    """The items of a tuple or a list."""
+    if not isinstance(value, Sequence):
+        raise NotATensor
+    return value.items
+
+
+def count(value: Value) -> int:
+    """A number of elements, or an offset in elements."""
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise NotATensor
+    return value
+
+
+def sizes(value: Value) -> tuple[int, ...]:
+    """A size or a stride: a tuple of ints, or a ``torch.Size`` of one."""
+    if type(value) is Call and value.name == "torch.Size":
+        value = arguments(value).items[0]
+    if not isinstance(value, Sequence) or len(value.items) > _MOST_AXES:
+        raise NotATensor
+    found = tuple(value.items)
+    for size in found:
+        if type(size) is not int or not 0 <= size <= LARGEST:
+            raise NotATensor
+    return found  # type: ignore[return-value]  # each was just seen to be an int
+
+
+def geometry(size: Value, stride: Value) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Size and stride of a dense tensor.
+
+    Returns:
+        Both, the number of elements, and the number of elements from the first to the last in memory (inclusive).
+    """
+    shape, steps = sizes(size), sizes(stride)
+    if len(shape) != len(steps):
+        raise NotATensor
+    numel = span = 1
+    for length, step in zip(shape, steps):  # noqa: B905  seen to be of one length, and called for each tensor
+        numel *= length
+        span += (length - 1) * step
+    return shape, steps, numel, span if numel else 0
+
+
+def bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes that a tensor's values take: its elements times the size of one."""
+    nbytes = prod(shape) * ITEM_BYTES[dtype]
+    if nbytes > LARGEST:
+        raise NotATensor
+    return nbytes
+
+
+def dtype_name(value: Value) -> str:
+    """The name of a ``torch.float32`` without ``torch.``."""
+    if type(value) is not Global or value.name not in ITEM_BYTES:
+        raise NotATensor
+    return value.name
+
+
+def layout_name(value: Value) -> str:
+    """The name in ``torch.serialization._get_layout('torch.sparse_coo')`` without ``torch.``."""
+    if type(value) is not Call:
+        raise NotATensor
+    text = arguments(value).items[0]
+    return text.removeprefix("torch.") if type(text) is str else ""
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The stride of a contiguous tensor."""
+    stride = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        stride[axis] = stride[axis + 1] * max(shape[axis + 1], 1)
+    return tuple(stride)
+
+
+def numpy_shape(data: Call) -> tuple[int, ...]:
+    """The shape of a pickled ndarray.
+
+    Its state is ``(version, shape, dtype, is_fortran, bytes)``; from protocol 5 on it is written as
+    ``_frombuffer(bytes, dtype, shape, order)``.
+    """
+    if data.name.endswith("._frombuffer"):
+        return sizes(arguments(data).items[2])
+    return sizes(items(data.state)[1])
+
+
+def device_text(value: Value) -> str | None:
+    """The text of a ``torch.device(type[, index])`` call, or None where the value is no such call."""
+    if type(value) is not Call or value.name != "torch.device" or not isinstance(value.args, Sequence):
+        return None
+    found = value.args.items
+    if not found or type(found[0]) is not str:
+        return None
+    if len(found) > 1 and type(found[1]) is int and 0 <= found[1] <= LARGEST:
+        return f"{found[0]}:{found[1]}"
+    return found[0] if len(found) == 1 else None

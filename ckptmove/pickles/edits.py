@@ -1,0 +1,303 @@
+"""New pickle bytes from old ones: the operations that a plan names push another value, and nothing else changes.
+
+Never changes what any other reader of the same memo entry sees, and never brings in an opcode that torch's
+weights-only unpickler lacks where the source had none.
+
+A site is the start of an operation that pushes a value for one consumer. Pickle shares equal strings through the memo:
+a literal may be read back by operations that are sites of their own, and by others that are none. So each site pushes
+exactly the value that is wanted of it; a read of the memo stays a read where the memo then holds that value, and is
+replaced by a literal where it does not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ckptmove.devices import split
+from ckptmove.dtypes import DTYPE_STORAGE
+from ckptmove.errors import UneditablePickle
+from ckptmove.pickles import atoms
+from ckptmove.pickles.scan import PUTS, operation_end
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.structure import HANDLERS as STRUCTURE
+from ckptmove.pickles.tree import Global
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.model import Mention
+    from ckptmove.moves import MovePlan, StorageEdit
+
+    Patch: TypeAlias = tuple[int, bytes]
+Wanted: TypeAlias = "str | Global | bool | int"
+
+_GLOBAL: Final = ord("c")
+_STACK_GLOBAL: Final = 0x93
+_POP: Final = b"0"
+_LITERALS: Final = {code: atoms.HANDLERS[code] for code in b"SVTUX\x8c\x8d\x88\x89IKMJL\x8a"} | {
+    _GLOBAL: STRUCTURE[_GLOBAL]
+}
+#: Bytes of the length that leads a string.
+_STRING_WIDTHS: Final = {ord("X"): 4, 0x8C: 1, 0x8D: 8, ord("T"): 4, ord("U"): 1}
+_PYTHON2_STRINGS: Final = b"STU"
+#: Strings that protocol 0 writes as a line.
+_LINE_STRINGS: Final = b"VS"
+_FRAME_HEAD: Final = 9
+_TUPLE: Final = ord("t")
+_TUPLE1: Final = 0x85
+_TUPLE2: Final = 0x86
+
+
+def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
+    """Carry out a plan on the pickle that it was made for.
+
+    Args:
+        machine: the machine at rest after that pickle.
+        plan: what is to change.
+
+    Returns:
+        ``machine.data`` with the changes; bytes before ``begin`` and after STOP as they were.
+
+    Raises:
+        UneditablePickle: a change falls on a place that no pickler of Python writes.
+    """
+    literals = _Literals(machine)
+    draft = _Draft(machine, literals)
+    for edit in plan.edits:
+        if edit.target != edit.source:
+            for site in edit.sites:
+                draft.claim(site, edit.target)
+        if edit.cast is not None:
+            draft.cast(edit, edit.cast[1])
+    for flag in plan.flags:
+        mention = flag.mention
+        place = flag.site if mention is None else mention.site
+        if place is None:
+            raise UneditablePickle(f"the place of '{flag.where}' is not known", offset=0)
+        if mention is None:
+            draft.claim(place, flag.target == "True")
+        elif mention.kind == "torch.device":
+            draft.name_device(place, mention, flag.target)
+        else:
+            draft.claim(place, flag.target)
+    return _apply(literals, draft.values, draft.patches)
+
+
+def apply_edits(machine: Machine, values: Mapping[int, Wanted]) -> bytes:
+    """Make operations push other values.
+
+    Args:
+        machine: the machine at rest after the pickle.
+        values: by site, what its consumer is to see: a value of the type that it sees now.
+
+    Returns:
+        ``machine.data`` with the changes, and with the lengths of its frames mended.
+
+    Raises:
+        UneditablePickle: a site pushes neither a literal nor something read from the memo, or one of another type.
+    """
+    return _apply(_Literals(machine), values, {})
+
+
+def _apply(literals: _Literals, values: Mapping[int, Wanted], patches: Mapping[int, Patch]) -> bytes:
+    """Patches are, by the start of an operation, its end and what comes in its place."""
+    changes = dict(patches)
+    machine = literals.machine
+    for site, wanted in values.items():
+        if site not in literals.reads:
+            literals.replace(changes, site, wanted)
+    for read, definition in machine.reads:
+        wanted_here, wanted_there = values.get(read), values.get(definition)
+        if wanted_here is not wanted_there:  # the same for most: neither is a site, or both are of one edit
+            literals.unshare(changes, read, wanted_here, wanted_there)
+    return _splice(machine, changes)
+
+
+def _splice(machine: Machine, changes: Mapping[int, Patch]) -> bytes:
+    data = machine.data
+    ordered = sorted((start, *patch) for start, patch in changes.items())
+    starts = [start for start, _, _ in ordered]
+    growth = [0, *accumulate(len(new) - (end - start) for start, end, new in ordered)]
+    for frame in machine.frames:
+        begin = frame + _FRAME_HEAD
+        length = int.from_bytes(data[frame + 1 : begin], "little")
+        grown = growth[bisect_left(starts, begin + length)] - growth[bisect_left(starts, begin)]
+        ordered.append((frame + 1, begin, (length + grown).to_bytes(8, "little")))
+    pieces: list[bytes] = []
+    position = 0
+    for start, end, new in sorted(ordered):
+        pieces += data[position:start], new
+        position = end
+    pieces.append(data[position:])
+    return b"".join(pieces)
+
+
+class _Literals:
+    """The literals of one pickle: what they say, and how another value is written in their style."""
+
+    __slots__ = ("_scratch", "machine", "reads")
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.reads = dict(machine.reads)
+        self._scratch = Machine(machine.data, machine.limits, machine.begin)
+
+    def root(self, site: int) -> int:
+        """The operation that first pushed what a site pushes."""
+        while site in self.reads:
+            site = self.reads[site]
+        return site
+
+    def read(self, start: int) -> tuple[Wanted, int]:
+        """The value of the literal at a start, and its end."""
+        machine = self.machine
+        opcode = machine.data[start]
+        if opcode == _STACK_GLOBAL:
+            return self._memoised(start), start + 1
+        handler = _LITERALS.get(opcode)
+        if handler is None:
+            raise UneditablePickle("a value that is no literal", offset=start - machine.begin)
+        end = handler(self._scratch, start)
+        value = self._scratch.stack.pop()
+        self._scratch.starts.clear()
+        return value, end  # type: ignore[return-value]  # the table holds literals only
+
+    def _memoised(self, start: int) -> Global:
+        """STACK_GLOBAL takes its strings from the stack; Python's picklers put what it makes into the memo."""
+        for index, definition in self.machine.memo_starts.items():
+            value = self.machine.memo[index]
+            if definition == start and type(value) is Global:
+                return value
+        raise UneditablePickle("a global that is not memoised", offset=start - self.machine.begin)
+
+    def replace(self, changes: dict[int, Patch], site: int, wanted: Wanted) -> None:
+        """Put another value into a literal."""
+        value, end = self.read(site)
+        if _same(value, wanted):
+            return
+        self._require_type(value, wanted, site)
+        if type(wanted) in {bool, int} and self.machine.data[end] in PUTS:  # the walk does not follow their readers
+            raise UneditablePickle("a memoised flag or number", offset=site - self.machine.begin)
+        new = _written(wanted, self.machine.data[site])
+        if self.machine.data[site] == _STACK_GLOBAL:
+            new = bytes([_STACK_GLOBAL]) + _POP + new  # its two strings are on the stack already
+        changes[site] = end, new
+
+    def unshare(self, changes: dict[int, Patch], read: int, here: Wanted | None, there: Wanted | None) -> None:
+        """Replace a read of the memo by a literal, unless the memo comes to hold what is wanted of the read."""
+        root = self.root(read)
+        value, end = self.read(root)
+        wanted = value if here is None else here
+        if _same(wanted, value if there is None else there):
+            return
+        self._require_type(value, wanted, read)
+        data = self.machine.data
+        keeps = _same(wanted, value) and data[root] != _STACK_GLOBAL
+        new = data[root:end] if keeps else _written(wanted, data[root])
+        changes[read] = operation_end(data, read), new
+
+    def _require_type(self, value: Wanted, wanted: Wanted, site: int) -> None:
+        if type(value) is not type(wanted):
+            raise UneditablePickle("a value of another type", offset=site - self.machine.begin)
+
+
+class _Draft:
+    """A plan's changes by the operations that they fall on.
+
+    Attributes:
+        values: by site, the value that it is to push.
+        patches: by start of an operation, its end and what comes in its place.
+    """
+
+    __slots__ = ("_literals", "_machine", "patches", "values")
+
+    def __init__(self, machine: Machine, literals: _Literals) -> None:
+        self._machine = machine
+        self._literals = literals
+        self.values: dict[int, Wanted] = {}
+        self.patches: dict[int, Patch] = {}
+
+    def claim(self, site: int, value: Wanted) -> None:
+        """Ask a value of a site; two things that are written at one place cannot have two values."""
+        if self.values.setdefault(site, value) != value:
+            raise self._refusal("one value with two uses", site)
+
+    def cast(self, edit: StorageEdit, dtype: str) -> None:
+        """Ask for the storage class of another dtype, out of the module where the present one is."""
+        for site in edit.class_sites:
+            value, _ = self._literals.read(self._literals.root(site))
+            if type(value) is not Global:
+                raise self._refusal("a storage class that is no global", site)
+            self.values[site] = Global(value.module, DTYPE_STORAGE[dtype])
+
+    def name_device(self, site: int, mention: Mention, tag: str) -> None:
+        """Change the arguments of ``torch.device(type[, index])``."""
+        kind, index = split(tag)
+        self.claim(site, kind)
+        if mention.index_site is not None and index is not None:
+            self.claim(mention.index_site, index)
+        elif mention.index_site is not None:
+            _, end = self._literals.read(mention.index_site)
+            if end != mention.tuple_site:  # what follows, a PUT for example, would take the type for the index
+                raise self._refusal("a device index with another use", mention.index_site)
+            self.patches[mention.index_site] = end, b""
+            self._resize(mention.tuple_site, b"", _TUPLE2, _TUPLE1)
+        elif index is not None:
+            in_lines = self._machine.data[self._literals.root(site)] in _LINE_STRINGS
+            self._resize(mention.tuple_site, _written(index, ord("I" if in_lines else "K")), _TUPLE1, _TUPLE2)
+
+    def _resize(self, tuple_site: int | None, pushed: bytes, before: int, after: int) -> None:
+        """Give the argument tuple another length; one between a mark and TUPLE has it already."""
+        opcode = self._machine.data[tuple_site] if tuple_site is not None else None
+        if tuple_site is None or opcode not in {before, _TUPLE}:
+            raise self._refusal("device arguments that are not made in place", tuple_site or 0)
+        self.patches[tuple_site] = tuple_site + 1, pushed + bytes([after if opcode == before else _TUPLE])
+
+    def _refusal(self, detail: str, site: int) -> UneditablePickle:
+        return UneditablePickle(detail, offset=site - self._machine.begin)
+
+
+def _same(first: Wanted, second: Wanted) -> bool:
+    if isinstance(first, Global) and isinstance(second, Global):
+        return (first.module, first.name) == (second.module, second.name)
+    return type(first) is type(second) and first == second
+
+
+def _written(value: Wanted, opcode: int) -> bytes:
+    """The literal that pushes a value, in the style of the one that it takes the place of."""
+    if isinstance(value, Global):
+        return f"c{value.module}\n{value.name}\n".encode()
+    if isinstance(value, str):
+        return _written_text(value, opcode)
+    if isinstance(value, bool):
+        return b"I0%d\n" % value if opcode == ord("I") else b"\x88" if value else b"\x89"
+    return _written_index(value, opcode)
+
+
+def _written_text(text: str, opcode: int) -> bytes:
+    if opcode == ord("V"):  # escapes as in pickle.py ``save_str``
+        for char in "\\\0\n\r\x1a":
+            text = text.replace(char, f"\\u{ord(char):04x}")
+        return b"V" + text.encode("raw_unicode_escape") + b"\n"
+    if opcode in _PYTHON2_STRINGS and not text.isascii():
+        opcode = ord("X")
+    if opcode == ord("S"):
+        return f"S{text!r}\n".encode()
+    raw = text.encode("utf-8", "surrogatepass")
+    width = _STRING_WIDTHS[opcode]
+    if len(raw) >= 1 << 8 * width:
+        opcode, width = ord("X"), 4
+    return bytes([opcode]) + len(raw).to_bytes(width, "little") + raw
+
+
+def _written_index(index: int, opcode: int) -> bytes:
+    """A small number, as pickle.py ``save_long`` writes it."""
+    if opcode == ord("I"):
+        return b"I%d\n" % index
+    if opcode == ord("L"):
+        return b"L%dL\n" % index
+    if index < 1 << 8:
+        return b"K" + index.to_bytes(1, "little")
+    return b"M" + index.to_bytes(2, "little") if index < 1 << 16 else b"J" + index.to_bytes(4, "little")

@@ -1,0 +1,230 @@
+"""From what a checkpoint holds and what was asked for to the list of every change: pure.
+
+Never reads or writes a byte, and never decides on a tensor: ``policy`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from ckptmove import devices
+from ckptmove.dtypes import CAST_DOWN
+from ckptmove.errors import UnsupportedDtype
+from ckptmove.model import StorageRef, TensorRecord
+from ckptmove.moves import FlagEdit, Kept, MovePlan, StorageEdit
+from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from ckptmove.model import Inventory, Mention
+    from ckptmove.moves import MoveRequest
+
+
+@dataclass(slots=True)
+class _Holder:
+    """What carries one tag in the file: a storage, or the device of a tensor that is not tagged by its storage.
+
+    Attributes:
+        storage: as it is now; for the device of a tensor, a storage that has the tensor's name and no class.
+        rank: of the rule that decides: the highest of all tensors that view it.
+        tag: where it goes.
+        names: the tensors that view it.
+    """
+
+    storage: StorageRef
+    rank: int
+    tag: str
+    names: list[str]
+
+    def take(self, rank: int, tag: str, name: str) -> None:
+        """Add a tensor that views it; between answers of one rank the first in the file counts."""
+        if rank < self.rank:
+            self.rank, self.tag = rank, tag
+        if self.names[-1] != name:
+            self.names.append(name)
+
+
+#: A tensor, what holds its tag (None where nothing can be moved), and the rank of the rule that decides on it alone.
+_Placed: TypeAlias = "tuple[TensorRecord, _Holder | None, int]"
+
+
+@dataclass(slots=True)
+class _Placement:
+    """Every holder and every tensor."""
+
+    holders: list[_Holder]
+    tensors: list[_Placed]
+
+
+def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
+    """Decide on every change of a conversion.
+
+    Moves are per storage: where tensors of different answers share one, the rule that stands highest wins and the
+    others follow. Planning the result of a plan gives an empty plan, unless a device that something is sent to is
+    itself sent elsewhere.
+
+    Args:
+        inventory: the checkpoint.
+        request: what was asked for; its tags as :func:`ckptmove.devices.parse_target` returns them.
+
+    Returns:
+        The plan; empty where the checkpoint is already as asked.
+
+    Raises:
+        UnsupportedDtype: a tensor would go to a device that lacks its dtype, and no cast was asked for or is possible.
+    """
+    policy = Policy(inventory, request)
+    placement = _place(inventory, policy)
+    casts = _casts(placement.holders, cast=request.cast)
+    return MovePlan(
+        request=request,
+        edits=tuple(_edits(placement.holders, casts)),
+        kept=tuple(_kept(placement.tensors, policy)),
+        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, placement, policy)),
+    )
+
+
+def _place(inventory: Inventory, policy: Policy) -> _Placement:
+    """Ask the policy about every tensor, and settle on one answer for each storage."""
+    storages = {storage.key: storage for storage in inventory.storages}
+    holders: dict[str | int, _Holder] = {}
+    values_only: set[str | None] = set()
+    tensors: list[_Placed] = []
+    for record in inventory.tensors:
+        answer = policy.decide(record)
+        site = record.device_site
+        if site is not None:
+            values_only.update(part.storage for part in record.dense())
+            _hold(holders, site, _device_of(record, site), answer, record.name)
+        else:
+            for part in record.parts or (record,):
+                if part.storage is not None:
+                    part_answer = policy.decide(part) if part.name in policy.nested_sizes else answer
+                    _hold(holders, part.storage, storages[part.storage], part_answer, record.name)
+        key = record.storage if site is None else site
+        tensors.append((record, None if key is None else holders[key], answer[0]))
+    for unseen, storage in storages.items():
+        if unseen not in holders:
+            # No tensor views it: what only feeds a tensor of another device stays, the rest goes as its device does.
+            rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
+            holders[unseen] = _Holder(storage, rank, tag, [])
+    return _Placement(list(holders.values()), tensors)
+
+
+def _hold(
+    holders: dict[str | int, _Holder], key: str | int, storage: StorageRef, answer: tuple[int, str], name: str
+) -> None:
+    holder = holders.get(key)
+    if holder is None:
+        holders[key] = _Holder(storage, *answer, [name])
+    else:
+        holder.take(*answer, name)
+
+
+def _device_of(record: TensorRecord, site: int) -> StorageRef:
+    return StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, (site,), ())
+
+
+def _nameless(storage: StorageRef) -> TensorRecord:
+    return TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
+
+
+def _casts(holders: Collection[_Holder], *, cast: bool) -> dict[str, tuple[str, str]]:
+    """The dtypes before and after of each storage that would go where its dtype is not to be had."""
+    casts: dict[str, tuple[str, str]] = {}
+    lost: list[tuple[str, str]] = []
+    lacking = {tag: devices.unsupported_dtypes(tag) for tag in {holder.tag for holder in holders}}
+    if not any(lacking.values()):
+        return casts
+    target = ""
+    for holder in holders:
+        dtype = holder.storage.dtype
+        if dtype in lacking[holder.tag]:
+            if cast and holder.storage.class_sites:
+                casts[holder.storage.key] = (dtype, CAST_DOWN[dtype])
+            else:
+                target = target or holder.tag
+                lost.extend((name, dtype) for name in holder.names or [holder.storage.key])
+    if lost:
+        raise UnsupportedDtype(target, tuple(lost))
+    return casts
+
+
+def _edits(holders: Iterable[_Holder], casts: dict[str, tuple[str, str]]) -> Iterator[StorageEdit]:
+    for holder in holders:
+        storage = holder.storage
+        cast = casts.get(storage.key)
+        if holder.tag != storage.device or cast is not None:
+            yield StorageEdit(
+                storage.key, tuple(holder.names), storage.device, holder.tag, storage.nbytes, RULES[holder.rank].name,
+                cast, storage.tag_sites, storage.class_sites,
+            )  # fmt: skip
+
+
+def _kept(tensors: Collection[_Placed], policy: Policy) -> Iterator[Kept]:
+    """The tensors that stay although their device is sent elsewhere."""
+    leaves = {tag: policy.destination(tag) not in {None, tag} for tag in {record.device for record, _, _ in tensors}}
+    for record, holder, rank in tensors:
+        if leaves[record.device] and (holder is None or holder.tag == record.device):
+            yield Kept(record.name, record.device, RULES[rank if holder is None else holder.rank].name)
+
+
+# --- what follows the tensors ----------------------------------------------------------------------------------------
+
+
+def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
+    return (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
+
+
+def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy: Policy) -> Iterator[FlagEdit]:
+    if not mentions:
+        return
+    sent = _sent_devices(placement)
+    leaves_cpu = any(
+        record.role == "model" and holder is not None and holder.storage.device == "cpu" and holder.tag != "cpu"
+        for record, holder, _ in placement.tensors
+    )
+    for mention in mentions:
+        if not _is_editable(mention, policy):
+            continue
+        kind, _ = devices.split(mention.value)
+        if kind == "meta" or (kind == "cpu" and not leaves_cpu):
+            continue
+        target = _follow(mention.value, sent, policy)
+        if target is not None and not devices.same_device(mention.value, target):
+            yield FlagEdit(mention.where, mention.value, target, DEVICE_MENTION.name, mention)
+
+
+def _is_editable(mention: Mention, policy: Policy) -> bool:
+    if policy.keeps(mention.where) or mention.site is None:
+        return False
+    if mention.kind == "torch.device":
+        return mention.tuple_site is not None
+    return mention.kind == "string" and policy.request.rewrite_strings
+
+
+def _sent_devices(placement: _Placement) -> dict[str, bool]:
+    """The devices that tensors follow, in the order of the file: True where one goes as its device does, else False.
+
+    A device that only repaired tensors lay on (a ``step`` that goes back to the CPU) is not there.
+    """
+    sent: dict[str, bool] = {}
+    for holder in placement.holders:
+        if RULES[holder.rank].name in DESTINATION_RULES:
+            sent[holder.storage.device] = True
+        elif holder.tag == holder.storage.device:
+            sent.setdefault(holder.storage.device, False)
+    return sent
+
+
+def _follow(value: str, sent: dict[str, bool], policy: Policy) -> str | None:
+    """Where a named device goes: with the tensors on it; without an index, with those on any device of its type."""
+    kind, index = devices.split(value)
+    nearby = [
+        tag for tag in sent if devices.same_device(tag, value) or (index is None and devices.split(tag)[0] == kind)
+    ]
+    if not nearby:
+        return policy.destination(value)
+    return next((policy.destination(tag) for tag in nearby if sent[tag]), None)

@@ -1,0 +1,107 @@
+"""What ``convert`` shows to people: the plan, and what came of it.
+
+Never decides on a move, and never prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.policy import DEVICE_MENTION, GROUP_FLAG, RULES
+from ckptmove.report.page import Column, table
+from ckptmove.report.text import amount, clean, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
+    from ckptmove.report.page import Page
+
+_REASONS: Final = {rule.name: rule.reason for rule in (*RULES, GROUP_FLAG, DEVICE_MENTION)}
+_DEVICE: Final = "cyan"
+_NOTHING: Final = "nothing to change: everything is already where it belongs"
+
+
+def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:
+    """The plan, and the output where one was written."""
+    yield page.paint(clean(path), "bold")
+    yield ""
+    yield from plan_lines(page, result.plan, verbose=verbose)
+    yield ""
+    yield page.paint(brief_line(path, result), "bold green")
+    for note in result.notes:
+        yield f"note: {clean(note)}"
+
+
+def brief_line(path: str, result: ConvertResult) -> str:
+    """What was done, in one line."""
+    if result.output is None:
+        return f"{clean(path)}: dry run, nothing was written"
+    rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds > 0 else ""
+    copied = ", copied as it was" if result.plan.is_empty else ""
+    return f"wrote {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
+
+
+def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
+    """Every change, alike ones in one row.
+
+    Args:
+        page: what it is written on.
+        plan: what is to change.
+        verbose: whether every storage has a row of its own.
+    """
+    reasons = list(dict.fromkeys(change.reason for change in (*plan.edits, *plan.flags, *plan.kept)))
+    if plan.edits:
+        yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
+    for flag in plan.flags:
+        yield page.cut(f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})")
+    yield from _kept(page, plan.kept, verbose=verbose)
+    if plan.is_empty:
+        yield page.paint(_NOTHING, "bold")
+    for reason in reasons:
+        for line in page.wrap(f"{reason}: {_REASONS[reason]}", 2):
+            yield page.paint(line, "dim")
+
+
+def _alike(edits: tuple[StorageEdit, ...]) -> list[tuple[StorageEdit, ...]]:
+    groups: dict[tuple[object, ...], list[StorageEdit]] = {}
+    for edit in edits:
+        groups.setdefault((edit.source, edit.target, edit.cast, edit.reason), []).append(edit)
+    return [tuple(group) for group in groups.values()]
+
+
+def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
+    columns = (
+        Column("from", style=_DEVICE),
+        Column("to", style=_DEVICE),
+        Column("storages", right=True),
+        Column("bytes", right=True),
+        Column("reason"),
+        Column("tensors", gives_way=True),
+    )
+    return table(page, columns, [_row(group) for group in groups])
+
+
+def _row(group: tuple[StorageEdit, ...]) -> tuple[str, ...]:
+    first = group[0]
+    names = [name for edit in group for name in edit.names]
+    more = f" +{len(names) - 1:,}" if len(names) > 1 else ""
+    cast = f" as {first.cast[1]}" if first.cast else ""
+    return (
+        clean(first.source),
+        clean(first.target) + cast,
+        f"{len(group):,}",
+        size(sum(edit.nbytes for edit in group)),
+        first.reason,
+        f"{clean(names[0]) if names else 'none'}{more}",
+    )
+
+
+def _kept(page: Page, kept: tuple[Kept, ...], *, verbose: bool) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in kept:
+        groups.setdefault((one.device, one.reason), []).append(one.name)
+    for (device, reason), names in groups.items():
+        yield f"stay on {clean(device)}: {amount(len(names), 'tensor')} ({reason})"
+        for name in names if verbose else ():
+            yield f"  {page.cut(clean(name), 2)}"

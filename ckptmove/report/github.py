@@ -1,0 +1,89 @@
+"""Annotations for GitHub Actions: ``--format github``.
+
+Never prints, and never lets a text end its annotation or begin another one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.model import Severity
+from ckptmove.report.text import clean, sentence
+from ckptmove.report.verification import outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.evidence import VerifyResult
+    from ckptmove.findings.catalogue import Entry
+    from ckptmove.model import Finding
+    from ckptmove.moves import ConvertResult
+    from ckptmove.report.answers import Failure, InspectAnswer
+
+_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+_FIRST: Final = 3
+
+
+def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
+    """An annotation for each finding, and one for an expectation that is not met."""
+    path = answer.inspection.inventory.path
+    for finding in answer.inspection.findings:
+        yield _finding(path, finding)
+    expectation = answer.expectation
+    if expectation is not None and expectation.misplaced:
+        names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+        yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
+
+
+def conversion_line(path: str, result: ConvertResult, told: str) -> str:
+    """A notice that says what was done."""
+    return _annotation("notice", result.output or path, "convert", told)
+
+
+def verification_lines(result: VerifyResult) -> Iterator[str]:
+    """An annotation for each failed check and each finding, and a notice with the verdict."""
+    for check in result.checks:
+        if check.status == "failed":
+            yield _annotation("error", result.path, f"verify {check.name}", check.detail)
+    for finding in result.findings:
+        yield _finding(result.path, finding)
+    yield _annotation("notice", result.path, "verify", outcome(result))
+
+
+def failure_line(failure: Failure) -> str:
+    """An annotation for an error."""
+    message = f"{failure.message}; {failure.hint}" if failure.hint else failure.message
+    return _annotation("error", failure.path, failure.kind, message)
+
+
+def entry_line(entry: Entry) -> str:
+    """A notice that explains a code."""
+    return _annotation("notice", None, f"{entry.code} {entry.name}", f"{entry.when}. {entry.mend}")
+
+
+def _finding(path: str, finding: Finding) -> str:
+    where = f" (at {_some(finding.where)})" if finding.where else ""
+    mend = f"; fix: {finding.fix}" if finding.fix else ""
+    return _annotation(
+        _LEVELS[finding.severity], path, f"{finding.code} {finding.name}", f"{finding.message}{where}{mend}"
+    )
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    rest = f", +{len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
+    return ", ".join(map(clean, names[:_FIRST])) + rest
+
+
+def _annotation(level: str, path: str | None, title: str, message: str) -> str:
+    file = f"file={_property(clean(path))}," if path else ""
+    return f"::{level} {file}title={_property(clean(title))}::{_data(sentence(message))}"
+
+
+def _data(text: str) -> str:
+    """As ``escapeData`` of actions/toolkit; newlines are gone already."""
+    return text.replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    """As ``escapeProperty`` of actions/toolkit."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

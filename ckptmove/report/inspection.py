@@ -1,0 +1,169 @@
+"""What ``inspect`` shows to people.
+
+Never decides what a finding means, and never prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.model import Severity
+from ckptmove.report.answers import shares
+from ckptmove.report.page import Column, table
+from ckptmove.report.text import amount, clean, sentence, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.model import Finding, GlobalUse, Inventory, TensorRecord
+    from ckptmove.inventory.outline import OutlineLine
+    from ckptmove.report.answers import Detail, Expectation, InspectAnswer
+    from ckptmove.report.page import Page
+
+STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+_NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_FIRST: Final = 3
+_DEVICE: Final = "cyan"
+
+
+def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
+    """The report on one checkpoint."""
+    inventory = answer.inspection.inventory
+    yield from _header(page, inventory)
+    if inventory.tensors:
+        yield ""
+        yield from _devices(page, inventory)
+    if detail.tensors:
+        yield ""
+        yield from _tensors(page, answer.tensors)
+    if detail.tree:
+        yield ""
+        yield from _tree(page, answer.inspection.outline)
+    if detail.globals:
+        yield ""
+        yield from _globals(page, inventory.globals)
+    yield ""
+    findings = answer.inspection.findings
+    yield from finding_lines(page, findings, verbose=detail.verbose)
+    if answer.expectation is not None:
+        yield from _expectation(page, answer.expectation, verbose=detail.verbose)
+    yield verdict(page, findings)
+
+
+def brief_line(answer: InspectAnswer) -> str:
+    """The report on one checkpoint in one line."""
+    findings = answer.inspection.findings
+    codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
+    expectation = answer.expectation
+    unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
+    counted = _counts(findings) or "no findings"
+    return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unmet}"
+
+
+def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> Iterator[str]:
+    """Findings with their places and what mends them.
+
+    Args:
+        page: what they are written on.
+        findings: in the order in which they are shown.
+        verbose: whether every place is named, or only the first few.
+    """
+    for finding in findings:
+        label = f"{finding.severity.value} {finding.code} {finding.name}"
+        first, *rest = page.wrap(f"{label}: {sentence(finding.message)}", 2)
+        # Nothing wraps inside the label: it is short, and what follows it is not.
+        yield page.paint(first[: len(label)], STYLES[finding.severity]) + first[len(label) :]
+        yield from rest
+        yield from _places(page, finding.where, verbose=verbose)
+        if finding.fix:
+            yield f"  {page.paint('fix', 'dim')} {sentence(finding.fix)}"
+
+
+def verdict(page: Page, findings: Sequence[Finding]) -> str:
+    """The number of findings by severity, in the colour of the gravest."""
+    gravest = next((severity for severity in Severity if any(f.severity is severity for f in findings)), None)
+    return page.paint(_counts(findings) or "no findings", STYLES[gravest] if gravest else "bold green")
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(amount(counts[severity], noun) for severity, noun in _NOUNS.items() if counts[severity])
+
+
+def _places(page: Page, where: Sequence[str], *, verbose: bool) -> Iterator[str]:
+    shown = where if verbose else where[:_FIRST]
+    for name in shown:
+        yield f"  {page.paint('at', 'dim')}  {page.cut(clean(name), 6)}"
+    if len(where) > len(shown):
+        yield f"      +{len(where) - len(shown):,} more (-v names them)"
+
+
+def _expectation(page: Page, expectation: Expectation, *, verbose: bool) -> Iterator[str]:
+    device = clean(expectation.device)
+    names = [f"{name} is on {edit.source}" for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+    if not names:
+        yield page.paint(f"expected on {device}: yes", "bold green")
+        return
+    yield page.paint(f"expected on {device}: no, {amount(len(names), 'tensor')} should be elsewhere", "bold red")
+    yield from _places(page, names, verbose=verbose)
+
+
+def _header(page: Page, inventory: Inventory) -> Iterator[str]:
+    facts = [inventory.container, inventory.layout, size(inventory.size_bytes)]
+    if inventory.torch_version:
+        facts.append(f"torch {clean(inventory.torch_version)}")
+    if inventory.producer:
+        facts.append(clean(inventory.producer))
+    yield page.paint(clean(inventory.path), "bold")
+    yield from page.wrap(", ".join(facts), 0)
+
+
+def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
+    columns = (
+        Column("device", gives_way=True, style=_DEVICE),
+        Column("role"),
+        Column("tensors", right=True),
+        Column("bytes", right=True),
+    )
+    rows = [
+        (clean(share.device), share.role, f"{share.tensors:,}", size(share.nbytes))
+        for share in shares(inventory.tensors)
+    ]
+    return table(page, columns, rows)
+
+
+def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:
+    columns = (
+        Column("name", gives_way=True),
+        Column("role"),
+        Column("device", style=_DEVICE),
+        Column("dtype"),
+        Column("shape", gives_way=True),
+        Column("bytes", right=True),
+    )
+    rows = [
+        (
+            clean(tensor.name) or "(root)",
+            tensor.role,
+            clean(tensor.device),
+            tensor.dtype if tensor.kind in {"tensor", "parameter"} else f"{tensor.dtype} {tensor.kind}",
+            clean(str(list(tensor.shape))),
+            size(tensor.nbytes),
+        )
+        for tensor in tensors
+    ]
+    return table(page, columns, rows)
+
+
+def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
+    for line in outline:
+        name = f"{clean(line.name)}: " if line.name else ""
+        yield page.cut(f"{'  ' * line.depth}{name}{clean(line.description)}")
+
+
+def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
+    columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
+    return table(
+        page, columns, [(clean(use.name), "yes" if use.weights_only else "no", use.verdict) for use in names]
+    )

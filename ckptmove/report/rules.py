@@ -1,0 +1,42 @@
+"""What ``rules`` shows to people: the catalogue of findings.
+
+Never words an entry itself: the catalogue does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptmove.report.inspection import STYLES
+from ckptmove.report.page import Column, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.findings.catalogue import Entry
+    from ckptmove.report.page import Page
+
+
+def catalogue_lines(page: Page, entries: Sequence[Entry]) -> Iterator[str]:
+    """One row for each code."""
+    columns = (
+        Column("code", style="bold"),
+        Column("name"),
+        Column("severity"),
+        Column("when", gives_way=True),
+    )
+    return table(page, columns, [(entry.code, entry.name, entry.severity.value, entry.when) for entry in entries])
+
+
+def entry_lines(page: Page, entry: Entry) -> Iterator[str]:
+    """Everything about one code."""
+    yield page.paint(f"{entry.code} {entry.name} ({entry.severity.value})", STYLES[entry.severity])
+    for label, text in (("when", entry.when), ("why", entry.why), ("mend", entry.mend)):
+        yield from page.wrap(f"{label:<4}  {text}", 6)
+    if entry.found_by != "inspect":
+        yield f"found by ckptmove {entry.found_by}"
+
+
+def brief_line(entry: Entry) -> str:
+    """One code in one line."""
+    return f"{entry.code} {entry.name}"

@@ -1,0 +1,83 @@
+"""Words and figures as people read them, with nothing in them that a terminal would obey.
+
+Never trusts a text that comes from a file, and never prints.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Longer names are cut even where there is no terminal: nobody reads them, and a hostile file can hold gigabytes.
+LONGEST_NAME: Final = 500
+_LONGEST_SENTENCE: Final = 4000
+_KIB: Final = 1024
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def clean(text: str, limit: int = LONGEST_NAME) -> str:
+    r"""A text that is safe to print on one line.
+
+    Whatever is not printable becomes an escape: control characters (``\x1b``), newlines (``\x0a``), bidirectional
+    controls and other invisible marks (``\u202e``), lone surrogates (``\udc80``).
+
+    Args:
+        text: from a file, a path or the command line.
+        limit: longest result in characters, escapes not counted; what is cut goes from the middle.
+    """
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def sentence(text: str) -> str:
+    """As :func:`clean`, for what is longer than a name: messages, and commands to copy."""
+    return clean(text, _LONGEST_SENTENCE)
+
+
+def _escape(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  Python's own escapes
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
+    if nbytes < _KIB:
+        return f"{nbytes:.0f} B"
+    unit = ""
+    for unit in _UNITS:
+        nbytes /= _KIB
+        if nbytes < _KIB:
+            break
+    return f"{nbytes:.1f} {unit}"
+
+
+def amount(number: int, noun: str) -> str:
+    """A number with its noun: ``1 tensor``, ``2,048 tensors``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def width(text: str) -> int:
+    """Columns that a cleaned text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415  not worth its import for plain names
+
+    return cell_len(text)
+
+
+def shorten(text: str, columns: int) -> str:
+    """A cleaned text in at most so many columns: what does not fit goes from the middle, where names say least."""
+    if width(text) <= columns:
+        return text
+    tail = max((columns - 1) // 2, 0)
+    head = max(columns - 1 - tail, 0)
+    return f"{_fit(text, head)}…{_fit(text[::-1], tail)[::-1]}"
+
+
+def _fit(text: str, columns: int) -> str:
+    kept = text[:columns]
+    while width(kept) > columns:
+        kept = kept[:-1]
+    return kept

@@ -1,0 +1,52 @@
+"""What ``verify`` shows to people.
+
+Never turns a check's outcome into another one, and never prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.report.inspection import finding_lines, verdict
+from ckptmove.report.text import clean, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.evidence import VerifyResult
+    from ckptmove.report.page import Page
+
+_STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim"}
+
+
+def verification_lines(page: Page, result: VerifyResult, *, verbose: bool) -> Iterator[str]:
+    """The report on one checkpoint: a line for each check, then the verdict."""
+    yield f"{page.paint(clean(result.path), 'bold')} on {clean(result.target)}"
+    broad = max((len(check.name) for check in result.checks), default=0)
+    for check in result.checks:
+        mark = page.mark(check.status)
+        label = f"{mark} {check.name:<{broad}}"
+        first, *rest = page.wrap(f"{label}  {sentence(check.detail)}", len(label) + 2)
+        yield page.paint(first[: len(mark)], _STYLES[check.status]) + first[len(mark) :]
+        yield from rest
+        if verbose:
+            for name, value in check.evidence:
+                yield f"{' ' * (len(label) + 2)}{clean(name)} = {clean(str(value))}"
+    if result.findings:
+        if verbose:
+            yield from finding_lines(page, result.findings, verbose=True)
+        codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
+        yield f"{verdict(page, result.findings)} ({codes})"
+    yield page.paint(outcome(result), _STYLES["passed" if result.passed else "failed"])
+
+
+def brief_line(result: VerifyResult) -> str:
+    """The verdict on one checkpoint in one line, with the checks that failed."""
+    failed = ", ".join(check.name for check in result.checks if check.status == "failed")
+    return f"{clean(result.path)}: {outcome(result)}{f' ({failed})' if failed else ''}"
+
+
+def outcome(result: VerifyResult) -> str:
+    """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``."""
+    place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
+    return f"{'passed' if result.passed else 'failed'}, {place}"

@@ -1,0 +1,174 @@
+"""The parts of a model that an optimizer may cover: containers of state_dicts, and the submodules in them.
+
+Never knows an optimizer: matching is ``pairing``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckptmove.model import Inventory, TensorRecord
+
+Shape: TypeAlias = "tuple[int, ...]"
+
+#: What wrappers put before each key: DataParallel and DDP, torch.compile, FSDP, Lightning's DeepSpeed strategy.
+WRAPPERS: Final = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
+#: Buffers of torch's own modules that are floating tensors, and so look like parameters.
+_BUFFERS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+_PARAMETER_DTYPES: Final = ("float", "bfloat", "complex")
+#: Keys of a state_dict inside the model's own entry of the root.
+_INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_state"})
+#: A model with more first parts than this is no collection of networks with an optimizer each.
+_MOST_PARTS: Final = 16
+
+
+class Scope:
+    """A run of model tensors that one optimizer may be for.
+
+    Attributes:
+        where: path that the tensors have in common.
+        named: the tensors by their keys in the state_dict, without wrapper prefixes.
+        parameters: those that can be parameters, each view once, in the order of the file.
+    """
+
+    def __init__(self, where: str, members: Sequence[tuple[str, TensorRecord]]) -> None:
+        """Gather a scope.
+
+        Args:
+            where: path that the tensors have in common.
+            members: keys in the state_dict and their tensors.
+        """
+        self.where = where
+        self.named = {strip_wrappers(key)[1]: tensor for key, tensor in members}
+        self.parameters = _parameters(tensor for _, tensor in members)
+
+    @cached_property
+    def forward(self) -> Index:
+        """The parameters' places by shape."""
+        return Index(tensor.shape for tensor in self.parameters)
+
+    @cached_property
+    def backward(self) -> Index:
+        """The same, counted from the end."""
+        return Index(tensor.shape for tensor in reversed(self.parameters))
+
+
+class Index:
+    """Places of shapes in a sequence, in ascending order; None stands for any shape."""
+
+    def __init__(self, shapes: Iterable[Shape]) -> None:
+        listed = tuple(shapes)
+        by_shape: dict[Shape | None, list[int]] = {}
+        for place, shape in enumerate(listed):
+            by_shape.setdefault(shape, []).append(place)
+        self.places: dict[Shape | None, Sequence[int]] = {**by_shape, None: range(len(listed))}
+
+    def all_free(self) -> FreePlaces:
+        """A fresh account of which places are taken: none."""
+        return FreePlaces(self.places)
+
+
+class FreePlaces:
+    """Places that are not taken yet; a run of taken ones is skipped in one step."""
+
+    def __init__(self, places: dict[Shape | None, Sequence[int]]) -> None:
+        self._places = places
+        self._taken: set[int] = set()
+        self._skip: dict[tuple[Shape | None, int], int] = {}
+
+    def take(self, shape: Shape | None, after: int) -> int | None:
+        """Take the first free place of a shape after a place; None where there is none."""
+        places = self._places.get(shape, ())
+        start = end = bisect_right(places, after)
+        while end < len(places) and places[end] in self._taken:
+            end = self._skip.get((shape, end), end + 1)
+        while start < end:  # path compression: the next search from here goes straight to the end
+            following = self._skip.get((shape, start), start + 1)
+            self._skip[shape, start] = end
+            start = following
+        if end == len(places):
+            return None
+        self._taken.add(places[end])
+        return places[end]
+
+
+def model_scopes(inventory: Inventory) -> tuple[Scope, ...]:
+    """The scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
+
+    Scopes without a parameter are left out.
+    """
+    roots = frozenset(inventory.root_keys)
+    members = [(*split_container(tensor.name, roots), tensor) for tensor in model_tensors(inventory)]
+    whole = Scope("", [(key, tensor) for _, key, tensor in members])
+    parts: dict[str, list[tuple[str, TensorRecord]]] = {}
+    for container, key, tensor in members:
+        parts.setdefault(container, []).append((key, tensor))
+    if len(parts) == 1:
+        parts = {}
+        for container, key, tensor in members:
+            prefix, inner = strip_wrappers(key)
+            first, _, rest = inner.partition(".")
+            where = ".".join(part for part in (container, prefix + first) if part)
+            parts.setdefault(where, []).append((rest or first, tensor))
+    scopes = [Scope(where, inside) for where, inside in parts.items()] if 1 < len(parts) <= _MOST_PARTS else []
+    return tuple(scope for scope in (*scopes, whole) if scope.parameters)
+
+
+def model_tensors(inventory: Inventory) -> tuple[TensorRecord, ...]:
+    """The model's tensors, without any EMA copy, in the order of the file."""
+    return tuple(tensor for tensor in inventory.tensors if tensor.role == "model")
+
+
+def split_container(name: str, roots: frozenset[str]) -> tuple[str, str]:
+    """A tensor's name as the path that its state_dict stands under, and its key there.
+
+    The path is empty where the root itself is the state_dict.
+
+    Args:
+        name: of a tensor of the model.
+        roots: the keys of the root; they may hold dots.
+    """
+    if name in roots:
+        return "", name
+    end = name.find(".")
+    while end != -1 and name[:end] not in roots:
+        end = name.find(".", end + 1)
+    if end == -1:
+        return "", name
+    following, _, rest = name[end + 1 :].partition(".")
+    if following in _INNER_CONTAINERS and rest:
+        end += 1 + len(following)
+    return name[:end], name[end + 1 :]
+
+
+def strip_wrappers(key: str) -> tuple[str, str]:
+    """A key of a state_dict as the prefixes that wrappers have put before it, and the rest."""
+    rest = key
+    while (prefix := next((one for one in WRAPPERS if rest.startswith(one)), None)) is not None:
+        rest = rest[len(prefix) :]
+    return key[: len(key) - len(rest)], rest
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor's name says that it is a buffer of one of torch's own modules."""
+    return name.rpartition(".")[2] in _BUFFERS
+
+
+def _parameters(tensors: Iterable[TensorRecord]) -> tuple[TensorRecord, ...]:
+    """Floating tensors that are no known buffer, tied ones once; only Parameters where the file tells them apart."""
+    seen: set[object] = set()
+    found = []
+    for tensor in tensors:
+        if not tensor.dtype.startswith(_PARAMETER_DTYPES) or tensor.kind == "storage" or is_buffer(tensor.name):
+            continue
+        view = (tensor.storage, tensor.storage_offset, tensor.shape, tensor.stride)
+        if tensor.storage is None or view not in seen:
+            seen.add(view)
+            found.append(tensor)
+    marked = tuple(tensor for tensor in found if tensor.kind == "parameter")
+    return marked or tuple(found)

@@ -1,0 +1,170 @@
+"""A new file that appears under its name only when it is whole and durable.
+
+Never writes to the output's own name, and never leaves its temporary file behind an exception.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import OutputExists, WriteFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+#: What file systems without hard links answer to link(2).
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
+#: After so many bytes the system is told to begin writing them: the disk is not idle while the rest is checked.
+_WRITEBACK: Final = 4 << 20
+
+
+def same_file(source_path: str, output_path: str) -> bool:
+    """Whether the output is the source itself: by path, through a symbolic link, or as a hard link."""
+    try:
+        return Path(source_path).samefile(output_path)
+    except (OSError, ValueError):
+        return False
+
+
+class FileSink:
+    """A file that is written beside its output and renamed onto it.
+
+    Without ``force`` the name is taken with link(2), which fails where the name exists: what appears there meanwhile is
+    never lost. Where the file system has no hard links, the name is reserved with an empty file first. With ``force``
+    a regular file is replaced; a symbolic link is replaced itself, not what it points to.
+    """
+
+    def __init__(self, output: str, *, force: bool) -> None:
+        self._output = Path(output)
+        self._force = force
+        # Of fixed length, so that an output with the longest possible name has a temporary one as well.
+        self._temp = self._output.parent / f".ckptmove-{secrets.token_hex(8)}.part"
+        self._fd = -1
+        self._written = 0
+        self._handed_over = 0
+
+    def __enter__(self) -> FileSink:  # noqa: PYI034  Self came with Python 3.11
+        """Open the temporary file.
+
+        Raises:
+            OutputExists: there is something of that name, and no ``force``.
+            WriteFailed: what is there cannot be replaced (a directory, a device), or the system refuses.
+        """
+        with self._failing():
+            self._look()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fd = os.open(self._temp, flags, 0o666)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the temporary file unless :meth:`commit` has run."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                self._close()
+        with suppress(OSError):
+            self._temp.unlink()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            WriteFailed: the system failed to write them all.
+        """
+        view = memoryview(data)
+        with self._failing():
+            while view:
+                count = os.write(self._fd, view)
+                self._written += count
+                view = view[count:]
+        if self._written - self._handed_over >= _WRITEBACK:
+            self._hand_over()
+
+    def commit(self) -> None:
+        """Make the bytes durable and give the file its name.
+
+        Raises:
+            WriteFailed: the system failed.
+            OutputExists: the name has been taken meanwhile, and there is no ``force``.
+        """
+        with self._failing():
+            os.fsync(self._fd)
+            self._close()
+            self._look()
+            if self._force:
+                self._temp.replace(self._output)
+            else:
+                self._take_name()
+            _sync_folder(self._output.parent)
+
+    def _hand_over(self) -> None:
+        # Linux starts to write dirty pages that are not needed any more, and keeps them cached until that is done.
+        # Elsewhere there is no such advice, and nothing but time is lost.
+        with suppress(AttributeError, OSError):
+            os.posix_fadvise(self._fd, self._handed_over, self._written - self._handed_over, os.POSIX_FADV_DONTNEED)
+        self._handed_over = self._written
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def _look(self) -> None:
+        try:
+            mode = self._output.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not self._force:
+            raise OutputExists(str(self._output))
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            # Renaming onto /dev/null would take it away from the whole system.
+            raise WriteFailed(str(self._output), "neither a regular file nor a link to one")
+
+    def _take_name(self) -> None:
+        try:
+            os.link(self._temp, self._output)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.close(os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            try:
+                self._temp.replace(self._output)
+            except BaseException:
+                self._output.unlink()
+                raise
+        else:
+            self._temp.unlink()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError as error:
+            raise OutputExists(str(self._output)) from error
+        except (OSError, ValueError) as error:
+            # ValueError: a path with a NUL, which no file system can hold.
+            reason = getattr(error, "strerror", None) or str(error)
+            raise WriteFailed(str(self._output), reason) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable: it is a change of the folder."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems have nothing to sync in a folder, and say so
+            raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,118 @@
+"""A local file as a source of bytes: opened once, read at any offset, in constant memory.
+
+Never maps the file: a mapped file that shrinks kills the process with SIGBUS, a read one says so.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import FileIO
+
+    from ckptmove.model import Span
+
+#: What a path can name that is no file, by the type bits of its mode.
+_KINDS: Final[dict[int, str]] = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+class FileSource:
+    """The bytes of one open regular file.
+
+    Attributes:
+        path: the file as it was named.
+        size: its length in bytes when it was opened.
+    """
+
+    def __init__(self, path: str, file: FileIO) -> None:
+        self.path = path
+        self.size = os.fstat(file.fileno()).st_size
+        self._file = file
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive).
+
+        Raises:
+            DamagedArchive: the span reaches past ``size``, or is none.
+            SourceChanged: the file has become shorter since it was opened.
+            AccessFailed: the system failed to read.
+        """
+        self._within(start, end)
+        pieces: list[bytes] = []
+        try:
+            self._file.seek(start)
+            while start < end:
+                piece = self._file.read(end - start)
+                if not piece:
+                    raise SourceChanged(self.path)
+                pieces.append(piece)
+                start += len(piece)
+        except OSError as error:
+            raise AccessFailed(self.path, error.strerror or str(error)) from error
+        return b"".join(pieces)
+
+    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``; a block is valid until the next one is asked for.
+
+        Raises:
+            DamagedArchive: the span reaches past ``size``, or is none.
+            SourceChanged: the file has become shorter since it was opened.
+            AccessFailed: the system failed to read.
+        """
+        self._within(span.start, span.end)
+        buffer = memoryview(bytearray(min(block_bytes, span.nbytes)))
+        for start in range(span.start, span.end, block_bytes):
+            block = buffer[: min(block_bytes, span.end - start)]
+            self._fill(block, start)
+            yield block
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _within(self, start: int, end: int) -> None:
+        if not 0 <= start <= end <= self.size:
+            raise DamagedArchive(self.path, f"bytes {start} to {end} of a file that has {self.size}")
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        done = 0
+        try:
+            self._file.seek(start)
+            while done < len(view):
+                count = self._file.readinto(view[done:])
+                if not count:
+                    raise SourceChanged(self.path)
+                done += count
+        except OSError as error:
+            raise AccessFailed(self.path, error.strerror or str(error)) from error
+
+
+def open_source(path: str) -> FileSource:
+    """Open a local file.
+
+    Raises:
+        MissingFile: there is nothing at the path.
+        NotACheckpoint: a directory, a pipe, a socket or a device; it is not even opened, for that may block.
+        AccessFailed: the system refuses.
+    """
+    try:
+        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  the path may become a URL: it stays text
+        if kind is not None:
+            raise NotACheckpoint(path, kind)
+        return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  closed by `close`
+    except FileNotFoundError as error:
+        raise MissingFile(path) from error
+    except (OSError, ValueError) as error:
+        # ValueError: a path with a NUL, which no file system can hold.
+        raise AccessFailed(path, getattr(error, "strerror", None) or str(error)) from error

@@ -1,0 +1,117 @@
+"""The child process in which torch runs, and what came back from it.
+
+Never lets the child's death be this process's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ckptmove.verify.checks import check_from_json, failed, finding_from_json, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.evidence import CheckResult
+    from ckptmove.model import Finding
+
+#: What the child answers for, in the order in which it answers.
+CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
+_LONGEST_LINE: Final = 300
+# `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
+_START: Final = (
+    "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); from ckptmove.verify.worker import main; main()"
+)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What a child said before it ended.
+
+    Attributes:
+        mode: where it made the step, or None where it never came to say.
+        checks: its checks by name; one that it did not come to is failed or skipped.
+        findings: what it found in the values.
+    """
+
+    mode: str | None = None
+    checks: dict[str, CheckResult] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def worker_command() -> list[str]:
+    """The command line of a child that imports what this process imports."""
+    return [sys.executable, "-c", _START, os.pathsep.join(sys.path), os.pathsep]
+
+
+@contextmanager
+def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str]]:
+    """A child that is given its request as last argument; killed, where it still runs, when the context is left."""
+    process = subprocess.Popen(  # noqa: S603  the command is this package's own
+        [*command, request],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def collect(process: subprocess.Popen[str]) -> Answers:
+    """Wait for a child and sort what it said; what it did not come to say is its failure."""
+    output, errors = process.communicate()
+    answers = Answers()
+    for line in output.splitlines():
+        _take(line, answers)
+    missing = [name for name in CHILD_CHECKS if name not in answers.checks]
+    if missing:
+        reason = _reason(process.returncode, output, errors)
+        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=process.returncode)
+        for name in missing[1:]:
+            answers.checks[name] = skipped(name, "not reached: the process that makes this check has ended")
+    return answers
+
+
+def _take(line: str, answers: Answers) -> None:
+    """Sort one line of the child's; a line that is not its own is not an answer."""
+    try:
+        message: dict[str, Any] = json.loads(line)
+        if "check" in message:
+            check = check_from_json(message["check"])
+            answers.checks[check.name] = check
+        elif "finding" in message:
+            answers.findings.append(finding_from_json(message["finding"]))
+        else:
+            answers.mode = message["mode"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return
+
+
+def _reason(code: int, output: str, errors: str) -> str:
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last = f": {lines[-1][:_LONGEST_LINE]}" if lines else ""
+    if code < 0:
+        return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
+    if code > 0:
+        return f"the process that runs torch ended with exit code {code}{last}"
+    return f"the process that runs torch ended without an answer; it said {output[:_LONGEST_LINE]!r}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

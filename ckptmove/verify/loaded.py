@@ -1,0 +1,122 @@
+"""What ``torch.load`` returns for a checkpoint, tensor by tensor under the names of the inventory.
+
+Never lets torch unpickle anything but in weights-only mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
+from torch.storage import TypedStorage, UntypedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.contracts import Container
+
+_COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The outcome of ``torch.load``.
+
+    Attributes:
+        tensors: dense tensors by name, those of a sparse one under its name and their own (``NAME.values``); several
+            where two paths read alike.
+        refusal: why weights-only mode refused the file; empty where it did not.
+        error: why the load failed otherwise; empty where it did not.
+        is_mapped: whether the tensors are a mapping of the file.
+    """
+
+    tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    refusal: str = ""
+    error: str = ""
+    is_mapped: bool = False
+
+
+def load(container: Container) -> Loaded:
+    """Load a checkpoint as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``."""
+    is_mapped = container.name == "torch-zip"  # torch maps no other one
+    try:
+        root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    except UnpicklingError as error:
+        return Loaded(refusal=_reason(error))
+    except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError) as error:
+        return Loaded(error=_first_line(error))
+    tensors: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in named_tensors(root):
+        tensors.setdefault(name, []).append(tensor)
+    return Loaded(tensors, is_mapped=is_mapped)
+
+
+def named_tensors(root: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every dense tensor below an object that weights-only mode returned, named by its path.
+
+    Walks without recursion, and never goes into a container that it is inside of.
+    """
+    stack: list[tuple[Iterator[tuple[str, object]], int]] = [(iter((("", root),)), 0)]
+    inside: set[int] = set()
+    while stack:
+        members, identity = stack[-1]
+        for name, value in members:
+            if isinstance(value, torch.Tensor):
+                yield from _dense(name, value)
+            elif isinstance(value, (TypedStorage, UntypedStorage)):
+                yield name, _flat(value)
+            elif isinstance(value, (dict, list, tuple, set)) and id(value) not in inside:
+                inside.add(id(value))
+                stack.append((_members(name, value), id(value)))
+                break
+        else:
+            stack.pop()
+            inside.discard(identity)
+
+
+def _members(path: str, value: dict[Any, object] | list[object] | tuple[object, ...] | set[object]) -> Any:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    return ((f"{path}.{_key(key)}" if path else _key(key), member) for key, member in pairs)
+
+
+def _key(key: object) -> str:
+    """A key as a part of a path, as the inventory writes it."""
+    if isinstance(key, bytes):
+        return key.decode("utf-8", "backslashreplace")
+    if isinstance(key, tuple):
+        return f"({', '.join(_key(item) for item in key)})"
+    return str(key)
+
+
+def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    if tensor.layout == torch.sparse_coo:
+        raw: Any = tensor
+        yield f"{name}.indices", raw._indices()  # noqa: SLF001  `indices()` refuses an uncoalesced tensor
+        yield f"{name}.values", raw._values()  # noqa: SLF001
+    elif tensor.layout in _COMPRESSED:
+        for part in _COMPRESSED[tensor.layout]:
+            yield f"{name}.{part}", getattr(tensor, part)()
+    else:
+        yield name, tensor.detach()
+
+
+def _flat(storage: Any) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage.untyped())
+
+
+def _reason(error: UnpicklingError) -> str:
+    """The global or opcode that torch names, without its advice to turn the safety off."""
+    _, found, reason = str(error).partition("WeightsUnpickler error:")
+    return reason.strip().splitlines()[0].partition(". Please use")[0].rstrip(".") if found else _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,167 @@
+"""Whether the stored values are numbers that training can go on from.
+
+Never changes a value, and looks at one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ckptmove.model import Finding, Severity
+from ckptmove.verify.checks import Offenders, amount, failed, passed
+from ckptmove.verify.optimizers import SECOND_MOMENTS
+
+if TYPE_CHECKING:
+    from ckptmove.evidence import CheckResult
+    from ckptmove.model import Inventory, TensorRecord
+
+#: Roles whose values training goes on from; a metric may well be infinite.
+_ROLES: Final = frozenset({"model", "optimizer", "ema"})
+_COUNTERS: Final = frozenset({"step"})
+#: Two values in a byte: torch has no arithmetic for it.
+_NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
+
+
+@dataclass(slots=True)
+class NumbersTally:
+    """What was seen of the values so far.
+
+    Attributes:
+        state_keys: by name of a state tensor: its key (``exp_avg_sq``), with the class of its optimizer.
+        trained: names of the tensors that an optimizer trains; empty where that is not known.
+    """
+
+    state_keys: dict[str, tuple[str, str | None]]
+    trained: frozenset[str]
+    _tensors: int = 0
+    _elements: int = 0
+    _infinite_buffers: int = 0
+    _not_finite: Offenders = field(default_factory=Offenders)
+    _negative: Offenders = field(default_factory=Offenders)
+    _where: dict[str, list[str]] = field(default_factory=lambda: {"N501": [], "N502": []})
+
+    @classmethod
+    def of(cls, inventory: Inventory, trained: frozenset[str]) -> NumbersTally:
+        """A tally for one checkpoint, with the plain step counts of old files already looked at."""
+        tally = cls(
+            {
+                record.name: (key, optimizer.algorithm)
+                for optimizer in inventory.optimizers
+                for entry in optimizer.state
+                for key, record in entry.tensors
+            },
+            trained,
+        )
+        for optimizer in inventory.optimizers:
+            for entry in optimizer.state:
+                for key, value in entry.scalars:
+                    if key in _COUNTERS and isinstance(value, (int, float)) and value < 0:
+                        tally.note_negative(f"{optimizer.where}.state.{entry.key}.{key}".lstrip("."), value)
+        return tally
+
+    def look(self, record: TensorRecord, values: torch.Tensor) -> None:
+        """Look at one dense tensor of the checkpoint."""
+        if record.role not in _ROLES or record.dtype in _NOT_COMPARED:
+            return
+        if not (values.is_floating_point() or values.is_complex() or self._is_count(record.name)):
+            return
+        self._tensors += 1
+        self._elements += values.numel()
+        if values.numel() == 0:
+            return
+        lowest, highest = _range(values)
+        if not (math.isfinite(lowest) and math.isfinite(highest)):
+            self._note_not_finite(record, values)
+        elif lowest < 0 and self._is_count(record.name):
+            self.note_negative(record.name, lowest)
+
+    def note_negative(self, name: str, value: float) -> None:
+        """Count a second moment or a step count below zero."""
+        self._negative.add(f"{name} holds {value:.6g}")
+        self._where["N502"].append(name)
+
+    def check(self) -> CheckResult:
+        """The outcome."""
+        figures = {
+            "tensors": self._tensors,
+            "elements": self._elements,
+            "not_finite": self._not_finite.count,
+            "negative": self._negative.count,
+            "infinite_buffers": self._infinite_buffers,
+        }
+        faults = []
+        if self._not_finite:
+            faults.append(f"not finite: {self._not_finite}")
+        if self._negative:
+            faults.append(f"below zero: {self._negative}")
+        if faults:
+            return failed("numbers", "; ".join(faults), **figures)
+        buffers = (
+            f"; {amount(self._infinite_buffers, 'buffer')} with infinities, as masks have"
+            if self._infinite_buffers
+            else ""
+        )
+        return passed(
+            "numbers",
+            f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')} are finite, "
+            f"second moments and step counts not negative{buffers}",
+            **figures,
+        )
+
+    def findings(self) -> tuple[Finding, ...]:
+        """N501 and N502, where there is reason."""
+        found = []
+        if self._where["N501"]:
+            found.append(
+                Finding(
+                    code="N501",
+                    name="not-finite",
+                    severity=Severity.ERROR,
+                    message=f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}",
+                    where=tuple(self._where["N501"]),
+                    fix="resume from an earlier checkpoint: training cannot recover from these values",
+                )
+            )
+        if self._where["N502"]:
+            found.append(
+                Finding(
+                    code="N502",
+                    name="negative-moment",
+                    severity=Severity.ERROR,
+                    message=f"below zero, which no optimizer writes: {self._negative}",
+                    where=tuple(self._where["N502"]),
+                    fix="resume from an earlier checkpoint, or without this optimizer state",
+                )
+            )
+        return tuple(found)
+
+    def _is_count(self, name: str) -> bool:
+        key, algorithm = self.state_keys.get(name, ("", None))
+        return key in SECOND_MOMENTS or key in _COUNTERS or (key == "sum" and algorithm == "Adagrad")
+
+    def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
+        wide = _comparable(values)
+        nans = int(wide.isnan().sum())
+        infinities = int(wide.isinf().sum())
+        if not nans and record.role == "model" and self.trained and record.name not in self.trained:
+            self._infinite_buffers += 1
+            return
+        parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
+        self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
+        self._where["N501"].append(record.name)
+
+
+def _comparable(values: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch can compare on the CPU."""
+    real = torch.view_as_real(values) if values.is_complex() else values
+    return real.float() if real.is_floating_point() and real.element_size() == 1 else real
+
+
+def _range(values: torch.Tensor) -> tuple[float, float]:
+    """Lowest and highest value in one pass without a copy; NaN where there is one, as ``torch.aminmax`` has it."""
+    lowest, highest = torch.aminmax(_comparable(values))
+    return lowest.item(), highest.item()

@@ -1,0 +1,158 @@
+"""An optimizer's parameters with their state, cut into pieces that fit in memory and gathered into batches.
+
+Never holds a tensor: a piece says which elements of which records are stepped together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ckptmove.pairing import moments
+from ckptmove.verify.optimizers import PER_ELEMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from ckptmove.model import OptimizerRecord, StateEntry, TensorRecord
+
+#: Elements that are stepped at once: their state fits in a processor's cache, and in memory many times over.
+WINDOW_ELEMENTS: Final = 2**18
+_BATCH_PIECES: Final = 512
+
+
+class TensorSource(Protocol):
+    """Whatever can build the tensor of a record; what it returns must not be written to."""
+
+    def tensor(self, record: TensorRecord) -> torch.Tensor:
+        """The tensor, on the CPU."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A run of a parameter's elements.
+
+    Attributes:
+        start: first element, or first row.
+        end: after the last one (exclusive).
+        flat: whether it counts elements; otherwise rows.
+    """
+
+    start: int
+    end: int
+    flat: bool
+
+    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same run of a tensor of the parameter's shape, as a view."""
+        return (tensor.view(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A parameter, or a run of its elements, with what the optimizer keeps for it.
+
+    Attributes:
+        name: of the parameter in the checkpoint, or of its state where the file holds no parameter.
+        group: index of its group.
+        parameter: its record; where the file holds none, the record of its first moment, whose shape it has.
+        is_stored: whether ``parameter`` is the parameter itself.
+        entry: its state; None where there is none.
+        window: the elements; None for all of them.
+        elements: how many.
+        offset: of the first of them in the parameter, in elements.
+    """
+
+    name: str
+    group: int
+    parameter: TensorRecord
+    is_stored: bool
+    entry: StateEntry | None
+    window: Window | None
+    elements: int
+    offset: int
+
+    def cut(self, tensor: torch.Tensor, record: TensorRecord) -> torch.Tensor:
+        """This piece's share of a tensor: its window where the tensor has the parameter's shape, else all of it."""
+        if self.window is None or record.shape != self.parameter.shape:
+            return tensor
+        return self.window.cut(tensor)
+
+
+def pieces_of(
+    optimizer: OptimizerRecord, parameters: dict[str, TensorRecord | None], algorithm: str
+) -> Iterator[Piece]:
+    """The pieces of every parameter that can be stepped, in the order of the groups.
+
+    A parameter without state beside others with state is left out: it is frozen, or its state is lost, and
+    ``structure`` speaks of that. One whose values are not in the file is stood in for by a tensor of its moment's
+    shape; where there is no moment either, nothing is known of it.
+
+    Args:
+        optimizer: the optimizer.
+        parameters: by state key, the parameter's record or None.
+        algorithm: class in ``torch.optim``.
+    """
+    entries = {entry.key: entry for entry in optimizer.state}
+    for index, group in enumerate(optimizer.groups):
+        for key in group.params:
+            entry = entries.get(key)
+            if entries and entry is None:
+                continue
+            parameter = parameters.get(key)
+            known = parameter or _stand_in(entry, algorithm)
+            if known is not None:
+                name = known.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
+                whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
+                yield from _cut(whole) if algorithm in PER_ELEMENT else (whole,)
+
+
+def batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are stepped by one optimizer: many small ones, or a large one by itself."""
+    batch: list[Piece] = []
+    elements = 0
+    for piece in pieces:
+        if batch and (elements + piece.elements > WINDOW_ELEMENTS or len(batch) == _BATCH_PIECES):
+            yield batch
+            batch, elements = [], 0
+        batch.append(piece)
+        elements += piece.elements
+    if batch:
+        yield batch
+
+
+def _stand_in(entry: StateEntry | None, algorithm: str) -> TensorRecord | None:
+    """A moment of a parameter that is not in the file: it has the parameter's shape."""
+    return next((record for _, record in moments(entry, algorithm)), None) if entry is not None else None
+
+
+def _cut(piece: Piece) -> Iterator[Piece]:
+    tensors = [piece.parameter, *(record for _, record in piece.entry.tensors)] if piece.entry else [piece.parameter]
+    sized = [record for record in tensors if record.shape]
+    if piece.elements <= WINDOW_ELEMENTS or any(record.shape != piece.parameter.shape for record in sized):
+        yield piece  # a moment of another shape: the optimizer itself is to say what it makes of that
+        return
+    flat = all(is_contiguous(record) for record in sized)
+    rows = piece.elements if flat else piece.parameter.shape[0]
+    row = piece.elements // rows
+    step = max(1, WINDOW_ELEMENTS // row)
+    for start in range(0, rows, step):
+        end = min(start + step, rows)
+        window = Window(start, end, flat)
+        yield Piece(
+            piece.name, piece.group, piece.parameter, piece.is_stored, piece.entry, window, (end - start) * row,
+            start * row,
+        )  # fmt: skip
+
+
+def is_contiguous(record: TensorRecord) -> bool:
+    """Whether a dense tensor's elements lie one after the other, the last dimension fastest."""
+    expected = 1
+    for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,91 @@
+"""Where the step is made: the CPU, the accelerator of this machine, or a simulated one.
+
+Never says that a simulated device is real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+from ckptmove.verify.simulated import SimulatedDevice, unavailable_reason
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+class Place(Protocol):
+    """A device that a step can be made on."""
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a CPU tensor on the device."""
+        ...
+
+    def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values on the CPU."""
+        ...
+
+    def device_of(self, tensor: torch.Tensor) -> str:
+        """Where a tensor is, as torch would print it on the target's machine."""
+        ...
+
+
+class TorchDevice:
+    """A device that torch has here."""
+
+    def __init__(self, tag: str) -> None:
+        self._device = torch.device(tag)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a CPU tensor on the device."""
+        return tensor.detach().to(self._device, copy=True)
+
+    def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values on the CPU."""
+        return tensor.detach().cpu()
+
+    def device_of(self, tensor: torch.Tensor) -> str:
+        """Where a tensor is."""
+        return str(tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The place of one verification.
+
+    Attributes:
+        target: tag of the target.
+        mode: what stands for it.
+        reason: why there is nothing to step on; empty where there is.
+    """
+
+    target: str
+    mode: Literal["real", "simulated", "cpu"]
+    reason: str = ""
+
+    def enter(self) -> AbstractContextManager[Place]:
+        """The place itself; a simulated one stands while the context is open."""
+        if self.mode == "simulated":
+            return SimulatedDevice(self.target)
+        return contextlib.nullcontext(TorchDevice(self.target))
+
+
+def find_site(target: str) -> Site:
+    """What can stand for a target on this machine."""
+    if target.partition(":")[0] == "cpu":
+        return Site(target, "cpu")
+    if is_here(target):
+        return Site(target, "real")
+    return Site(target, "simulated", unavailable_reason() or "")
+
+
+def is_here(target: str) -> bool:
+    """Whether torch has this accelerator here, with this index."""
+    kind, _, index = target.partition(":")
+    module: Any = getattr(torch, kind, None)
+    # `torch.mps.is_available` is younger than the oldest torch that is supported.
+    available = torch.backends.mps.is_available if kind == "mps" else getattr(module, "is_available", None)
+    return bool(available is not None and available() and int(index or 0) < module.device_count())

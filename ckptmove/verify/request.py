@@ -1,0 +1,39 @@
+"""What ``verify`` is asked, and how the question reaches the child process.
+
+Never opens a file and never imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """What the user asked ``verify`` for.
+
+    Attributes:
+        path: a checkpoint file.
+        to: tag of the target, or None for the device where most of the model lies.
+        against: the original that the values must equal, or None.
+        optimizer: class in ``torch.optim`` to use in place of the one that the keys point to, or None.
+        require_device: whether a simulated target is a failure.
+        seed: of the gradient.
+    """
+
+    path: str
+    to: str | None = None
+    against: str | None = None
+    optimizer: str | None = None
+    require_device: bool = False
+    seed: int = 0
+
+    def to_json(self) -> str:
+        """The request as one JSON document."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> VerifyRequest:
+        """The request of a document that :meth:`to_json` made."""
+        return cls(**json.loads(text))

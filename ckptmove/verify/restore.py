@@ -1,0 +1,183 @@
+"""The restore check: what a script gets from the file is what is stored in it, bit for bit.
+
+Never compares values: only bits, sizes, strides and dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ckptmove.verify.checks import Offenders, amount, failed, passed
+from ckptmove.verify.pages import PageRelease
+from ckptmove.verify.state import dtype_of, extent_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.evidence import CheckResult
+    from ckptmove.model import Inventory, Span, TensorRecord
+    from ckptmove.verify.loaded import Loaded
+    from ckptmove.verify.numbers import NumbersTally
+    from ckptmove.verify.state import StoredTensors
+
+#: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.
+_NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
+
+
+@dataclass(slots=True)
+class RestoreTally:
+    """What the comparison has seen so far.
+
+    Attributes:
+        compared: tensors compared with torch's.
+        nbytes: bytes compared.
+        apart: kinds of tensors that have no bytes to compare, and how many of each.
+        differing: tensors that differ, and how.
+        unreadable: tensors whose bytes cannot be taken from the file as they lie.
+        places: how often each name has come: two paths may read alike.
+    """
+
+    compared: int = 0
+    nbytes: int = 0
+    apart: dict[str, int] = field(default_factory=dict)
+    differing: Offenders = field(default_factory=Offenders)
+    unreadable: Offenders = field(default_factory=Offenders)
+    places: dict[str, int] = field(default_factory=dict)
+
+
+def dense_records(inventory: Inventory) -> Iterator[TensorRecord]:
+    """Every dense tensor of a checkpoint that has bytes: the parts of a sparse one in its place."""
+    for record in inventory.tensors:
+        if record.kind not in _NOT_COMPARED:
+            yield from record.dense()
+
+
+def survey(inventory: Inventory, stored: StoredTensors, loaded: Loaded, numbers: NumbersTally) -> CheckResult:
+    """Compare every tensor with what ``torch.load`` returned, and look at its numbers while it is at hand.
+
+    Returns:
+        The ``restore`` check.
+    """
+    tally = RestoreTally()
+    for record in inventory.tensors:
+        if record.kind in _NOT_COMPARED:
+            tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
+    release = PageRelease(enabled=loaded.is_mapped and not stored.swaps)
+    seen: set[tuple[int, int, str]] = set()
+    for record in dense_records(inventory):
+        span = stored.span(record)
+        if span is None:
+            tally.unreadable.add(record.name)
+            continue
+        values = stored.tensor(record)
+        # Tied tensors and shared views are the same bytes under several names.
+        if (span.start, span.end, record.dtype) not in seen:
+            numbers.look(record, values)
+        if not loaded.refusal and not loaded.error:
+            _compare(record, span, values, loaded, tally, release)
+        seen.add((span.start, span.end, record.dtype))
+    return _outcome(tally, loaded, len(inventory.tensors))
+
+
+class LoadedTensors:
+    """What ``torch.load`` returned, as a source of tensors that gives its pages back as it goes."""
+
+    def __init__(self, loaded: Loaded, stored: StoredTensors) -> None:
+        self._loaded = loaded
+        self._stored = stored
+        self._release = PageRelease(enabled=loaded.is_mapped and not stored.swaps)
+
+    def tensor(self, record: TensorRecord) -> torch.Tensor:
+        """The tensor of a record; it must not be written to.
+
+        Raises:
+            KeyError: ``torch.load`` returned no such tensor.
+        """
+        tensor = self._loaded.tensors[record.name][0]
+        span = self._stored.span(record)
+        if span is not None:
+            self._release.seen(tensor.data_ptr(), span.start, span.nbytes)
+        return tensor
+
+
+def _compare(
+    record: TensorRecord,
+    span: Span,
+    values: torch.Tensor,
+    loaded: Loaded,
+    tally: RestoreTally,
+    release: PageRelease,
+) -> None:
+    alike = loaded.tensors.get(record.name, [])
+    place = tally.places.get(record.name, 0)
+    tally.places[record.name] = place + 1
+    theirs = alike[place] if place < len(alike) else None
+    tally.compared += 1
+    tally.nbytes += span.nbytes
+    if theirs is None:
+        tally.differing.add(f"{record.name} is not in what torch.load returns")
+        return
+    if record.kind != "storage":
+        for what, stored, got in (
+            ("dtype", dtype_of(record.dtype), theirs.dtype),
+            ("shape", record.shape, tuple(theirs.shape)),
+            ("stride", record.stride, tuple(theirs.stride())),
+        ):
+            if stored != got:
+                tally.differing.add(f"{record.name}: {what} {got} in place of {stored}")
+                return
+    raw = raw_bytes(theirs)
+    if not same_bytes(raw_bytes(values), raw):
+        tally.differing.add(f"{record.name}: other bits")
+    release.seen(raw.data_ptr(), span.start, span.nbytes)
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a dense tensor from its first element to its last, gaps included, without a copy."""
+    item = tensor.element_size()
+    count = extent_elements(tuple(tensor.shape), tuple(tensor.stride()))
+    start = tensor.storage_offset() * item
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (count * item,), (1,))
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two flat uint8 tensors are equal; eight bytes at a time where they lie so."""
+    if one.shape != other.shape:
+        return False
+    words = one.numel() // 8 * 8
+    if one.storage_offset() % 8 or other.storage_offset() % 8:
+        words = 0
+    return torch.equal(one[:words].view(torch.int64), other[:words].view(torch.int64)) and torch.equal(
+        one[words:], other[words:]
+    )
+
+
+def _outcome(tally: RestoreTally, loaded: Loaded, total: int) -> CheckResult:
+    figures: dict[str, object] = {
+        "tensors": total,
+        "compared": tally.compared,
+        "bytes": tally.nbytes,
+        "differing": tally.differing.count,
+        "unreadable": tally.unreadable.count,
+        "weights_only": not loaded.refusal,
+    }
+    if loaded.refusal:
+        figures["refusal"] = loaded.refusal
+    apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
+    if loaded.error:
+        return failed("restore", f"torch.load fails: {loaded.error}", **figures)
+    if tally.unreadable:
+        return failed("restore", f"bytes not stored plainly and whole: {tally.unreadable}", **figures)
+    if tally.differing:
+        return failed("restore", f"torch.load returns something else: {tally.differing}", **figures)
+    if loaded.refusal:
+        detail = (
+            f"{amount(total, 'tensor')} lie whole in the file{apart}; not compared with torch.load, "
+            f"because weights_only=True refuses the file: {loaded.refusal}"
+        )
+        return passed("restore", detail, **figures)
+    detail = f"{amount(tally.compared, 'tensor')} ({amount(tally.nbytes, 'byte')}) equal what torch.load returns{apart}"
+    return passed("restore", detail, **figures)

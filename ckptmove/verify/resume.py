@@ -1,0 +1,149 @@
+"""The resume itself: every optimizer of a checkpoint set up for its step, its parallel step and its fresh one.
+
+Never steps an optimizer that it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptmove.devices import supports_capturable
+from ckptmove.verify.optimizers import choose, uses_state
+from ckptmove.verify.pieces import pieces_of
+from ckptmove.verify.place import TorchDevice
+from ckptmove.verify.restore import LoadedTensors
+from ckptmove.verify.state import StoredTensors
+from ckptmove.verify.step import make_recipe
+from ckptmove.verify.trial import Trial, TrialTally, try_optimizer
+from ckptmove.verify.verdicts import NOTHING_TO_RESUME, Circumstances, conclude, not_proven, without_step
+
+if TYPE_CHECKING:
+    from ckptmove.checkpoint import Checkpoint
+    from ckptmove.evidence import CheckResult
+    from ckptmove.model import OptimizerRecord
+    from ckptmove.pairing import Pairing
+    from ckptmove.verify.against import OriginalTensors
+    from ckptmove.verify.loaded import Loaded
+    from ckptmove.verify.pieces import TensorSource
+    from ckptmove.verify.place import Place, Site
+    from ckptmove.verify.request import VerifyRequest
+    from ckptmove.verify.step import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All that the steps are made from.
+
+    Attributes:
+        request: what was asked for.
+        site: where the step is made.
+        checkpoint: the open checkpoint.
+        stored: its tensors.
+        loaded: what ``torch.load`` made of it.
+        original: the tensors of the original, where there is one.
+        pairings: its optimizers, each with its parameters.
+    """
+
+    request: VerifyRequest
+    site: Site
+    checkpoint: Checkpoint
+    stored: StoredTensors
+    loaded: Loaded
+    original: OriginalTensors | None
+    pairings: list[tuple[OptimizerRecord, Pairing]]
+
+
+def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The outcomes of step, parity and fresh."""
+    request = bench.request
+    around = Circumstances(path=request.path, site=bench.site, require_device=request.require_device, seed=request.seed)
+    if not bench.pairings:
+        return without_step(NOTHING_TO_RESUME)
+    if bench.site.reason:
+        return not_proven(around)
+    tally = TrialTally()
+    with StoredTensors(bench.checkpoint.container, mapped=False) as again, bench.site.enter() as place:
+        second = _second_source(bench, again, around)
+        for optimizer, pairing in bench.pairings:
+            if not tally.error:
+                _try(bench, optimizer, pairing, second, place, around, tally)
+    return conclude(tally, around)
+
+
+def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:
+    """What the parity step begins from, and its name for people."""
+    where = "the same step" if bench.site.mode == "cpu" else "the same step on the plain CPU"
+    if bench.original is not None:
+        around.compared_with = f"{where} from {bench.request.against}"
+        return bench.original
+    if bench.site.mode != "cpu":
+        around.compared_with = where
+        return bench.stored
+    if bench.loaded.tensors:
+        around.compared_with = f"{where} from what torch.load returns"
+        return LoadedTensors(bench.loaded, bench.stored)
+    around.compared_with = f"{where} after a second reading; torch.load refuses the file, so that it shows no more"
+    return again
+
+
+def _try(
+    bench: Bench,
+    optimizer: OptimizerRecord,
+    pairing: Pairing,
+    second: TensorSource,
+    place: Place,
+    around: Circumstances,
+    tally: TrialTally,
+) -> None:
+    choice = choose(optimizer, bench.request.optimizer)
+    named = f"{optimizer.where or 'the optimizer'} was not stepped: "
+    if not choice.name:
+        around.left_out.append(named + choice.reason)
+        return
+    recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
+    if recipe is None:
+        around.left_out.append(f"{named}this torch has no {choice.name}")
+        return
+    refusal = _refused_flag(bench, recipe, optimizer)
+    if refusal:
+        tally.error = refusal
+        return
+    around.classes.append(choice.name)
+    around.notes += [choice.note] * bool(choice.note)
+    around.reads_state |= any(uses_state(choice.name, group) for group in optimizer.groups)
+    reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
+    exact = bench.site.mode != "real" and reference.groups == recipe.groups
+    around.exact &= exact
+    pieces = pieces_of(optimizer, pairing.by_key(), choice.name)
+    trial = Trial(
+        optimizer=optimizer,
+        recipe=recipe,
+        reference=reference,
+        source=bench.stored,
+        second=second,
+        place=place,
+        other=TorchDevice("cpu"),
+        exact=exact,
+    )
+    try_optimizer(trial, pieces, tally)
+
+
+def _for_cpu(recipe: Recipe) -> Recipe:
+    """The same recipe without ``capturable``, which the CPU refuses."""
+    return replace(
+        recipe,
+        groups=tuple(
+            {name: False if name == "capturable" else value for name, value in group.items()} for group in recipe.groups
+        ),
+    )
+
+
+def _refused_flag(bench: Bench, recipe: Recipe, optimizer: OptimizerRecord) -> str:
+    """The option that torch refuses on the target, where a simulated device would take it."""
+    if bench.site.mode != "simulated" or supports_capturable(bench.site.target):
+        return ""
+    for group, options in zip(optimizer.groups, recipe.groups, strict=True):
+        if options.get("capturable"):
+            return f"{group.where}.capturable=True is not supported there"
+    return ""

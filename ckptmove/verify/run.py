@@ -1,0 +1,97 @@
+"""The use-case: one verification from the request to the verdict, torch in a child process.
+
+Never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, cast
+
+from ckptmove.checkpoint import open_checkpoint
+from ckptmove.devices import parse_target, split
+from ckptmove.errors import TorchMissing
+from ckptmove.evidence import VerifyResult
+from ckptmove.findings.context import Context
+from ckptmove.findings.registry import find_all
+from ckptmove.model import Limits
+from ckptmove.pairing import pair_all
+from ckptmove.verify.checks import CHECKS
+from ckptmove.verify.child import child, collect, worker_command
+from ckptmove.verify.file_checks import check_file, check_placement, check_structure
+from ckptmove.verify.optimizers import check_override
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.model import Inventory
+    from ckptmove.verify.request import VerifyRequest
+
+    Mode = Literal["real", "simulated", "cpu"]
+
+
+def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> VerifyResult:
+    """Prove that a checkpoint resumes, or say what is in the way.
+
+    Args:
+        request: what to verify.
+        command: the child process; by default the worker of this package.
+
+    Returns:
+        The verdict: every check of the contract, in its order. Where the target is neither here nor can be
+        simulated, the step counts as failed: nothing was proven.
+
+    Raises:
+        TorchMissing: torch is not installed.
+        UsageError: an unknown device or optimizer.
+        UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing
+    check_override(request.optimizer)
+    limits = Limits()
+    if request.against is not None:
+        with open_checkpoint(request.against, limits):
+            pass  # an original that cannot be read is an error of the input, not an outcome
+    with open_checkpoint(request.path, limits) as checkpoint:
+        inventory = checkpoint.inventory
+        target = parse_target(request.to) if request.to else default_target(inventory)
+        asked = replace(request, to=target)
+        # torch takes seconds to import: meanwhile the CRCs are compared here.
+        with child(command or worker_command(), asked.to_json()) as process:
+            facts = inventory.facts + checkpoint.container.check()
+            checked = replace(inventory, facts=facts)
+            findings = find_all(checked, Context(target=target, device_count=_device_count(request.to)))
+            pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
+            here = (
+                check_file(checkpoint.container, facts),
+                check_placement(inventory, target),
+                check_structure(inventory, pairings, findings),
+            )
+            answers = collect(process)
+    found = {check.name: check for check in (*here, *answers.checks.values())}
+    checks = tuple(found[name] for name in CHECKS)
+    return VerifyResult(
+        path=request.path,
+        target=target,
+        mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
+        passed=all(check.status != "failed" for check in checks),
+        checks=checks,
+        findings=(*findings, *answers.findings),
+    )
+
+
+def _device_count(to: str | None) -> int:
+    """How many devices the target machine has: at least as many as the index speaks of that the user named."""
+    return 1 + ((split(to)[1] or 0) if to else 0)
+
+
+def default_target(inventory: Inventory) -> str:
+    """The device where most bytes of the model lie; of all tensors, where there is no model; else the CPU."""
+    placed = [record for record in inventory.tensors if record.storage is not None]
+    weights: dict[str, int] = {}
+    for record in [record for record in placed if record.role == "model"] or placed:
+        weights[record.device] = weights.get(record.device, 0) + record.nbytes
+    return parse_target(max(weights, key=weights.__getitem__)) if weights else "cpu"

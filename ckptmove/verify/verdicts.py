@@ -1,0 +1,148 @@
+"""From what the steps showed to the outcomes of step, parity and fresh.
+
+Never calls a simulated device a real one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptmove.verify.checks import amount, failed, passed, skipped
+
+if TYPE_CHECKING:
+    from ckptmove.evidence import CheckResult
+    from ckptmove.verify.place import Site
+    from ckptmove.verify.trial import TrialTally
+
+NOTHING_TO_RESUME = "there is no optimizer state: nothing to resume"
+_NO_STEP = "there was no step to compare with"
+
+
+@dataclass(slots=True)
+class Circumstances:
+    """Under what circumstances the steps were made.
+
+    Attributes:
+        path: the checkpoint.
+        site: where.
+        require_device: whether a simulated device is a failure.
+        seed: of the gradients.
+        classes: the optimizers that were stepped.
+        notes: what was assumed of them.
+        left_out: optimizers that were not, and why.
+        reads_state: whether any of those that were stepped reads state at all.
+        compared_with: what the parity check compares with.
+        parity_gap: why there is nothing to compare with; empty where there is.
+        exact: whether the two have to agree bit for bit.
+    """
+
+    path: str
+    site: Site
+    require_device: bool
+    seed: int
+    classes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    reads_state: bool = False
+    compared_with: str = ""
+    parity_gap: str = ""
+    exact: bool = True
+
+    @property
+    def mend(self) -> str:
+        """The command that places everything where the target wants it."""
+        return f"ckptmove convert {shlex.quote(self.path)} --to {self.site.target}"
+
+    @property
+    def target(self) -> str:
+        """The target, with the word ``simulated`` where it is."""
+        return self.site.target + (" (simulated)" if self.site.mode == "simulated" else "")
+
+
+def conclude(tally: TrialTally, around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The outcomes of step, parity and fresh."""
+    step = _step(tally, around)
+    if tally.error or not tally.parameters:
+        return step, skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
+    return step, _parity(tally, around), _fresh(tally, around)
+
+
+def without_step(reason: str) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The outcomes where there is no step that could be made."""
+    return skipped("step", reason), skipped("parity", reason), skipped("fresh", reason)
+
+
+def not_proven(around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The outcomes where the target is neither here nor can be simulated: that proves nothing, so it does not pass."""
+    reason = f"not proven: there is no {around.site.target} here, and it cannot be simulated: {around.site.reason}"
+    return failed("step", reason), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
+
+
+def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
+    figures: dict[str, object] = {
+        "optimizer": ", ".join(dict.fromkeys(around.classes)),
+        "device": around.site.target,
+        "simulated": around.site.mode == "simulated",
+        "seed": around.seed,
+        "parameters": len(tally.parameters),
+        "elements": tally.elements,
+        "moved": len(tally.moved),
+        "counted": tally.counted,
+        "standins": len(tally.standins),
+    }
+    if tally.error:
+        return failed(
+            "step", f"torch refuses the step on {around.target}: {tally.error}; mend: {around.mend}", **figures
+        )
+    if not tally.parameters:
+        reason = "; ".join(around.left_out) or "the file holds neither a parameter nor a moment of its shape"
+        return skipped("step", reason, **figures)
+    if tally.faults:
+        return failed("step", f"after the step on {around.target}: {tally.faults}", **figures)
+    if not tally.moved and tally.idle != tally.parameters:
+        return failed("step", f"no parameter moved on {around.target}: the update is below their precision", **figures)
+    if around.require_device and around.site.mode == "simulated":
+        return failed("step", f"passed, but on a simulated {around.site.target}: there is none here", **figures)
+    return passed("step", "; ".join(_step_parts(tally, around)), **figures)
+
+
+def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
+    names = " and ".join(dict.fromkeys(around.classes))
+    count = f", step counts went up by one to {tally.first_count:g}" if tally.first_count is not None else ""
+    size = f"{amount(len(tally.parameters), 'parameter')} ({amount(tally.elements, 'value')})"
+    parts = [f"{names} on {around.target}: {size} stepped, {len(tally.moved):,} moved, all finite{count}"]
+    if tally.idle:
+        parts.append(f"{amount(len(tally.idle), 'parameter')} with a learning rate of 0")
+    if tally.standins:
+        parts.append(f"{amount(len(tally.standins), 'parameter')} not in the file, or not to be told: stood in for")
+    for (key, before, after), count_of in tally.casts.items():
+        parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}: that loses precision")
+    return [*parts, *dict.fromkeys(around.notes), *around.left_out]
+
+
+def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
+    if around.parity_gap:
+        return skipped("parity", around.parity_gap)
+    how = "bit for bit" if around.exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
+    figures: dict[str, object] = {"exact": around.exact, "apart": tally.apart.count, "furthest": tally.furthest}
+    if tally.apart:
+        return failed("parity", f"not equal to {around.compared_with}: {tally.apart}", **figures)
+    gap = "" if around.exact else f"; furthest apart by {tally.furthest:.3g}"
+    return passed("parity", f"equal {how} to {around.compared_with}{gap}", **figures)
+
+
+def _fresh(tally: TrialTally, around: Circumstances) -> CheckResult:
+    same = sorted(tally.with_state - tally.changed)
+    figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
+    if not around.reads_state:
+        return skipped("fresh", "SGD without momentum reads no state", **figures)
+    if not tally.with_state:
+        reason = "no state is stored yet, or all of it is zero: a fresh start gives the same"
+        return skipped("fresh", reason, **figures)
+    if same:
+        names = ", ".join(same[:5])
+        return failed("fresh", f"a step without the stored state gives the same: it is not used for {names}", **figures)
+    changed = amount(len(tally.changed), "parameter")
+    return passed("fresh", f"without the stored state the step gives another result for {changed}", **figures)

@@ -1,0 +1,96 @@
+"""The child process: everything of ``verify`` that needs torch.
+
+Never writes to standard output but its answers, a JSON document on each line, as soon as they are known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptmove.checkpoint import open_checkpoint
+from ckptmove.model import Limits
+from ckptmove.pairing import pair_all
+from ckptmove.verify.against import OriginalTensors, differences
+from ckptmove.verify.checks import Offenders, check_to_json, failed, finding_to_json
+from ckptmove.verify.loaded import load
+from ckptmove.verify.numbers import NumbersTally
+from ckptmove.verify.place import find_site
+from ckptmove.verify.request import VerifyRequest
+from ckptmove.verify.restore import survey
+from ckptmove.verify.resume import Bench, resume
+from ckptmove.verify.state import StoredTensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.evidence import CheckResult
+
+    Emit = Callable[[dict[str, object]], None]
+
+
+def main() -> None:
+    """Answer the request that is the last argument."""
+    # Whatever a library prints goes to standard error: standard output is for answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with answers:
+
+        def emit(message: dict[str, object]) -> None:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+
+        run(VerifyRequest.from_json(sys.argv[-1]), emit)
+
+
+def run(request: VerifyRequest, emit: Emit) -> None:
+    """Make every check that needs torch.
+
+    Args:
+        request: what to verify, with its target.
+        emit: told of the mode, of each finding and of each check, in the order of the contract.
+    """
+    site = find_site(request.to or "cpu")
+    emit({"mode": site.mode})
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(request.path, Limits()))
+        inventory = checkpoint.inventory
+        stored = stack.enter_context(StoredTensors(checkpoint.container))
+        loaded = load(checkpoint.container)
+        pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
+        trained = frozenset(
+            record.name
+            for _, pairing in pairings
+            for _, record in (pairing.matches if pairing.is_certain else ())
+            if record is not None
+        )
+        numbers = NumbersTally.of(inventory, trained)
+        restore = survey(inventory, stored, loaded, numbers)
+        original: OriginalTensors | None = None
+        if request.against is not None:
+            other = stack.enter_context(open_checkpoint(request.against, Limits()))
+            other_stored = stack.enter_context(StoredTensors(other.container))
+            original = OriginalTensors(other.inventory, other_stored)
+            lost = differences(inventory, stored, other.inventory, other_stored)
+            restore = _with_original(restore, request.against, lost)
+        for check in (restore, numbers.check()):
+            emit({"check": check_to_json(check)})
+        for finding in numbers.findings():
+            emit({"finding": finding_to_json(finding)})
+        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings)
+        for check in resume(bench):
+            emit({"check": check_to_json(check)})
+
+
+def _with_original(restore: CheckResult, against: str, lost: Offenders) -> CheckResult:
+    """The restore check, with what the comparison with the original showed."""
+    evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
+    if restore.status == "failed":
+        return replace(restore, evidence=evidence)
+    if lost:
+        return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
+    return replace(restore, detail=f"{restore.detail}; and what {against} holds", evidence=evidence)

@@ -1,0 +1,148 @@
+"""Imports point down only, and each third-party library has one home.
+
+The rows below are the map of the project, lowest first. A module may import any module of a lower row, and none of
+its own row or above: whether at the top of the file, inside a function, or only for the type checker.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptmove
+
+PACKAGE = Path(ckptmove.__file__).parent
+
+ROWS: list[list[str]] = [
+    ["errors", "dtypes", "model"],
+    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
+    ["streams.source", "streams.sink", "cast", "pickles.scan", "pickles.tree", "pickles.names"],
+    ["pickles.state", "pickles.lore"],
+    ["pickles.atoms"],
+    ["pickles.structure"],
+    ["pickles.memory"],
+    ["pickles.machine", "pickles.edits"],
+    ["containers.*"],
+    ["inventory.shapes"],
+    ["inventory.mentions", "inventory.optimizers", "inventory.layout", "inventory.outline"],
+    ["inventory.walk"],
+    ["inventory.build"],
+    ["checkpoint", "pairing", "policy"],
+    ["plan", "findings.*", "rewrite"],
+    ["verification.*"],
+    ["api"],
+    ["__init__"],
+    ["report.*"],
+    ["cli.*"],
+    ["__main__"],
+]
+#: Rooms whose modules may import each other, as long as there is no circle.
+OPEN_ROOMS = ("containers", "findings", "verification", "report", "cli")
+
+#: Where a third-party library may be imported.
+HOMES = {
+    "torch": ("verification",),
+    "typer": ("cli",),
+    "rich": ("report", "cli"),
+    "tomli": ("config",),
+    "fsspec": ("streams",),
+    "safetensors": ("containers", "verification"),
+}
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1]) if parts[-1] == "__init__" and len(parts) > 1 else ".".join(parts)
+
+
+def row_of(module: str) -> int:
+    for index, row in enumerate(ROWS):
+        if module in row or f"{module.partition('.')[0]}.*" in row:
+            return index
+    raise AssertionError(f"{module} is on no row: give it a place on the map")
+
+
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    """Every module that a file imports, wherever in the file, with the line."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            module = node.module or ""
+            found.append((module, node.lineno))
+            for alias in node.names:
+                if (PACKAGE.parent / Path(*module.split("."), f"{alias.name}.py")).exists():
+                    found.append((f"{module}.{alias.name}", node.lineno))
+    return found
+
+
+def inner_imports(path: Path) -> set[tuple[str, int]]:
+    names = {name_of(module) for module in MODULES}
+    inner = set()
+    for module, line in imports_of(path):
+        if module == "ckptmove":
+            inner.add(("__init__", line))
+        elif module.startswith("ckptmove."):
+            name = module.removeprefix("ckptmove.")
+            assert name in names, f"{path}:{line}: {module} is no module"
+            inner.add((name, line))
+    return inner
+
+
+def is_room(module: str) -> bool:
+    """A package whose ``__init__`` is a docstring: importing from it names a module inside."""
+    return (PACKAGE / Path(*module.split("."))).is_dir()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down(path: Path) -> None:
+    importer = name_of(path)
+    if is_room(importer):
+        assert not inner_imports(path), "a room's __init__ is a sign on the door"
+        return
+    for imported, line in inner_imports(path):
+        if is_room(imported) or (imported == "__init__" and "version" in path.read_text()):
+            continue
+        room = importer.partition(".")[0]
+        if room in OPEN_ROOMS and imported.partition(".")[0] == room:
+            continue
+        assert row_of(imported) < row_of(importer), f"{importer}:{line} imports {imported}"
+
+
+def test_no_circles_inside_the_open_rooms() -> None:
+    edges = {name_of(path): {name for name, _ in inner_imports(path)} for path in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail, module))
+        if module not in done:
+            for imported in edges.get(module, set()):
+                visit(imported, (*trail, module))
+            done.add(module)
+
+    for module in edges:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_third_parties_stay_in_their_homes(path: Path) -> None:
+    room = name_of(path).partition(".")[0]
+    for module, line in imports_of(path):
+        top = module.partition(".")[0]
+        if top in {"ckptmove", "__future__"} or top in sys.stdlib_module_names:
+            continue
+        assert top in HOMES, f"{path}:{line}: {top} is not declared"
+        assert room in HOMES[top], f"{name_of(path)}:{line} imports {top}"
+
+
+def test_every_row_is_of_a_module_that_is_there() -> None:
+    names = {name_of(path) for path in MODULES}
+    for entry in (entry for row in ROWS for entry in row):
+        assert entry in names or any(name.startswith(entry.removesuffix("*")) for name in names), entry

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
+from ckptmove.model import Limits
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.scan import SHAPE_OF, operations
+from ckptmove.pickles.tree import Call, Node, Sequence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANY = settings(max_examples=1500, deadline=None)
+
+
+# --- nothing is executed ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A marker that stays absent unless a module is imported or one of its names is called."""
+    marker = tmp_path / "sprung"
+    body = f"""
+def spring(*args, **kwargs):
+    open({str(marker)!r}, "a").close()
+
+class Spring:
+    __new__ = __init__ = __setstate__ = append = extend = __setitem__ = add = spring
+spring()
+"""
+    (tmp_path / "trap_module.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield marker
+    sys.modules.pop("trap_module", None)
+
+
+def text(word: str) -> bytes:
+    return b"X" + len(word).to_bytes(4, "little") + word.encode()
+
+
+SPRING = b"ctrap_module\nspring\n"
+TYPE = b"ctrap_module\nSpring\n"
+PAYLOADS = {
+    "GLOBAL": SPRING + b".",
+    "STACK_GLOBAL": b"\x80\x04" + text("trap_module") + text("spring") + b"\x93.",
+    "REDUCE": SPRING + b")R.",
+    "INST": b"(itrap_module\nspring\n.",
+    "OBJ": b"(" + SPRING + b"o.",
+    "NEWOBJ": b"\x80\x02" + TYPE + b")\x81.",
+    "NEWOBJ_EX": b"\x80\x04" + TYPE + b")}\x92.",
+    "BUILD": TYPE + b")R}b.",
+    "BUILD of a global": TYPE + b"}X\x01\0\0\0aK\x01sb.",
+    "APPEND": TYPE + b")RNa.",
+    "APPENDS": TYPE + b")R(NNe.",
+    "ADDITEMS": b"\x80\x04" + TYPE + b")R(N\x90.",
+    "SETITEM": TYPE + b")RNNs.",
+    "SETITEMS": TYPE + b")R(NNu.",
+    "EXT1": b"\x80\x02\x82\x70.",
+    "EXT2": b"\x80\x02\x83\x70\x70.",
+    "EXT4": b"\x80\x02\x84\x70\x70\x70\x00.",
+    "system": b"cos\nsystem\n" + text("echo > {marker}") + b"\x85R.",
+    "eval": b"cbuiltins\neval\n" + text("open({marker!r}, 'w').close()") + b"\x85R.",
+    "exec": b"cbuiltins\nexec\n" + text("open({marker!r}, 'w').close()") + b"\x85R.",
+}
+
+
+def armed(name: str, marker: Path) -> bytes:
+    if name not in {"system", "eval", "exec"}:
+        return PAYLOADS[name]
+    template = PAYLOADS[name].partition(b"X")[2][4:-3].decode()
+    command = text(template.format(marker=str(marker)))
+    return PAYLOADS[name].partition(b"X")[0] + command + b"\x85R."
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_payload_that_springs_in_pickle_leaves_no_trace_here(name, trap):
+    data = armed(name, trap)
+    before = set(sys.modules)
+    interpret(data, Limits())
+    assert not trap.exists()
+    assert set(sys.modules) == before
+
+    codes = (0x70, 0x7070, 0x707070)
+    for code in codes:
+        copyreg.add_extension("trap_module", f"spring{code}" if code != 0x70 else "spring", code)
+    try:
+        with suppress(Exception):
+            pickle.loads(data)
+    finally:
+        for code in codes:
+            copyreg.remove_extension("trap_module", f"spring{code}" if code != 0x70 else "spring", code)
+        copyreg.clear_extension_cache()
+    assert trap.exists(), "the payload is a dud: this test could not fail"
+
+
+@pytest.mark.parametrize("data", [b"P" + b"trap\n.", text("trap") + b"Q."])
+def test_a_persistent_id_is_resolved_by_nobody(data):
+    resolved = []
+
+    class Loader(pickle.Unpickler):
+        def persistent_load(self, pid):
+            resolved.append(pid)
+
+    interpret(data, Limits())
+    assert resolved == []
+    Loader(io.BytesIO(data)).load()
+    assert resolved == ["trap"]
+
+
+def test_globals_of_a_payload_are_named():
+    assert interpret(PAYLOADS["system"], Limits()).globals == {"os.system": 0}
+    assert interpret(PAYLOADS["STACK_GLOBAL"], Limits()).globals.keys() == {"trap_module.spring"}
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+_SAMPLE = {
+    "state_dict": OrderedDict(weight=("storage", "cuda:0", 4), bias=[1.5, None, True, 2**80, -3]),
+    "set": {1, "a"},
+    "bytes": b"\x00\xff" * 3,
+    "é😀": frozenset({2.5}),
+}
+_SHARED = ["cpu", _SAMPLE, _SAMPLE, bytearray(b"abc"), OrderedDict, 3j]
+SAMPLES = [pickle.dumps(_SHARED, protocol) for protocol in range(6)] + list(PAYLOADS.values())
+
+
+def survives(data: bytes, begin: int = 0) -> None:
+    """Only our own errors escape, in one line, and no more operations are done than there are bytes."""
+    try:
+        machine = interpret(data, Limits(operations=max(1, len(data))), begin)
+    except LimitExceeded as error:
+        assert error.resource == "the memo index of a pickle"  # noqa: PT017  not the operations
+    except CkptMoveError as error:
+        assert "\n" not in str(error)  # noqa: PT017  any of several errors, or none
+    else:
+        assert begin < machine.end <= len(data)
+
+
+@pytest.mark.parametrize("data", SAMPLES)
+def test_a_pickle_that_is_cut_anywhere_is_damaged(data):
+    for cut in range(len(data)):
+        with pytest.raises(DamagedPickle) as caught:
+            interpret(data[:cut], Limits())
+        assert 0 <= caught.value.offset <= cut
+        with pytest.raises(DamagedPickle):
+            list(operations(data[:cut]))
+
+
+@MANY
+@given(
+    data=st.sampled_from(SAMPLES), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1)
+)
+def test_flipped_bytes_raise_only_our_errors(data, flips):
+    damaged = bytearray(data)
+    for place, byte in flips:
+        damaged[place % len(data)] = byte
+    survives(bytes(damaged))
+
+
+@MANY
+@given(data=st.binary(max_size=200), begin=st.integers(0, 3))
+def test_random_bytes_raise_only_our_errors(data, begin):
+    survives(data, begin)
+
+
+@MANY
+@given(codes=st.lists(st.sampled_from(sorted(SHAPE_OF)), max_size=40), argument=st.binary(min_size=1, max_size=12))
+def test_random_operations_raise_only_our_errors(codes, argument):
+    survives(b"".join(bytes([code]) + argument[: max(0, SHAPE_OF[code])] for code in codes) + b".")
+
+
+@MANY
+@given(data=st.binary(max_size=60), begin=st.integers(0, 3))
+def test_scanning_random_bytes_raises_only_our_errors(data, begin):
+    found = []
+    with suppress(CkptMoveError):
+        found += operations(data, begin)
+    assert len(found) <= len(data)
+
+
+# --- bombs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_billion_laughs_are_a_few_shared_nodes():
+    data = b"]q\x00" + b"".join(b"(" + b"h%c" % index * 10 + b"lq%c" % (index + 1) for index in range(9))
+    # Everything but the last list is left on the stack below it: gather and keep the last.
+    root = interpret(b"(" + data + b"t.", Limits()).root
+    assert isinstance(root, Sequence)
+    assert len(root.items) == 10
+    distinct, todo = set(), list(root.items)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Sequence) and id(node) not in distinct:
+            distinct.add(id(node))
+            todo += node.items
+    assert len(distinct) == 10
+
+
+NESTED = {
+    "TUPLE1": b"N" + b"\x85" * 1_000_000 + b".",
+    "APPEND": b"]" * 1_000_000 + b"a" * 999_999 + b".",
+    "SETITEM": b"}" + b"N}" * 1_000_000 + b"s" * 1_000_000 + b".",
+    "REDUCE of a call": b"N" + b")R" * 1_000_000 + b".",
+    "REDUCE of arguments": b"N" * 1_000_001 + b"R" * 1_000_000 + b".",
+    "BUILD": b"N" * 1_000_001 + b"b" * 1_000_000 + b".",
+    "BINPERSID": b"N" + b"Q" * 1_000_000 + b".",
+}
+_DEEP = """
+import gc, sys
+from ckptmove.model import Limits
+from ckptmove.pickles.machine import interpret
+machine = interpret(sys.stdin.buffer.read(), Limits())
+del machine
+gc.collect()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_tree_a_million_deep_is_built_and_torn_down_without_recursion(name):
+    # In a process of its own: a stack overflow in C would take this one with it.
+    done = subprocess.run([sys.executable, "-c", _DEEP], input=NESTED[name], capture_output=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, b"alive")
+
+
+def test_a_million_marks_are_refused_at_the_limit():
+    with pytest.raises(LimitExceeded) as caught:
+        interpret(b"(" * 1_000_000 + b"t" * 1_000_000 + b".", Limits())
+    assert caught.value.actual == Limits().depth + 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"X\xff\xff\xff\xffabc.",
+        b"T\xff\xff\xff\xffabc.",
+        b"B\xff\xff\xff\xffabc.",
+        b"\x8b\xff\xff\xff\x7fabc.",
+        b"\x8d" + b"\xff" * 8 + b"abc.",
+        b"\x8e" + b"\xff" * 7 + b"\x7fabc.",
+        b"\x96" + b"\x00" * 7 + b"\x80abc.",
+        b"\x95" + b"\xff" * 8 + b"N.",
+        b"Nr\xff\xff\xff\xff.",
+        b"Np" + b"9" * 4000 + b"\n.",
+        b"Np-1\n.",
+        b"g-1\n.",
+        b"I" + b"9" * 10_000 + b"\n.",
+        b"L" + b"9" * 10_000 + b"L\n.",
+    ],
+)
+def test_a_huge_figure_is_refused_and_costs_nothing(data):
+    tracemalloc.start()
+    try:
+        with pytest.raises(CkptMoveError):
+            interpret(data, Limits())
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b")" * 50_000,
+        b"]" * 50_000,
+        b"}" * 50_000,
+        b"\x8f" * 50_000,
+        b"N" + b"2" * 50_000,
+        b"N" + b"\x94" * 50_000,
+        b"N" + b"\x85" * 50_000,
+        b"N" + b")R" * 25_000,
+        b"N" + b"Nb" * 25_000,
+        b"N" + b"Q" * 50_000,
+        b"(" * 9_999,
+        b"(1" * 25_000,
+        b"cos\nsystem\n" * 5_000,
+        b"\x97" * 50_000,
+    ],
+    ids=lambda data: repr(data[:3]),
+)
+def test_memory_follows_the_length_of_the_pickle(data):
+    tracemalloc.start()
+    try:
+        with suppress(CkptMoveError):
+            interpret(data + b".", Limits())
+        assert tracemalloc.get_traced_memory()[1] < 320 * len(data) + 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_long4_of_a_megabyte_is_an_integer():
+    root = interpret(b"\x8b\x00\x00\x10\x00" + b"\x7f" * 2**20 + b".", Limits()).root
+    assert isinstance(root, int)
+    assert root.bit_length() == 8 * 2**20 - 1
+
+
+def test_keys_that_python_could_not_hash_are_data():
+    root = interpret(b"}(]K\x01}K\x02u.", Limits()).root
+    assert [value for _, value, _ in root.pairs()] == [1, 2]
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 5, 8, 11])
+def test_a_frame_that_lies_within_the_data_is_noted_and_changes_nothing(length):
+    data = b"\x80\x04\x95" + length.to_bytes(8, "little") + b"\x8c\x03cpu\x95\x00\0\0\0\0\0\0\0\x85."
+    machine = interpret(data, Limits())
+    assert machine.frames == [2, 16]
+    assert isinstance(machine.root, Sequence)
+    assert machine.root.items == ["cpu"]
+
+
+def test_a_second_stop_is_not_part_of_the_pickle():
+    machine = interpret(b"N..", Limits())
+    assert (machine.end, machine.root) == (2, None)
+
+
+def test_a_call_may_be_its_own_argument():
+    root = interpret(b"N]q\x00\x85Rq\x01" + b"h\x00h\x01a0.", Limits()).root
+    assert type(root) is Call
+    assert isinstance(root.args, Sequence)
+    inner = root.args.items[0]
+    assert isinstance(inner, Node)
+    assert isinstance(inner, Sequence)
+    assert inner.items[0] is root

@@ -1,0 +1,226 @@
+"""The rules as a whole: one inventory that trips each, healthy ones that trip none, and the time it takes."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.findings.context import Context
+from ckptmove.findings.registry import RULES, find_all
+from ckptmove.model import ArchiveFact, GlobalUse, Mention, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.model import Inventory
+
+EVIL = GlobalUse("os.system", False, "dangerous")
+ODD = GlobalUse("argparse.Namespace", False, "safe")
+
+#: For each code: what trips it, in which context, and what is like it and healthy.
+TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any], Inventory]]] = {
+    "D101": (
+        lambda make: make.inventory((*make.model(), make.tensor("criterion.w", role="criterion", device="cpu"))),
+        {},
+        lambda make: make.inventory((*make.model(), make.tensor("ema.w", role="ema", device="cpu"))),
+    ),
+    "D102": (
+        lambda make: make.inventory(optimizers=[make.optimizer(device="cpu")]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer()]),
+    ),
+    "D103": (
+        lambda make: make.inventory(make.model(device="cuda:1")),
+        {},
+        lambda make: make.inventory(make.model(device="cuda:0")),
+    ),
+    "D104": (
+        lambda make: make.inventory(mentions=(Mention("args.device", "string", "cuda:1"),)),
+        {},
+        lambda make: make.inventory(mentions=(Mention("args.device", "string", "cuda"),)),
+    ),
+    "O201": (
+        lambda make: make.inventory(optimizers=[make.optimizer(step="cuda:0")]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer(step="cuda:0", fused=True)]),
+    ),
+    "O202": (
+        lambda make: make.inventory(optimizers=[make.optimizer(capturable=True)]),
+        {"target": "mps"},
+        lambda make: make.inventory(optimizers=[make.optimizer(capturable=False)]),
+    ),
+    "O203": (
+        lambda make: make.inventory(optimizers=[make.optimizer(capturable=True)]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer(capturable=True, step="cuda:0")]),
+    ),
+    "O204": (
+        lambda make: make.inventory(optimizers=[make.optimizer([(4, 3), (5,), (2, 4), (2,)])]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer()]),
+    ),
+    "O205": (
+        lambda make: make.inventory(optimizers=[make.optimizer([(4, 3), None, (2, 4), (2,)])]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer([(4, 3), (4,)])]),
+    ),
+    "O206": (
+        lambda make: make.inventory(optimizers=[make.optimizer([*make.layers.values(), (2,)])]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer([(2,)])]),
+    ),
+    "R301": (
+        lambda make: make.inventory([make.tensor("rng", (16,), dtype="uint8", role="rng")]),
+        {},
+        lambda make: make.inventory([make.tensor("rng", (16,), dtype="uint8", role="rng", device="cpu")]),
+    ),
+    "R302": (
+        lambda make: make.inventory(optimizers=[make.optimizer()], contents=frozenset({"scheduler", "counter"})),
+        {},
+        lambda make: make.inventory(contents=frozenset()),
+    ),
+    "R303": (
+        lambda make: make.inventory(rng_devices=(("rng.cuda", 4),)),
+        {},
+        lambda make: make.inventory(rng_devices=(("rng.cuda", 1),)),
+    ),
+    "T401": (
+        lambda make: make.inventory(make.model(device="cpu", dtype="float64")),
+        {"target": "mps"},
+        lambda make: make.inventory(make.model(device="cpu")),
+    ),
+    "K601": (
+        lambda make: make.inventory(make.model("model.module.")),
+        {},
+        lambda make: make.inventory(make.model("module.")),
+    ),
+    "S701": (
+        lambda make: make.inventory(globals=(ODD,)),
+        {},
+        lambda make: make.inventory(globals=(GlobalUse("collections.OrderedDict", True, "safe"),)),
+    ),
+    "S702": (
+        lambda make: make.inventory(globals=(EVIL,)),
+        {},
+        lambda make: make.inventory(globals=(ODD,)),
+    ),
+    **{
+        code: (
+            lambda make, kind=kind: make.inventory(facts=(ArchiveFact(kind, "model.0.weight", 48),)),
+            {},
+            lambda make: make.inventory(),
+        )
+        for code, kind in {
+            "F801": "crc-mismatch",
+            "F802": "short-storage",
+            "F803": "compressed-storage",
+            "F804": "orphan-record",
+        }.items()
+    },
+}  # fmt: skip
+
+
+def test_every_code_is_tripped_here_or_found_by_verify() -> None:
+    by_verify = {code for code, entry in CATALOGUE.items() if entry.found_by == "verify"}
+
+    assert by_verify == {"N501", "N502"}
+    assert set(TRIPS) | by_verify == set(CATALOGUE)
+    assert len(RULES) == len(TRIPS)
+
+
+@pytest.mark.parametrize("code", TRIPS)
+class TestEachRule:
+    def test_trips_once(self, make, code) -> None:
+        trip, context, _ = TRIPS[code]
+
+        [finding] = make.findings(trip(make), code, **context)
+
+        assert (finding.name, finding.severity) == (CATALOGUE[code].name, CATALOGUE[code].severity)
+        assert finding.message
+        assert "\n" not in finding.message + finding.fix
+
+    def test_fix_names_the_file(self, make, code) -> None:
+        trip, context, _ = TRIPS[code]
+
+        [finding] = make.findings(trip(make), code, **context)
+
+        path = "runs/my run.pth"
+        if finding.fix.startswith("ckptmove"):
+            assert shlex.split(finding.fix)[2] == path
+        else:
+            assert repr(path) in finding.fix or shlex.quote(path) in finding.fix or path in finding.fix
+
+    def test_spares_what_is_like_it_and_healthy(self, make, code) -> None:
+        _, context, healthy = TRIPS[code]
+
+        assert make.findings(healthy(make), code, **context) == ()
+
+
+@pytest.mark.parametrize("code", ["K601", "R301", "R302", "R303", "S701", "F803", "F804"])
+def test_a_fix_in_python_can_be_typed(make, code) -> None:
+    trip, context, _ = TRIPS[code]
+
+    [finding] = make.findings(trip(make), code, **context)
+
+    if not finding.fix.startswith("ckptmove"):
+        ast.parse(finding.fix)
+
+
+ALGORITHMS = [
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD", "SparseAdam",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("target", [None, "cuda:0", "cpu"])
+def test_a_healthy_file_of_each_optimizer_has_nothing_above_info(make, algorithm, target) -> None:
+    shapes = [*make.layers.values()]
+    if algorithm == "LBFGS":
+        shapes = [shapes[0], None, None, None]
+    optimizer = make.optimizer(shapes, algorithm, step="cuda:0" if algorithm == "ASGD" else "cpu")
+
+    found = make.findings(make.inventory(optimizers=[optimizer], contents=frozenset()), target=target)
+
+    assert {finding.code for finding in found} == {"R302"}
+    assert all(finding.severity is Severity.INFO for finding in found)
+
+
+def test_an_empty_file_has_no_findings(make) -> None:
+    assert make.findings(make.inventory(())) == ()
+
+
+def test_findings_come_in_the_order_of_their_codes(make) -> None:
+    inventory = make.inventory(
+        make.model("module.", device="cuda:3"),
+        [make.optimizer(device="cpu", step="cuda:3")],
+        root_keys=tuple(f"module.{key}" for key in make.layers),
+        globals=(EVIL,),
+    )
+
+    codes = [finding.code for finding in make.findings(inventory)]
+
+    assert codes == ["D102", "D103", "O201", "K601", "S701", "S702"]
+
+
+def test_time_grows_with_the_file_and_not_faster(make) -> None:
+    def seconds(layers: int) -> float:
+        shapes = [(8, 8) if index % 2 else (8,) for index in range(layers)]
+        tensors = [make.tensor(f"model.{index}.weight", shape) for index, shape in enumerate(shapes)]
+        tensors += [make.tensor(f"model.{index}.running_mean", (8,)) for index in range(layers)]
+        inventory = make.inventory(tensors, [make.optimizer(shapes)])
+        inventory = make.replace(inventory, storages=tuple(make.storage(t.name, t.nbytes) for t in inventory.tensors))
+        best = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            assert find_all(inventory, Context()) == ()
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    # Ten times the tensors: ten times the time, where a quadratic loop would take a hundred.
+    assert seconds(10_000) < 40 * seconds(1_000)
