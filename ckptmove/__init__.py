@@ -1,3 +1,20 @@
 """ckptmove: inspect, convert and verify PyTorch checkpoints that have to move to another device."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptmove.api import Inspection, convert, inspect, verify
+
+__all__ = ["Inspection", "convert", "inspect", "verify"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Give the use-cases at first sight: whoever asks for help or a version does not pay for them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'ckptmove' has no attribute '{name}'")
+    from ckptmove import api  # noqa: PLC0415
+
+    return getattr(api, name)

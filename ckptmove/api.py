@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import naming, open_checkpoint
-from ckptmove.devices import parse_target
+from ckptmove.checkpoint import collector_paused, naming, open_checkpoint
+from ckptmove.devices import parse_mapping, parse_target
 from ckptmove.errors import OutputExists, OutputIsSource, TorchMissing, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -48,6 +48,7 @@ class Inspection:
     outline: tuple[OutlineLine, ...] = ()
 
 
+@collector_paused()
 def inspect(
     path: str,
     *,
@@ -82,6 +83,7 @@ def inspect(
     return Inspection(inventory, find_all(inventory, context), lines)
 
 
+@collector_paused()
 def convert(
     path: str,
     *,
@@ -199,7 +201,7 @@ def _request(
         raise UsageError("convert needs a target: --to DEVICE, or --map SOURCE=DEVICE")
     return MoveRequest(
         to=parse_target(to) if to else None,
-        mapping=tuple((source, parse_target(device)) for source, device in (map_location or {}).items()),
+        mapping=tuple(parse_mapping(f"{source}={device}") for source, device in (map_location or {}).items()),
         keep=tuple(keep),
         cast=cast,
         rewrite_strings=rewrite_strings,

@@ -39,8 +39,14 @@ class OptimizerKeys:
 def _row(
     name: str, group: str, state: str, optional: str = "", scalars: str = "step", *, on_device: bool = False
 ) -> OptimizerKeys:
-    words = (frozenset(words.split()) for words in (group, state, optional, scalars))
-    return OptimizerKeys(name, *words, scalars_on_device=on_device)
+    return OptimizerKeys(
+        name,
+        frozenset(group.split()),
+        frozenset(state.split()),
+        frozenset(optional.split()),
+        frozenset(scalars.split()),
+        on_device,
+    )
 
 
 #: Group keys of other libraries' optimizers that otherwise look like one of torch's.
@@ -52,6 +58,7 @@ _FOREIGN: Final = frozenset({
 _WITHOUT: Final[dict[str, frozenset[str]]] = {
     "SparseAdam": frozenset({"weight_decay"}),
     "RAdam": frozenset({"amsgrad", "momentum_decay"}),
+    "Adamax": frozenset({"amsgrad", "momentum_decay", "decoupled_weight_decay"}),
     "SGD": frozenset({"eps"}),
 }
 

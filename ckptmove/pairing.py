@@ -6,8 +6,9 @@ Never guesses in silence: a pairing says how it was made, and when several were 
 of the new ones. A file holds no parameters in that sense, only a state_dict, which has buffers besides, lists tied
 weights twice, and keeps the module's order and not the groups'. So the shapes of the moments decide: each group must
 lie in the model as an in-order subsequence. It is taken once from the left and once from the right: for a single run of
-parameters, both giving the same tensors means that there is no other match. Where they differ, the left one is given
-and called ambiguous.
+parameters, both giving the same tensors means that there is no other match; for several groups it is strong evidence.
+Where they differ, the left one is given and called ambiguous. Parameters of one shape that a script has listed in
+another order than the model's cannot be told from the file.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
     if algorithm in _OTHER_SHAPES:
         return ()
     known = _STATE_KEYS[algorithm] if algorithm else _ALL_STATE_KEYS
-    if any(key not in known for key, _ in (*entry.tensors, *entry.scalars)):
+    if not known.issuperset([key for key, _ in entry.tensors]) or not known.issuperset(dict(entry.scalars)):
         return ()
     return tuple((key, tensor) for key, tensor in entry.tensors if key not in BOOKKEEPING)
 
@@ -225,9 +226,13 @@ def _parted(shapes: list[Shape | None], scope: Scope) -> int:
 
 def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
     """The groups in a scope: all of them in one run, or each as a run of its own (decay and no decay)."""
-    if sum(map(len, groups)) > len(scope.parameters):
+    flat = [shape for group in groups for shape in group]
+    if len(flat) > len(scope.parameters):
         return None
-    for runs in ([[shape for group in groups for shape in group]], groups):
+    own = zip(flat, scope.parameters, strict=False)
+    if len(flat) == len(scope.parameters) and all(shape is None or shape == tensor.shape for shape, tensor in own):
+        return _Fit(scope, list(scope.parameters), True)
+    for runs in ([flat], groups):
         left = _embed(runs, scope.forward)
         if left is not None:
             last = len(scope.parameters) - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckptmove import devices
+from ckptmove.devices import same_device, split, unsupported_dtypes
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.errors import UnsupportedDtype
 from ckptmove.model import StorageRef, TensorRecord
@@ -135,7 +135,7 @@ def _casts(holders: Collection[_Holder], *, cast: bool) -> dict[str, tuple[str, 
     """The dtypes before and after of each storage that would go where its dtype is not to be had."""
     casts: dict[str, tuple[str, str]] = {}
     lost: list[tuple[str, str]] = []
-    lacking = {tag: devices.unsupported_dtypes(tag) for tag in {holder.tag for holder in holders}}
+    lacking = {tag: unsupported_dtypes(tag) for tag in {holder.tag for holder in holders}}
     if not any(lacking.values()):
         return casts
     target = ""
@@ -181,19 +181,19 @@ def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
 def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy: Policy) -> Iterator[FlagEdit]:
     if not mentions:
         return
-    sent = _sent_devices(placement)
+    before, after = _sent_devices(placement.holders)
     leaves_cpu = any(
         record.role == "model" and holder is not None and holder.storage.device == "cpu" and holder.tag != "cpu"
         for record, holder, _ in placement.tensors
     )
     for mention in mentions:
-        if not _is_editable(mention, policy):
+        kind, _ = split(mention.value)
+        if not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
             continue
-        kind, _ = devices.split(mention.value)
-        if kind == "meta" or (kind == "cpu" and not leaves_cpu):
-            continue
-        target = _follow(mention.value, sent, policy)
-        if target is not None and not devices.same_device(mention.value, target):
+        target = _follow(mention.value, before, policy)
+        if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
+            target = _follow(target, after, policy)
+        if target != mention.value:
             yield FlagEdit(mention.where, mention.value, target, DEVICE_MENTION.name, mention)
 
 
@@ -205,26 +205,28 @@ def _is_editable(mention: Mention, policy: Policy) -> bool:
     return mention.kind == "string" and policy.request.rewrite_strings
 
 
-def _sent_devices(placement: _Placement) -> dict[str, bool]:
-    """The devices that tensors follow, in the order of the file: True where one goes as its device does, else False.
+def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str, bool]]:
+    """The devices that names follow, before and after, in the order of the file.
 
-    A device that only repaired tensors lay on (a ``step`` that goes back to the CPU) is not there.
+    True where a tensor on it goes as its device does; False where all of them stay for reasons of their own. A device
+    that only repaired tensors lay on (a ``step`` that goes back to the CPU) is not there before.
     """
-    sent: dict[str, bool] = {}
-    for holder in placement.holders:
+    before: dict[str, bool] = {}
+    after: dict[str, bool] = {}
+    for holder in holders:
         if RULES[holder.rank].name in DESTINATION_RULES:
-            sent[holder.storage.device] = True
-        elif holder.tag == holder.storage.device:
-            sent.setdefault(holder.storage.device, False)
-    return sent
+            before[holder.storage.device] = after[holder.tag] = True
+        else:
+            after.setdefault(holder.tag, False)
+            if holder.tag == holder.storage.device:
+                before.setdefault(holder.tag, False)
+    return before, after
 
 
-def _follow(value: str, sent: dict[str, bool], policy: Policy) -> str | None:
+def _follow(value: str, sent: dict[str, bool], policy: Policy) -> str:
     """Where a named device goes: with the tensors on it; without an index, with those on any device of its type."""
-    kind, index = devices.split(value)
-    nearby = [
-        tag for tag in sent if devices.same_device(tag, value) or (index is None and devices.split(tag)[0] == kind)
-    ]
-    if not nearby:
-        return policy.destination(value)
-    return next((policy.destination(tag) for tag in nearby if sent[tag]), None)
+    kind, index = split(value)
+    nearby = [tag for tag in sent if same_device(tag, value) or (index is None and split(tag)[0] == kind)]
+    tags = [tag for tag in nearby if sent[tag]] if nearby else [value]
+    target = policy.destination(tags[0]) if tags else None
+    return value if target is None or same_device(target, value) else target

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import devices, optimizers
+from ckptmove.devices import matches, supports_capturable, supports_fused
+from ckptmove.optimizers import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -155,9 +156,7 @@ class Policy:
     def mapped(self, tag: str) -> str | None:
         """Where ``--map`` sends a device; None where it says nothing."""
         if tag not in self._mapped:
-            self._mapped[tag] = next(
-                (target for glob, target in self.request.mapping if devices.matches(glob, tag)), None
-            )
+            self._mapped[tag] = next((target for glob, target in self.request.mapping if matches(glob, tag)), None)
         return self._mapped[tag]
 
     def destination(self, tag: str) -> str | None:
@@ -212,8 +211,8 @@ class Policy:
         return stays
 
 
-_ROWS: Final = {row.name: row for row in optimizers.TABLE}
-_SUPPORT: Final = {"capturable": devices.supports_capturable, "fused": devices.supports_fused}
+_ROWS: Final = {row.name: row for row in TABLE}
+_SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
 
 
 def _scalars(entry: StateEntry, keys: Iterable[str]) -> Iterator[TensorRecord]:

@@ -29,7 +29,8 @@ ROLE_WORDS: Final[tuple[tuple[Role, tuple[str, ...]], ...]] = (
 )  # fmt: skip
 #: A key that is nothing but this word.
 _WHOLE_KEYS: Final[dict[str, Role]] = {
-    "scaler": "scaler", "amp": "scaler", "loss": "other", "g": "model", "d": "model", "generator_state": "rng",
+    "scaler": "scaler", "amp": "scaler", "g": "model", "d": "model", "generator_state": "rng",
+    "hyper_parameters": "other", "hparams": "other",
 }  # fmt: skip
 #: Lightning keeps a callback's state under its class, which is named for what it watches and not for what it holds.
 _CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|LearningRateMonitor)\b")
@@ -48,7 +49,7 @@ def role_of_key(key: str) -> Role | None:
         return whole
     if _CALLBACK.match(key):
         return "other"
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", key)
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", key)
     words = set(re.split(r"[^a-z0-9]+", spaced.lower()))
     words.add(key.lower())
     for role, options in ROLE_WORDS:

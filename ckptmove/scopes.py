@@ -32,7 +32,6 @@ class Scope:
 
     Attributes:
         where: path that the tensors have in common.
-        named: the tensors by their keys in the state_dict, without wrapper prefixes.
         parameters: those that can be parameters, each view once, in the order of the file.
     """
 
@@ -44,8 +43,13 @@ class Scope:
             members: keys in the state_dict and their tensors.
         """
         self.where = where
-        self.named = {strip_wrappers(key)[1]: tensor for key, tensor in members}
+        self._members = members
         self.parameters = _parameters(tensor for _, tensor in members)
+
+    @cached_property
+    def named(self) -> dict[str, TensorRecord]:
+        """The tensors by their keys in the state_dict, without wrapper prefixes."""
+        return {strip_wrappers(key)[1]: tensor for key, tensor in self._members}
 
     @cached_property
     def forward(self) -> Index:
@@ -103,20 +107,28 @@ def model_scopes(inventory: Inventory) -> tuple[Scope, ...]:
     Scopes without a parameter are left out.
     """
     roots = frozenset(inventory.root_keys)
-    members = [(*split_container(tensor.name, roots), tensor) for tensor in model_tensors(inventory)]
-    whole = Scope("", [(key, tensor) for _, key, tensor in members])
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
-    for container, key, tensor in members:
+    for tensor in model_tensors(inventory):
+        container, key = split_container(tensor.name, roots)
         parts.setdefault(container, []).append((key, tensor))
+    whole = Scope("", [member for inside in parts.values() for member in inside])
     if len(parts) == 1:
-        parts = {}
-        for container, key, tensor in members:
-            prefix, inner = strip_wrappers(key)
-            first, _, rest = inner.partition(".")
-            where = ".".join(part for part in (container, prefix + first) if part)
-            parts.setdefault(where, []).append((rest or first, tensor))
-    scopes = [Scope(where, inside) for where, inside in parts.items()] if 1 < len(parts) <= _MOST_PARTS else []
+        parts = _first_parts(*parts.popitem())
+    several = parts.items() if 1 < len(parts) <= _MOST_PARTS else ()
+    scopes = [Scope(where, inside) for where, inside in several]
     return tuple(scope for scope in (*scopes, whole) if scope.parameters)
+
+
+def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dict[str, list[tuple[str, TensorRecord]]]:
+    """The submodules of the model, where there are few of them; otherwise nothing."""
+    parts: dict[str, list[tuple[str, TensorRecord]]] = {}
+    for key, tensor in members:
+        prefix, inner = strip_wrappers(key)
+        first, _, rest = inner.partition(".")
+        parts.setdefault(prefix + first, []).append((rest or first, tensor))
+        if len(parts) > _MOST_PARTS:
+            return {}
+    return {f"{container}.{part}".lstrip("."): inside for part, inside in parts.items()}
 
 
 def model_tensors(inventory: Inventory) -> tuple[TensorRecord, ...]:
@@ -133,7 +145,7 @@ def split_container(name: str, roots: frozenset[str]) -> tuple[str, str]:
         name: of a tensor of the model.
         roots: the keys of the root; they may hold dots.
     """
-    if name in roots:
+    if not roots or name in roots:
         return "", name
     end = name.find(".")
     while end != -1 and name[:end] not in roots:
@@ -148,6 +160,8 @@ def split_container(name: str, roots: frozenset[str]) -> tuple[str, str]:
 
 def strip_wrappers(key: str) -> tuple[str, str]:
     """A key of a state_dict as the prefixes that wrappers have put before it, and the rest."""
+    if not key.startswith(WRAPPERS):
+        return "", key
     rest = key
     while (prefix := next((one for one in WRAPPERS if rest.startswith(one)), None)) is not None:
         rest = rest[len(prefix) :]

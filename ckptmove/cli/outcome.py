@@ -5,6 +5,7 @@ Never prints, and never catches anything.
 
 from __future__ import annotations
 
+import re
 import shlex
 from functools import singledispatch
 from glob import has_magic
@@ -55,9 +56,11 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
     )
 
 
-def gravest(codes: Sequence[int]) -> int:
-    """The exit code of a command that met several outcomes."""
-    return max(codes, default=YES)
+def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
+    """The command again, with a device corrected; only the device, where it was not typed but configured."""
+    pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
+    corrected = [pattern.sub(right, word) for word in words]
+    return shlex.join([program, *corrected]) if corrected != [*words] else right
 
 
 @singledispatch

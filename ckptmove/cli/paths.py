@@ -49,4 +49,5 @@ def single_path(word: str | None, config: Config, command: str) -> str:
 def _expand(pattern: str) -> Sequence[str]:
     if os.path.lexists(pattern) or not has_magic(pattern):
         return [pattern]
-    return sorted(glob(pattern, recursive=True)) or [pattern]
+    # Path.glob takes no absolute pattern before Python 3.13, and loses a leading `./`.
+    return sorted(glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  see above

@@ -12,27 +12,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import Progress
 
 _PATIENCE_SECONDS: Final = 1.0
 
 
 class ProgressBar:
-    """A callback for :data:`ckptmove.contracts.Progress`, and the time during which its bar may be seen.
+    """A callback of :data:`ckptmove.contracts.Progress`, and the time during which its bar may be seen."""
 
-    Attributes:
-        patience: seconds that pass before there is a bar.
-    """
+    __slots__ = ("_bar", "_due", "_wanted")
 
-    __slots__ = ("_bar", "_began", "_enabled", "_task", "patience")
-
-    def __init__(self, *, wanted: bool, patience: float = _PATIENCE_SECONDS) -> None:
-        self.patience = patience
-        self._enabled = wanted and sys.stderr.isatty()
-        self._began = time.monotonic()
-        self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted and sys.stderr.isatty()
+        self._due = time.monotonic() + _PATIENCE_SECONDS
+        self._bar: Progress | None = None
 
     def __enter__(self) -> ProgressBar:  # noqa: PYI034  Self came with Python 3.11
         """Begin to wait."""
@@ -46,27 +39,26 @@ class ProgressBar:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far it is."""
-        if not self._enabled or time.monotonic() - self._began < self.patience:
-            return
+        """Show how far it is, in bytes."""
         if self._bar is None:
-            self._bar, self._task = _open_bar(total)
-        if self._task is not None:
-            self._bar.update(self._task, completed=done)
+            if not self._wanted or time.monotonic() < self._due:
+                return
+            self._bar = _open_bar(total)
+        self._bar.update(self._bar.task_ids[0], completed=done)
 
 
-def _open_bar(total: int) -> tuple[RichProgress, TaskID]:
-    from rich.console import Console  # noqa: PLC0415  only long work pays for it
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
+def _open_bar(total: int) -> Progress:
+    from rich import progress  # noqa: PLC0415  only long work pays for it
+    from rich.console import Console  # noqa: PLC0415  likewise
 
-    bar = Progress(
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    bar = progress.Progress(
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
         console=Console(file=sys.stderr),
         transient=True,
     )
-    task = bar.add_task("copying", total=total)
+    bar.add_task("copying", total=total)
     bar.start()
-    return bar, task
+    return bar

@@ -43,13 +43,14 @@ class Output:
         verbose: whether they get everything.
     """
 
-    __slots__ = ("_page", "format", "quiet", "verbose")
+    __slots__ = ("_has_reported", "_page", "format", "quiet", "verbose")
 
     def __init__(self, form: Format, *, quiet: bool = False, verbose: bool = False) -> None:
         self.format = form
         self.quiet = quiet
         self.verbose = verbose and not quiet
         self._page: Page | None = None
+        self._has_reported = False
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # A name that the encoding lacks must not end the report.
@@ -69,6 +70,16 @@ class Output:
             WriteFailed: stdout does not take it.
         """
         _write("".join(f"{line}\n" for line in lines))
+
+    def report(self, lines: Iterable[str]) -> None:
+        """Write a report of several lines, apart from the one before it.
+
+        Raises:
+            WriteFailed: stdout does not take it.
+        """
+        self.lines([""] if self._has_reported else [])
+        self._has_reported = True
+        self.lines(lines)
 
     def document(self, value: Json) -> None:
         """Write the one document of ``--json``: in one line for programs, indented for a terminal.
@@ -115,7 +126,8 @@ def page_of(stream: TextIO) -> Page:
 def say(line: str) -> None:
     """Write a line to stderr; where nobody takes it, it is lost."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
     except OSError:
         _silence(sys.stderr)
 

@@ -28,7 +28,6 @@ ZIP64_EXTRA: Final = 0x0001
 U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFFFFFF
 
-_LOCAL_SIGNATURE: Final = b"PK\x03\x04"
 _CENTRAL: Final = struct.Struct("<4s4x2H4x3L3H8xL")
 _CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
 _END: Final = struct.Struct("<4s4H2LH")

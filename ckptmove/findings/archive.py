@@ -100,24 +100,31 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
 
 
 def _wasted(inventory: Inventory) -> dict[str, int]:
-    """Bytes that no tensor reaches, by storage; at least so many, since gaps between strides are seen only roughly.
+    """Bytes that no tensor reaches, by storage; at least so many, since strides and gaps are seen only roughly.
 
     What tensors reach is no more than the union of their extents, and no more than their own bytes added up.
     """
-    extents: dict[str, list[tuple[int, int]]] = {}
     own: dict[str, int] = {}
+    shared: set[str] = set()
     for tensor in inventory.tensors:
-        for one in tensor.dense():
+        for one in tensor.parts or (tensor,):
             if one.storage is not None:
-                extents.setdefault(one.storage, []).append(_extent(one))
+                if one.storage in own:
+                    shared.add(one.storage)
                 own[one.storage] = own.get(one.storage, 0) + one.nbytes
-    wasted = {}
-    for storage in inventory.storages:
-        if storage.key in extents:
-            unreached = storage.nbytes - min(_union(extents[storage.key]), own[storage.key])
-            if unreached > 0:
-                wasted[storage.key] = unreached
-    return wasted
+    # In most files a tensor has its storage for itself and fills it: only the others are looked at closely.
+    open_to_doubt = {
+        storage.key: storage.nbytes
+        for storage in inventory.storages
+        if storage.key in shared or own.get(storage.key, storage.nbytes) != storage.nbytes
+    }
+    extents: dict[str, list[tuple[int, int]]] = {key: [] for key in open_to_doubt}
+    for tensor in inventory.tensors if open_to_doubt else ():
+        for one in tensor.dense():
+            if one.storage in extents:
+                extents[one.storage].append(_extent(one))
+    unreached = {key: nbytes - min(_union(extents[key]), own[key]) for key, nbytes in open_to_doubt.items()}
+    return {key: nbytes for key, nbytes in unreached.items() if nbytes > 0}
 
 
 def _extent(tensor: TensorRecord) -> tuple[int, int]:

@@ -38,8 +38,8 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
     """
     if context.target is not None:
         return context.target
-    model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
-    state = [tensor for tensor in inventory.tensors if tensor.role == "optimizer" and tensor.shape]
+    model = (tensor for tensor in inventory.tensors if tensor.role == "model")
+    state = (tensor for tensor in inventory.tensors if tensor.role == "optimizer" and tensor.shape)
     return next(
         (home for some in (model, state, inventory.tensors) if (home := fullest_device(some)) is not None), None
     )
@@ -47,10 +47,10 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
 
 def fullest_device(tensors: Iterable[TensorRecord]) -> str | None:
     """The device with most bytes of some tensors; None for none."""
-    nbytes: Counter[str] = Counter()
+    nbytes: dict[str, int] = {}
     for tensor in tensors:
         if tensor.device != "meta":
-            nbytes[tensor.device] += tensor.nbytes
+            nbytes[tensor.device] = nbytes.get(tensor.device, 0) + tensor.nbytes
     return max(nbytes, key=lambda device: nbytes[device], default=None)
 
 

@@ -23,7 +23,7 @@ from ckptmove.findings.context import (
 from ckptmove.pairing import pair_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory, Mention, OptimizerRecord, TensorRecord
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D101: model and loss are used in one forward pass, so their tensors belong on one device."""
     tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and _is_placed(tensor)]
-    places = Counter(map(_place, tensors))
-    home = fullest_device(tensors)
-    strays = [tensor.name for tensor in tensors if home is not None and not same_device(tensor.device, home)]
+    homes = _distinct(tensors)
+    home = fullest_device(tensors) or "cpu"
+    away = {tag for tag in {tensor.device for tensor in tensors} if not same_device(tag, home)}
+    strays = [tensor.name for tensor in tensors if tensor.device in away]
     if not strays:
         return
     names = census(tensor.device for tensor in tensors)
-    several = sum(is_accelerator(kind) for kind, _ in places) > 1
+    several = sum(map(is_accelerator, homes)) > 1
     why = "right for a model-parallel run only" if several else "one forward pass needs them on one"
     message = f"{counted(len(tensors), 'tensor')} of the model lie on several devices: {names}; {why}"
     yield found("D101", message, strays, convert_command(inventory, context))
@@ -52,7 +53,7 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
     certain pairing tells; without one, a moment is only wrong on a device that has no part of the model at all.
     """
     model = [tensor for tensor in inventory.tensors if tensor.role == "model" and _is_placed(tensor)]
-    homes = list({place: tensor.device for place, tensor in zip(map(_place, model), model, strict=True)}.values())
+    homes = _distinct(model)
     if not homes:
         return
     pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
@@ -68,7 +69,8 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
 
 def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D103: ``torch.load`` without ``map_location`` raises for an index that the machine does not have."""
-    tensors = [tensor for tensor in inventory.tensors if is_out_of_range(tensor.device, context)]
+    beyond = {tag for tag in {tensor.device for tensor in inventory.tensors} if is_out_of_range(tag, context)}
+    tensors = [tensor for tensor in inventory.tensors if tensor.device in beyond]
     objects = [
         mention
         for mention in inventory.mentions
@@ -106,10 +108,13 @@ def _is_placed(tensor: TensorRecord) -> bool:
     return tensor.device != "meta"
 
 
-def _place(tensor: TensorRecord) -> tuple[str, int]:
-    """A device as a key: without an index, the first of its type is meant."""
-    kind, index = split(tensor.device)
-    return kind, index or 0
+def _distinct(tensors: Iterable[TensorRecord]) -> list[str]:
+    """The devices of some tensors, a tag for each; without an index, the first of its type is meant."""
+    tags: list[str] = []
+    for tag in dict.fromkeys(tensor.device for tensor in tensors):
+        if not any(same_device(tag, other) for other in tags):
+            tags.append(tag)
+    return tags
 
 
 def _strays(optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str]) -> Iterator[tuple[str, str, str]]:
@@ -119,7 +124,9 @@ def _strays(optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str
         parameter = parameters.get(entry.key)
         possible = homes if parameter is None or not _is_placed(parameter) else [parameter.device]
         for _, tensor in entry.tensors:
-            if tensor.shape and not any(same_device(tensor.device, home) for home in possible):
+            if not tensor.shape or tensor.device in possible:
+                continue
+            if not any(same_device(tensor.device, home) for home in possible):
                 yield tensor.name, tensor.device, " or ".join(possible)
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _COUNTERS: Final = ("step", "mu_product")
 #: Layouts whose model and optimizer are spread over several files, so that counts in one of them mean nothing.
 _SPREAD: Final = frozenset({"accelerate", "dcp", "deepspeed", "hf-trainer", "megatron", "sharded"})
-#: Integer dtypes that no weight has, not even a quantized one.
-_NO_WEIGHTS: Final = frozenset({"bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
 
 
 def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -74,6 +72,8 @@ def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
         if is_supported
     ]
     for optimizer in inventory.optimizers:
+        if not any(group.is_set(flag) for group in optimizer.groups for flag in flags):
+            continue
         names = [
             tensor.name
             for group, _, tensor in _counters(optimizer)
@@ -168,11 +168,8 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
 
 
 def _can_be_parameter(tensor: TensorRecord) -> bool:
-    return (
-        tensor.role not in {"rng", "scheduler", "scaler"}
-        and tensor.dtype not in _NO_WEIGHTS
-        and not is_buffer(tensor.name)
-    )
+    """Any dtype will do: quantized weights are integers, and ML-Agents registers counts as parameters."""
+    return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
 
 
 def _weights_alone(inventory: Inventory) -> str:

@@ -56,7 +56,7 @@ def state_members(state: Dict, draft: OptimizerDraft) -> Iterator[Member]:
 
 
 def object_members(call: Call) -> Iterator[Member]:
-    """Everything that an object of an unknown class was given: arguments, items, pairs and attributes."""
+    """Everything that an object of an unknown class was given: arguments, items and attributes."""
     if isinstance(call.func, Call):
         yield "func", call.func, -1
     for holder in (call.args, call.appended):
@@ -64,17 +64,18 @@ def object_members(call: Call) -> Iterator[Member]:
             yield from sequence_members(holder)
         elif isinstance(holder, Node):
             yield "args", holder, -1
-    for pairs in (as_dict(call.kwargs), call.assigned):
-        yield from members(pairs) if pairs is not None else ()
+    keywords = as_dict(call.kwargs)
+    yield from members(keywords) if keywords is not None else ()
     yield from value_members(call.state)
 
 
-def dict_attributes(call: Call, pairs: Dict) -> Iterator[Member]:
-    """The attributes of a dict subclass, without those that repeat its items, as a ``ModelOutput``'s do."""
-    state = attributes(call)
-    if state is not None:
-        keys = string_keys(pairs) | {"_metadata"}  # versions of the modules in a state_dict
-        yield from (member for member in members(state) if member[0] not in keys)
+def dict_members(call: Call, pairs: Dict) -> Iterator[Member]:
+    """The items of a dict subclass, and what else it was given: attributes of other names, or arguments."""
+    yield from members(pairs)
+    if call.assigned is None:
+        return  # the items are the arguments
+    keys = string_keys(pairs) | {"_metadata"}  # versions of the modules in a state_dict
+    yield from (member for member in object_members(call) if member[0] not in keys)
 
 
 def value_members(state: Value) -> Iterator[Member]:

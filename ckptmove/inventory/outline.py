@@ -12,7 +12,7 @@ from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import shapes
 from ckptmove.pickles.arguments import device_text
 from ckptmove.pickles.lore import TensorReader
-from ckptmove.pickles.tree import Call, Global, List, Node, Persistent, Sequence, Set
+from ckptmove.pickles.tree import Call, Global, List, Node, Opaque, Persistent, Sequence, Set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,8 +78,6 @@ def _describe(value: Value, reader: TensorReader) -> tuple[str, Iterator[Member]
     if isinstance(value, Persistent):
         record = reader.storage(value, "", "other")
         return (f"storage {record.dtype} [{record.shape[0]}] {record.device}" if record else "persistent id"), None
-    if isinstance(value, Global):
-        return value.full_name, None
     return _short(value), None
 
 
@@ -116,6 +114,10 @@ def _numbered(value: Sequence) -> Iterator[Member]:
 
 
 def _short(value: Value) -> str:
+    if isinstance(value, Global):
+        return value.full_name
+    if isinstance(value, Opaque):
+        return value.description
     if isinstance(value, int) and value.bit_length() > 256:  # noqa: PLR2004  longer than a line
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | bytes) and len(value) > _LONGEST:

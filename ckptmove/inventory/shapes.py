@@ -106,13 +106,20 @@ def key_text(key: Value) -> str:
         return key
     if isinstance(key, bytes):
         return key[:_LONGEST_KEY].decode("utf-8", "backslashreplace")
+    if isinstance(key, int) and key.bit_length() > _LONGEST_KEY:
+        return hex(key)[:_LONGEST_KEY]  # str() of it is quadratic, and refused by Python from 4,300 digits on
+    return _node_text(key) if isinstance(key, Node) else str(key)
+
+
+def _node_text(key: Node) -> str:
     if isinstance(key, Tuple):
         return f"({', '.join(key_text(item) for item in key.items[:_MOST_ITEMS] if not isinstance(item, Node))})"
     if isinstance(key, Global):
         return key.full_name
-    if isinstance(key, int) and key.bit_length() > _LONGEST_KEY:
-        return hex(key)[:_LONGEST_KEY]  # str() of it is quadratic, and refused by Python from 4,300 digits on
-    return f"<{type(key).__name__.lower()}>" if isinstance(key, Node) else str(key)
+    if isinstance(key, Call) and key.name == "_codecs.encode":  # how protocol 2 writes bytes
+        text = key.args.items[0] if isinstance(key.args, Sequence) and key.args.items else None
+        return text if type(text) is str else "<bytes>"
+    return f"<{type(key).__name__.lower()}>"
 
 
 def attributes(call: Call) -> Dict | None:
@@ -133,9 +140,9 @@ def state_dict_of(state: Value) -> Dict | None:
     return as_dict(state)
 
 
-def is_optimizer(pairs: Dict) -> bool:
-    """Whether a dict is the state_dict of an optimizer, or the attributes of one."""
-    return type(pairs.get("param_groups")) is List and as_dict(pairs.get("state")) is not None
+def optimizer_state(pairs: Dict) -> Dict | None:
+    """The ``state`` of an optimizer's state_dict, or of the attributes of one; None where a dict is neither."""
+    return as_dict(pairs.get("state")) if type(pairs.get("param_groups")) is List else None
 
 
 def role_of_keys(keys: set[str]) -> Role | None:

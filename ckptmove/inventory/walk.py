@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import LimitExceeded
@@ -227,8 +226,9 @@ class Walk:
         inner = self._inner(key, place)
         if inner.entry is None:
             keys = shapes.string_keys(pairs)
-            if "param_groups" in keys and shapes.is_optimizer(pairs):
-                self._enter_optimizer(pairs, node, inner)
+            state = shapes.optimizer_state(pairs) if "param_groups" in keys else None
+            if state is not None:
+                self._enter_optimizer(pairs, state, node, inner)
                 return
             if inner.role in _BY_KEYS:
                 inner.role = shapes.role_of_keys(keys) or inner.role
@@ -236,9 +236,7 @@ class Walk:
                 inner.role = "model"
             if inner.role in _CONTENTS and pairs.flat:
                 self.contents.add(inner.role)
-        members = shapes.members(pairs)
-        if type(node) is Call and node.state is not None:
-            members = chain(members, objects.dict_attributes(node, pairs))
+        members = objects.dict_members(node, pairs) if type(node) is Call else shapes.members(pairs)
         self._push(members, inner, node)
 
     def _looks_like_state_dict(self, pairs: Dict, keys: set[str], node: Node) -> bool:
@@ -253,17 +251,14 @@ class Walk:
             return True
         return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
 
-    def _enter_optimizer(self, pairs: Dict, node: Node, inner: Place) -> None:
+    def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: Place) -> None:
         draft = draft_optimizer(pairs, inner.path)
         self.optimizers.append(draft)
         inner.role = "optimizer"
         rest = (member for member in shapes.members(pairs) if member[0] != "state")
         self._push(rest, inner, node)
-        value = pairs.get("state")
-        state = shapes.as_dict(value)
-        if state is not None and isinstance(value, Node):
-            below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
-            self._push(objects.state_members(state, draft), below, value)
+        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        self._push(objects.state_members(state, draft), below, state)
 
     def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
         inner = self._inner(key, place)
@@ -294,11 +289,14 @@ class Walk:
         self._objects.add(id(call))
         state = shapes.attributes(call)
         inner = self._inner(key, place)
-        if state is not None and shapes.is_optimizer(state):
-            self._enter_optimizer(state, call, inner)
+        optimizer = shapes.optimizer_state(state) if state is not None else None
+        if state is not None and optimizer is not None:
+            self._enter_optimizer(state, optimizer, call, inner)
             return
-        if inner.role in _CONTENTS:
-            self.contents.add(inner.role)
+        role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
+        if role is not None:  # a pickled scheduler or scaler
+            inner.role = role
+            self.contents.add(role)
         self._push(objects.object_members(call), inner, call)
 
     def _enter_module(self, key: str, call: Call, pairs: Dict, place: Place) -> None:
@@ -307,8 +305,9 @@ class Walk:
             return
         self._registered.add(id(call))
         inner = self._inner(key, place)
-        if inner.role in {None, "other"}:
-            inner.role = "criterion" if call.name.startswith("torch.nn.modules.loss.") else "model"
+        if inner.role in {None, "other"} and (call.name.startswith("torch.nn.modules.loss.") or key.lower() == "loss"):
+            inner.role = "criterion"
+        inner.role = inner.role or "model"
         self.modules.append(inner.path)
         # What the module has registered comes first, and is passed over where an attribute lists it again.
         self._push(objects.plain_members(pairs), replace(inner, repeats=True), pairs)

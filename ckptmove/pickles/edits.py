@@ -12,6 +12,7 @@ replaced by a literal where it does not.
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -137,11 +138,12 @@ def _splice(machine: Machine, changes: Mapping[int, Patch]) -> bytes:
 class _Literals:
     """The literals of one pickle: what they say, and how another value is written in their style."""
 
-    __slots__ = ("_scratch", "machine", "reads")
+    __slots__ = ("_known", "_scratch", "machine", "reads")
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.reads = dict(machine.reads)
+        self._known: dict[int, tuple[Wanted, int]] = {}
         self._scratch = Machine(machine.data, machine.limits, machine.begin)
 
     def root(self, site: int) -> int:
@@ -152,6 +154,12 @@ class _Literals:
 
     def read(self, start: int) -> tuple[Wanted, int]:
         """The value of the literal at a start, and its end."""
+        known = self._known.get(start)
+        if known is None:
+            known = self._known[start] = self._read(start)
+        return known
+
+    def _read(self, start: int) -> tuple[Wanted, int]:
         machine = self.machine
         opcode = machine.data[start]
         if opcode == _STACK_GLOBAL:
@@ -265,6 +273,7 @@ def _same(first: Wanted, second: Wanted) -> bool:
     return type(first) is type(second) and first == second
 
 
+@lru_cache(maxsize=64, typed=True)  # a plan writes few values, and many times; True is not 1
 def _written(value: Wanted, opcode: int) -> bytes:
     """The literal that pushes a value, in the style of the one that it takes the place of."""
     if isinstance(value, Global):

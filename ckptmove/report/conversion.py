@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
     from ckptmove.report.page import Page
 
-_REASONS: Final = {rule.name: rule.reason for rule in (*RULES, GROUP_FLAG, DEVICE_MENTION)}
+_REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
+    rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION)
+}
 _DEVICE: Final = "cyan"
 _NOTHING: Final = "nothing to change: everything is already where it belongs"
 
@@ -50,7 +52,8 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         plan: what is to change.
         verbose: whether every storage has a row of its own.
     """
-    reasons = list(dict.fromkeys(change.reason for change in (*plan.edits, *plan.flags, *plan.kept)))
+    changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
+    reasons = dict.fromkeys([*changes, *(one.reason for one in plan.kept)])
     if plan.edits:
         yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
     for flag in plan.flags:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import Severity
+from ckptmove.report import conversion
 from ckptmove.report.text import clean, sentence
 from ckptmove.report.verification import outcome
 
@@ -35,9 +36,9 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
         yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
 
 
-def conversion_line(path: str, result: ConvertResult, told: str) -> str:
+def conversion_line(path: str, result: ConvertResult) -> str:
     """A notice that says what was done."""
-    return _annotation("notice", result.output or path, "convert", told)
+    return _annotation("notice", result.output or path, "convert", conversion.brief_line(path, result))
 
 
 def verification_lines(result: VerifyResult) -> Iterator[str]:

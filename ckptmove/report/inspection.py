@@ -16,8 +16,8 @@ from ckptmove.report.text import amount, clean, sentence, size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.model import Finding, GlobalUse, Inventory, TensorRecord
     from ckptmove.inventory.outline import OutlineLine
+    from ckptmove.model import Finding, GlobalUse, Inventory, TensorRecord
     from ckptmove.report.answers import Detail, Expectation, InspectAnswer
     from ckptmove.report.page import Page
 
@@ -164,6 +164,4 @@ def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
 
 def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
     columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
-    return table(
-        page, columns, [(clean(use.name), "yes" if use.weights_only else "no", use.verdict) for use in names]
-    )
+    return table(page, columns, [(clean(use.name), "yes" if use.weights_only else "no", use.verdict) for use in names])

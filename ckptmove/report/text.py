@@ -5,6 +5,7 @@ Never trusts a text that comes from a file, and never prints.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 #: Longer names are cut even where there is no terminal: nobody reads them, and a hostile file can hold gigabytes.
@@ -45,12 +46,8 @@ def size(nbytes: float) -> str:
     """Bytes for people: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
     if nbytes < _KIB:
         return f"{nbytes:.0f} B"
-    unit = ""
-    for unit in _UNITS:
-        nbytes /= _KIB
-        if nbytes < _KIB:
-            break
-    return f"{nbytes:.1f} {unit}"
+    power = min(int(math.log2(nbytes)) // 10, len(_UNITS))
+    return f"{nbytes / _KIB**power:.1f} {_UNITS[power - 1]}"
 
 
 def amount(number: int, noun: str) -> str:

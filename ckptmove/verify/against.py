@@ -42,6 +42,7 @@ def differences(
 ) -> Offenders:
     """Where a checkpoint is not its original, devices and flags aside: names, shapes, values, options."""
     found = Offenders()
+    _compare_options(inventory, original, found)
     ours = {record.name: record for record in dense_records(inventory)}
     theirs = {record.name: record for record in dense_records(original)}
     for name in theirs:
@@ -54,7 +55,6 @@ def differences(
         text = _difference(record, stored, theirs[name], original_stored)
         if text:
             found.add(f"{name}: {text}")
-    _compare_options(inventory, original, found)
     return found
 
 

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 #: Facts about the bytes with which no tensor can be trusted.
 _BROKEN: Final = frozenset({"short-storage", "missing-storage", "past-end", "crc-mismatch"})
+_HOW: Final = {
+    "names": "name",
+    "order": "order",
+    "position": "position",
+    "ambiguous": "shape, in one of several ways",
+}
 _STRUCTURE_CODES: Final = frozenset({"O204", "O205", "O206"})
 
 
@@ -108,12 +114,11 @@ def check_structure(
     }  # fmt: skip
     if faults:
         return failed("structure", str(faults), **figures)
-    found = (
-        f"{amount(paired, 'parameter')} found in the model by {_how(pairings)}" if paired else "none told in the model"
-    )
+    found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
+    found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"
     return passed("structure", detail, **figures)
 
 
 def _how(pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> str:
-    return " and ".join(dict.fromkeys(pairing.how for _, pairing in pairings))
+    return " and ".join(dict.fromkeys(_HOW[pairing.how] for _, pairing in pairings if pairing.how in _HOW))

@@ -147,12 +147,11 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two flat uint8 tensors are equal; eight bytes at a time where they lie so."""
     if one.shape != other.shape:
         return False
-    words = one.numel() // 8 * 8
     if one.storage_offset() % 8 or other.storage_offset() % 8:
-        words = 0
-    return torch.equal(one[:words].view(torch.int64), other[:words].view(torch.int64)) and torch.equal(
-        one[words:], other[words:]
-    )
+        return torch.equal(one, other)
+    words = one.numel() // 8 * 8
+    same = torch.equal(one[:words].view(torch.int64), other[:words].view(torch.int64))
+    return same and torch.equal(one[words:], other[words:])
 
 
 def _outcome(tally: RestoreTally, loaded: Loaded, total: int) -> CheckResult:

@@ -111,6 +111,8 @@ def _try(
         return
     around.classes.append(choice.name)
     around.notes += [choice.note] * bool(choice.note)
+    if recipe.assumed:
+        around.notes.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
     around.reads_state |= any(uses_state(choice.name, group) for group in optimizer.groups)
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups

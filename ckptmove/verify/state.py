@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.dtypes import ITEM_BYTES
-from ckptmove.errors import SourceChanged
+from ckptmove.errors import DamagedArchive, SourceChanged
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -91,11 +91,12 @@ class StoredTensors:
         """A dense tensor with its dtype, sizes and strides, on the CPU.
 
         Raises:
-            SourceChanged: its bytes are not, or no longer, in the file.
+            DamagedArchive: its bytes are not in the file, or not as they are in memory.
+            SourceChanged: they are no longer there.
         """
         span = self.span(record)
         if span is None:
-            raise SourceChanged(self._container.source.path)
+            raise DamagedArchive(self._container.source.path, f"'{record.name}' is not stored plainly and whole")
         values = torch.empty(0, dtype=dtype_of(record.dtype))
         return values.set_(self.extent(span, record.dtype).untyped_storage(), 0, record.shape, record.stride)
 

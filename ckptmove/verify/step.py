@@ -19,7 +19,7 @@ from ckptmove.verify.state import dtype_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
     from ckptmove.verify.pieces import Piece, TensorSource
     from ckptmove.verify.place import Place
 
@@ -36,6 +36,7 @@ class Recipe:
         groups: plain options of every group, flags included.
         tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change).
         noise: values that gradients are made of.
+        assumed: options that the file holds as objects, and not as plain values: the class's defaults stand in.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Recipe:
     groups: tuple[dict[str, object], ...]
     tensors: tuple[dict[str, TensorRecord], ...]
     noise: torch.Tensor
+    assumed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,20 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     kind = getattr(torch.optim, name, None)
     if kind is None:
         return None
-    options = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
-    tensors = tuple(
-        {name: options[f"{group.where}.{name}"] for name, _ in group.options if f"{group.where}.{name}" in options}
-        for group in optimizer.groups
-    )
-    return Recipe(name, kind, tuple(dict(group.options) for group in optimizer.groups), tensors, make_noise(seed))
+    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
+    defaults = kind([torch.zeros(1, 1)]).defaults
+    groups, tensors = [], []
+    assumed: dict[str, None] = {}
+    for group in optimizer.groups:
+        options = dict(group.options)
+        own = {key: records[f"{group.where}.{key}"] for key in options if f"{group.where}.{key}" in records}
+        for key, value in options.items():
+            if value is None and key not in own and defaults.get(key) is not None:
+                options[key] = defaults[key]
+                assumed[key] = None
+        groups.append(options)
+        tensors.append(own)
+    return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
 
 
 def make_noise(seed: int) -> torch.Tensor:
@@ -149,13 +159,13 @@ def take_step(
         The outcome for each piece.
 
     Raises:
-        RuntimeError, AssertionError, TypeError, ValueError, KeyError, IndexError, AttributeError: whatever torch
-            refuses.
+        UnreadableInput: a tensor's bytes cannot be had.
+        Exception: whatever torch raises where it refuses.
     """
     pieces = [draft.piece for draft in drafts]
     parameters = [_parameter(draft, source, place, recipe.noise) for draft in drafts]
     state = {
-        index: _state(piece, source, place)
+        index: _state(piece, piece.entry, source, place)
         for index, piece in enumerate(pieces)
         if with_state and piece.entry is not None
     }
@@ -181,24 +191,22 @@ def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
     return tensor.detach().clone() if tag == "cpu" else place.to_device(tensor)
 
 
-def stored_values(piece: Piece, source: TensorSource, noise: torch.Tensor) -> torch.Tensor:
-    """The values of a piece before the step; seeded ones where the file holds no parameter."""
+def stored_values(piece: Piece, source: TensorSource) -> torch.Tensor:
+    """The values of a piece before the step; zeros, which show the smallest update, where the file holds none."""
     values = piece.cut(source.tensor(piece.parameter), piece.parameter)
-    return values if piece.is_stored else noise_like(values, piece, noise, 1.0)
+    return values if piece.is_stored else torch.zeros_like(values)
 
 
 def _parameter(draft: Draft, source: TensorSource, place: Place, noise: torch.Tensor) -> torch.Tensor:
-    values = stored_values(draft.piece, source, noise)
+    values = stored_values(draft.piece, source)
     parameter = place.to_device(values).requires_grad_()
     parameter.grad = place.to_device(noise_like(values, draft.piece, noise, draft.scale))
     return parameter
 
 
-def _state(piece: Piece, source: TensorSource, place: Place) -> dict[str, object]:
-    if piece.entry is None:
-        return {}
-    state: dict[str, object] = dict(piece.entry.scalars)
-    for key, record in piece.entry.tensors:
+def _state(piece: Piece, entry: StateEntry, source: TensorSource, place: Place) -> dict[str, object]:
+    state: dict[str, object] = dict(entry.scalars)
+    for key, record in entry.tensors:
         state[key] = put(piece.cut(source.tensor(record), record), record.device, place)
     return state
 
@@ -216,7 +224,7 @@ def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple
     return [
         (key, str(value.dtype).removeprefix("torch."), str(restored[key].dtype).removeprefix("torch."))
         for key, value in stored.items()
-        if isinstance(value, torch.Tensor) and value.dim() and value.dtype != restored[key].dtype
+        if isinstance(value, torch.Tensor) and value.dim() and key in restored and value.dtype != restored[key].dtype
     ]
 
 

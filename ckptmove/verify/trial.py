@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.errors import UnreadableInput
 from ckptmove.verify.checks import Offenders
 from ckptmove.verify.optimizers import uses_state
 from ckptmove.verify.pieces import batches
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from ckptmove.verify.place import Place
     from ckptmove.verify.step import Recipe
 
-#: What torch raises where it refuses a step.
-STEP_ERRORS: Final = (RuntimeError, AssertionError, TypeError, ValueError, KeyError, IndexError, AttributeError)
+#: What torch raises where it refuses a step, and what this package raises where there is nothing to step from.
+STEP_ERRORS: Final = (
+    RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnreadableInput,
+)  # fmt: skip
 #: Relative and absolute tolerance by dtype, those of ``torch.testing.assert_close``.
 TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     torch.float16: (1e-3, 1e-5),
@@ -71,7 +74,7 @@ class TrialTally:
         elements: how many values were stepped.
         standins: parameters that the file does not hold.
         moved: parameters of which a value changed.
-        unmoved: parameters of which none did.
+        stirred: parameters that did not move in any value, but whose moments did.
         idle: parameters whose group has a learning rate of 0.
         counted: step counts that went up by one.
         first_count: the first of them, after the step.
@@ -88,6 +91,7 @@ class TrialTally:
     elements: int = 0
     standins: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
+    stirred: set[str] = field(default_factory=set)
     idle: set[str] = field(default_factory=set)
     counted: int = 0
     first_count: float | None = None
@@ -103,11 +107,12 @@ class TrialTally:
 def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> None:
     """Step every piece three times: restored, restored elsewhere, and without its state; stops at a refusal."""
     for batch in batches(pieces):
-        drafts = [scaled(piece, trial.source) for piece in batch]
+        drafts: list[Draft] = []
         try:
+            drafts += (scaled(piece, trial.source) for piece in batch)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
-            tally.error = _locate(trial, drafts, error)
+            tally.error = _locate(trial, batch, drafts, error)
             return
         for draft, after in zip(drafts, stepped, strict=True):
             _judge(trial, draft.piece, after, tally)
@@ -115,10 +120,11 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
         _without_state(trial, drafts, others, tally)
 
 
-def _locate(trial: Trial, drafts: Sequence[Draft], error: Exception) -> str:
+def _locate(trial: Trial, batch: Sequence[Piece], drafts: Sequence[Draft], error: Exception) -> str:
     """Which parameter of a batch it is that torch refuses to step; the batch's first where each goes by itself."""
     refusals = (_refusal(trial, draft) for draft in drafts) if len(drafts) > 1 else iter(())
-    return next(filter(None, refusals), f"{drafts[0].piece.name}: {_text(error)}")
+    first = batch[0] if len(drafts) == len(batch) else batch[len(drafts)]  # the one that could not be read
+    return next(filter(None, refusals), f"{first.name}: {_text(error)}")
 
 
 def _refusal(trial: Trial, draft: Draft) -> str:
@@ -135,7 +141,7 @@ def _text(error: Exception) -> str:
 
 def _judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
     name = piece.name
-    before = stored_values(piece, trial.source, trial.recipe.noise)
+    before = stored_values(piece, trial.source)
     tally.parameters.add(name)
     tally.elements += piece.elements
     if not piece.is_stored:
@@ -144,6 +150,8 @@ def _judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
         tally.moved.add(name)
     elif trial.recipe.groups[piece.group].get("lr") == 0:
         tally.idle.add(name)
+    elif _is_stirred(trial, piece, after):
+        tally.stirred.add(name)
     for key, value in (("it", after.parameter), *after.state.items()):
         if isinstance(value, torch.Tensor) and not _all_finite(value):
             tally.faults.add(f"{name}: {'the step' if key == 'it' else key} is not finite after the step")
@@ -152,6 +160,16 @@ def _judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
     for cast in after.casts if not piece.offset else ():
         tally.casts[cast] = tally.casts.get(cast, 0) + 1
     _count(trial, piece, after, tally)
+
+
+def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
+    """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
+    stored = () if piece.entry is None else piece.entry.tensors
+    return any(
+        not torch.equal(piece.cut(trial.source.tensor(record), record), after.state[key])
+        for key, record in stored
+        if record.shape and key in after.state
+    )
 
 
 def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:

@@ -280,7 +280,7 @@ def test_a_frame_that_grows_says_so():
         (b"\x80\x02](X\x03\x00\x00\x00cpuq\x01h\x01e.", 14, True),
         (b"\x80\x02\x88q\x01.", 2, False),
         (b"\x80\x04\x8c\x01a\x8c\x01b\x93.", 8, Global("a", "c")),
-        (b"\x80\x04](\x8c\x01a\x8c\x01b\x93\x94K\x01\x94h\x00e.", 10, Global("a", "c")),
+        (b"\x80\x04](\x8c\x01a\x8c\x01b\x93q\x00K\x01q\x00e.", 10, Global("a", "c")),
     ],
 )
 def test_what_no_pickler_writes_is_left_alone(source, site, value):

@@ -268,6 +268,8 @@ def test_a_flag_that_the_target_refuses_is_cleared(draft):
         ("cuda", ["cuda:3"], TO_CPU, "cpu"),
         ("cuda", ["cuda:1"], MoveRequest(to=None, mapping=(("cuda:1", "cpu"),)), "cpu"),
         ("cuda:0", ["cuda:1"], MoveRequest(to=None, mapping=(("cuda:1", "cpu"),)), None),
+        ("cuda", ["cpu"], MoveRequest(to="cuda:1"), "cuda:1"),
+        ("cuda", ["cpu"], MoveRequest(to="cuda:1", mapping=(("cuda:0", "cuda:0"),)), "cuda:1"),
         ("cuda:7", ["cpu"], TO_CPU, "cpu"),
         ("cuda:7", ["cpu"], MoveRequest(to=None, mapping=(("cuda:7", "cpu"),)), "cpu"),
         ("mps:0", ["mps"], TO_MPS, None),
@@ -407,7 +409,7 @@ def sends_on(request):
     return any(policy.destination(end) not in {None, end} for end in ends)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(checkpoints(), requests())
 def test_a_plan_carried_out_leaves_nothing_to_do(inventory, request):
     if sends_on(request):

@@ -22,7 +22,7 @@ from ckptmove.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.model import Finding
 
@@ -97,8 +97,7 @@ class Make:
         if algorithm == "LBFGS":
             tensors = [("d", (30,), device), ("old_dirs.0", (30,), device)]
         records = tuple(
-            (name, self.tensor(f"{root}.{name}", size, role="optimizer", device=place))
-            for name, size, place in tensors
+            (name, self.tensor(f"{root}.{name}", size, role="optimizer", device=place)) for name, size, place in tensors
         )
         return StateEntry(key, records, (("n_iter", 3),) if algorithm == "LBFGS" else ())
 
@@ -143,7 +142,8 @@ class Make:
         found = find_all(inventory, Context(**context))
         return found if code is None else tuple(finding for finding in found if finding.code == code)
 
-    replace: Callable[..., Any] = staticmethod(replace)
+    def replace(self, value: Any, **changes: Any) -> Any:
+        return replace(value, **changes)
 
 
 @pytest.fixture

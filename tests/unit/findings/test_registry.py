@@ -172,8 +172,8 @@ def test_a_fix_in_python_can_be_typed(make, code) -> None:
 
 
 ALGORITHMS = [
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop",
-    "SGD", "SparseAdam",
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD", "SparseAdam",
 ]  # fmt: skip
 
 
@@ -223,4 +223,4 @@ def test_time_grows_with_the_file_and_not_faster(make) -> None:
         return best
 
     # Ten times the tensors: ten times the time, where a quadratic loop would take a hundred.
-    assert seconds(10_000) < 40 * seconds(1_000)
+    assert seconds(5_000) < 40 * seconds(500)

@@ -1,0 +1,173 @@
+"""The commands as Typer sees them: signatures and help.
+
+Never does the work of a command: each one hands over at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ckptmove.cli import options  # noqa: TC001  Typer reads the annotations at run time
+from ckptmove.cli.guard import PROGRAM, GuardedGroup
+from ckptmove.cli.paths import checkpoint_paths, single_path
+from ckptmove.cli.selection import selection
+from ckptmove.cli.streams import Format, Output
+from ckptmove.config import load_config
+from ckptmove.report.answers import Detail
+
+app = typer.Typer(
+    name=PROGRAM,
+    cls=GuardedGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its panels double the time of --help, and swallow what stands in brackets
+)
+
+
+@app.callback(invoke_without_command=True)
+def start(context: typer.Context, _version: options.Version = False) -> None:
+    """Inspect, convert and verify PyTorch checkpoints that have to move to another device.
+
+    Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 unreadable input, 4 refused, 5 could not write, 70 a bug.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def inspect(
+    paths: options.Paths = None,
+    tensors: options.Tensors = False,
+    tree: options.Tree = False,
+    match: options.Match = None,
+    names: options.Globals = False,
+    check: options.Check = False,
+    expect: options.Expect = None,
+    devices: options.Devices = 1,
+    strict: options.Strict = False,
+    as_json: options.Json = False,
+    form: options.Form = Format.HUMAN,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    select: options.Select = None,
+    ignore: options.Ignore = None,
+    _version: options.Version = False,
+) -> None:
+    """Show what is inside, where it lies, what is wrong with it.
+
+    Needs no torch and no GPU, and executes nothing. Exits 1 where a finding is an error (a resume fails).
+    """
+    from ckptmove.cli import inspect_command  # noqa: PLC0415  --help does not wait for it
+
+    config = load_config(Path())
+    asked = inspect_command.InspectOptions(
+        target=config.to,
+        expect=expect,
+        device_count=devices,
+        match=match,
+        check=check,
+        strict=strict,
+        selection=selection(select or (), (*config.ignore, *(ignore or ()))),
+        detail=Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=verbose),
+    )
+    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    raise typer.Exit(inspect_command.run_inspect(checkpoint_paths(paths or (), config, "inspect"), asked, out))
+
+
+@app.command()
+def convert(
+    path: options.Path = None,
+    to: options.To = None,
+    maps: options.Map = None,
+    keep: options.Keep = None,
+    output: options.OutputFile = None,
+    dry_run: options.DryRun = False,
+    force: options.Force = False,
+    cast: options.Cast = False,
+    rewrite_strings: options.RewriteStrings = False,
+    as_json: options.Json = False,
+    form: options.Form = Format.HUMAN,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    _version: options.Version = False,
+) -> None:
+    """Rewrite it for another device.
+
+    As map_location should have: tensors, optimizer state, RNG states, flags. Needs no torch, no GPU and no such device.
+    The file itself is never touched: a new one is written, also where nothing has to change.
+    """
+    from ckptmove.cli import convert_command  # noqa: PLC0415  --help does not wait for it
+
+    config = load_config(Path())
+    asked = convert_command.ConvertOptions(
+        to=to if to is not None or maps else config.to,
+        maps=tuple(maps or ()),
+        keep=tuple(keep or ()),
+        output=output,
+        dry_run=dry_run,
+        force=force,
+        cast=cast,
+        rewrite_strings=rewrite_strings,
+    )
+    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
+
+
+@app.command()
+def verify(
+    paths: options.Paths = None,
+    to: options.To = None,
+    against: options.Against = None,
+    optimizer: options.Optimizer = None,
+    require_device: options.RequireDevice = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    form: options.Form = Format.HUMAN,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    select: options.Select = None,
+    ignore: options.Ignore = None,
+    _version: options.Version = False,
+) -> None:
+    """Prove that it resumes: one optimizer step on the target.
+
+    Needs torch. A device that is not here is simulated on the CPU, and the verdict says so. Exits 1 where a check
+    fails.
+    """
+    from ckptmove.cli import verify_command  # noqa: PLC0415  --help does not wait for it
+
+    config = load_config(Path())
+    asked = verify_command.VerifyOptions(
+        to=to if to is not None else config.to,
+        against=against,
+        optimizer=optimizer,
+        require_device=require_device,
+        seed=seed,
+        selection=selection(select or (), (*config.ignore, *(ignore or ()))),
+    )
+    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    raise typer.Exit(verify_command.run_verify(checkpoint_paths(paths or (), config, "verify"), asked, out))
+
+
+@app.command()
+def rules(
+    code: options.Code = None,
+    as_json: options.Json = False,
+    form: options.Form = Format.HUMAN,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    _version: options.Version = False,
+) -> None:
+    """Explain what each finding means, and how to mend it."""
+    from ckptmove.cli import rules_command  # noqa: PLC0415  --help does not wait for it
+
+    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    raise typer.Exit(rules_command.run_rules(code, out))
+
+
+def main() -> None:
+    """The entry point of the program."""
+    app()

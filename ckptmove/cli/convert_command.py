@@ -1,0 +1,83 @@
+"""``convert``, between its options and its report.
+
+Never plans or writes anything itself: the use-cases do.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptmove import api
+from ckptmove.cli.outcome import YES
+from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.streams import Format
+from ckptmove.devices import parse_mapping
+from ckptmove.report import conversion, document, github
+
+if TYPE_CHECKING:
+    from ckptmove.cli.streams import Output
+    from ckptmove.moves import ConvertResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """What ``convert`` was asked for; as the arguments of :func:`ckptmove.api.convert`.
+
+    Attributes:
+        to: the target, or None.
+        maps: mappings as they were typed: ``SRC=DST``.
+        keep: globs of tensor names.
+        output: the new file, or None.
+        dry_run: whether to stop after the plan.
+        force: whether an existing output is replaced.
+        cast: whether dtypes that the target lacks are cast down.
+        rewrite_strings: whether device strings in configs follow their tensors.
+    """
+
+    to: str | None
+    maps: tuple[str, ...]
+    keep: tuple[str, ...]
+    output: str | None
+    dry_run: bool
+    force: bool
+    cast: bool
+    rewrite_strings: bool
+
+
+def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
+    """Convert a checkpoint and report on it.
+
+    Raises:
+        CkptMoveError: as :func:`ckptmove.api.convert`.
+    """
+    with ProgressBar(wanted=out.format is Format.HUMAN and not out.quiet) as progress:
+        result = api.convert(
+            path,
+            to=options.to,
+            map_location=dict(map(parse_mapping, options.maps)),
+            keep=options.keep,
+            output=options.output,
+            force=options.force,
+            dry_run=options.dry_run,
+            cast=options.cast,
+            rewrite_strings=options.rewrite_strings,
+            progress=progress,
+        )
+    _tell(path, result, out)
+    return YES
+
+
+def _tell(path: str, result: ConvertResult, out: Output) -> None:
+    if out.format is Format.JSON:
+        out.document(document.convert_document(result))
+    elif out.format is Format.GITHUB:
+        out.lines([github.conversion_line(path, result)])
+    elif out.quiet:
+        out.lines([conversion.brief_line(path, result)])
+    else:
+        out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
+        if result.output is not None:
+            to = result.plan.request.to
+            out.hint(shlex.join(["ckptmove", "verify", result.output, *(["--to", to] if to else [])]))

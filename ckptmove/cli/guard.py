@@ -1,0 +1,112 @@
+"""The rim of the program: whatever goes wrong becomes one line, one hint and an exit code.
+
+Never lets an exception out, and never hides a bug: that one keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from ckptmove.cli.outcome import BUG, INTERRUPTED, USAGE, failure_of, retyped
+from ckptmove.cli.streams import Format, Output, say
+from ckptmove.errors import CkptMoveError, UnknownDevice, WriteFailed
+from ckptmove.report.answers import Failure
+from ckptmove.report.document import envelope
+from ckptmove.report.text import sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PROGRAM: Final = "ckptmove"
+_COMMANDS: Final = ("inspect", "convert", "verify", "rules")
+#: What Typer raises on words that it does not understand; its module has moved before, this name has not.
+_NotUnderstood: Final[type[Any]] = typer.BadParameter.__mro__[1]
+
+
+class GuardedGroup(TyperGroup):
+    """The group of commands, guarded wherever it is called from: the entry point, ``python -m`` and tests."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command that the words name, and leave the process with its exit code."""
+        del prog_name, standalone_mode  # the name is ours, and the guard stands alone
+        words = sys.argv[1:] if args is None else list(args)
+        run = super().main
+        sys.exit(_guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words))
+
+
+def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
+    try:
+        code = run()
+    except CkptMoveError as error:
+        failure = failure_of(error)
+        if isinstance(error, UnknownDevice) and error.suggestion is not None:
+            failure = replace(failure, hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
+    except _NotUnderstood as error:
+        failure = _usage(error)
+    except (typer.Abort, KeyboardInterrupt):
+        failure = _interrupted()
+    except Exception as error:  # noqa: BLE001  the one place where a bug is caught: it has to become an exit code
+        failure = _bug(error)
+    else:
+        # Typer turns Ctrl-C into this exit code by itself.
+        if code != INTERRUPTED:
+            return code if isinstance(code, int) else 0
+        failure = _interrupted()
+    return _tell(failure, words)
+
+
+def _usage(error: Any) -> Failure:
+    command = error.ctx.command_path if error.ctx is not None else PROGRAM
+    message = " ".join(error.format_message().split())
+    return Failure(kind="usage", message=message, hint=f"{command} --help", path=None, exit_code=USAGE)
+
+
+def _interrupted() -> Failure:
+    return Failure(kind="interrupted", message="interrupted", hint="", path=None, exit_code=INTERRUPTED)
+
+
+def _bug(error: Exception) -> Failure:
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        say(sentence(line))
+    return Failure(
+        kind="bug",
+        message=f"{type(error).__name__}: {error}",
+        hint="this is a bug of ckptmove: please report it with the lines above",
+        path=None,
+        exit_code=BUG,
+    )
+
+
+def _tell(failure: Failure, words: Sequence[str]) -> int:
+    """Say what went wrong, in the format that was asked for, although the command did not get to say it itself."""
+    out = Output(_format(words))
+    try:
+        out.failure(failure)
+        if out.format is Format.JSON:
+            command = next((word for word in words if word in _COMMANDS), None)
+            out.document(envelope(command, failure.exit_code, [failure]))
+    except WriteFailed as error:
+        return failure_of(error).exit_code
+    return failure.exit_code
+
+
+def _format(words: Sequence[str]) -> Format:
+    if "--json" in words:
+        return Format.JSON
+    pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
+    return next((form for form in Format if f"--format={form.value}" in pairs), Format.HUMAN)

@@ -1,0 +1,116 @@
+"""``inspect``, between its options and its report.
+
+Never reads a checkpoint itself: the use-cases do.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ckptmove import api
+from ckptmove.cli.batch import for_each
+from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.streams import Format
+from ckptmove.model import Severity
+from ckptmove.report import document, github, inspection
+from ckptmove.report.answers import Expectation, InspectAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.cli.selection import Selection
+    from ckptmove.cli.streams import Output
+    from ckptmove.report.answers import Detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """What ``inspect`` was asked for.
+
+    Attributes:
+        target: device that the findings judge for, or None.
+        expect: device where everything that should move has to be, or None.
+        device_count: how many devices the target machine has.
+        match: glob over tensor names, or None.
+        check: whether every record is read.
+        strict: whether warnings fail the run.
+        selection: the findings that count.
+        detail: how much people see.
+    """
+
+    target: str | None
+    expect: str | None
+    device_count: int
+    match: str | None
+    check: bool
+    strict: bool
+    selection: Selection
+    detail: Detail
+
+
+def run_inspect(paths: Sequence[str], options: InspectOptions, out: Output) -> int:
+    """Inspect every path, report on each, and return the gravest exit code."""
+    answers: list[InspectAnswer] = []
+
+    def work(path: str) -> int:
+        answer = _answer(path, options)
+        if out.format is Format.JSON:
+            answers.append(answer)
+        else:
+            _tell(answer, options.detail, out)
+        return answer.exit_code
+
+    code, failures = for_each(paths, work, out)
+    if out.format is Format.JSON:
+        out.document(document.inspect_document(answers, code, failures))
+    return code
+
+
+def _answer(path: str, options: InspectOptions) -> InspectAnswer:
+    found = api.inspect(
+        path,
+        target=options.expect or options.target,
+        device_count=options.device_count,
+        check=options.check,
+        outline=options.detail.tree,
+    )
+    expectation = None
+    if options.expect is not None:
+        # What `convert` would still have to move is what is not there; a cast keeps it from refusing to say so.
+        plan = api.convert(path, to=options.expect, dry_run=True, cast=True).plan
+        expectation = Expectation(options.expect, plan.edits)
+    findings = options.selection.among(found.findings)
+    tensors = found.inventory.tensors
+    if options.match is not None:
+        tensors = tuple(tensor for tensor in tensors if fnmatchcase(tensor.name, options.match))
+    fails = {Severity.ERROR, Severity.WARNING} if options.strict else {Severity.ERROR}
+    is_no = any(finding.severity in fails for finding in findings) or (
+        expectation is not None and bool(expectation.misplaced)
+    )
+    return InspectAnswer(
+        inspection=replace(found, findings=findings),
+        tensors=tensors,
+        expectation=expectation,
+        exit_code=NO if is_no else YES,
+    )
+
+
+def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
+    if out.format is Format.GITHUB:
+        out.lines(github.inspection_lines(answer))
+    elif out.quiet:
+        out.lines([inspection.brief_line(answer)])
+    else:
+        out.report(inspection.inspection_lines(out.page, answer, detail))
+        out.hint(_next_command(answer))
+
+
+def _next_command(answer: InspectAnswer) -> str:
+    mends = (finding.fix for finding in answer.inspection.findings if finding.severity is not Severity.INFO)
+    return next(
+        (fix for fix in mends if fix.startswith("ckptmove ")),
+        shlex.join(["ckptmove", "verify", answer.inspection.inventory.path]),
+    )

@@ -1,0 +1,122 @@
+"""The options of the commands, as Typer reads them: names, help and bounds.
+
+Never says what an option does to a checkpoint beyond its line of help.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ckptmove import __version__
+from ckptmove.cli.streams import Format
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ckptmove {__version__}")
+        raise typer.Exit
+
+
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PATH",
+        help="Checkpoints: files, or globs in quotes. Without one: 'checkpoints' of [tool.ckptmove] in pyproject.toml.",
+        show_default=False,
+    ),
+]
+Path = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PATH",
+        help="The checkpoint. Without it: the one that [tool.ckptmove] in pyproject.toml names.",
+        show_default=False,
+    ),
+]
+Code = Annotated[
+    str | None,
+    typer.Argument(metavar="CODE", help="A code, the beginning of some (D), or a name.", show_default=False),
+]
+
+# --- everywhere ------------------------------------------------------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+Form = Annotated[
+    Format,
+    typer.Option("--format", help="For people, for programs, or as annotations."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line a checkpoint.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every place, every figure.")]
+Select = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CODE", help="Only these findings count. Repeatable.", show_default=False),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CODE", help="These findings do not count. Repeatable.", show_default=False),
+]
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+]
+
+# --- inspect ---------------------------------------------------------------------------------------------------------
+
+Tensors = Annotated[bool, typer.Option("--tensors", help="A row for each tensor.")]
+Tree = Annotated[bool, typer.Option("--tree", help="The outline of everything in the file.")]
+Match = Annotated[
+    str | None, typer.Option(metavar="GLOB", help="Only tensors of such names, as rows.", show_default=False)
+]
+Globals = Annotated[bool, typer.Option("--globals", help="The names that its pickle would import.")]
+Check = Annotated[bool, typer.Option("--check", help="Read every record and compare its CRC.")]
+Expect = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEV", help="Exit 1 unless every tensor that should move is on this device.", show_default=False
+    ),
+]
+Devices = Annotated[int, typer.Option(metavar="N", min=1, help="How many devices the target machine has.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")]
+
+# --- convert ---------------------------------------------------------------------------------------------------------
+
+To = Annotated[str | None, typer.Option(metavar="DEV", help="The device: cpu, cuda:0, mps.", show_default=False)]
+Map = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="SRC=DST",
+        help="Move one device's tensors to another: 'cuda:*=cuda:0'. Repeatable.",
+        show_default=False,
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="Leave tensors of such names where they are. Repeatable.", show_default=False),
+]
+OutputFile = Annotated[
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="OUT", help="The new file; by default model.pth becomes model.cuda0.pth.",
+        show_default=False,
+    ),
+]  # fmt: skip
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+Cast = Annotated[bool, typer.Option("--cast", help="Cast dtypes that the device lacks: float64 on mps.")]
+RewriteStrings = Annotated[bool, typer.Option("--rewrite-strings", help="Move device names in configs too.")]
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="ORIGINAL", help="The file that it was made from: values must be equal.", show_default=False),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A class of torch.optim; by default told from the file.", show_default=False),
+]
+RequireDevice = Annotated[bool, typer.Option("--require-device", help="A simulated device is a failure.")]
+Seed = Annotated[int, typer.Option(help="Of the gradients.")]

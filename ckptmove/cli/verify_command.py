@@ -1,0 +1,89 @@
+"""``verify``, between its options and its report.
+
+Never runs a check itself: the use-cases do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptmove import api
+from ckptmove.cli.batch import for_each
+from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.streams import Format
+from ckptmove.errors import UsageError
+from ckptmove.report import document, github, verification
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.cli.selection import Selection
+    from ckptmove.cli.streams import Output
+    from ckptmove.evidence import VerifyResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """What ``verify`` was asked for; as the arguments of :func:`ckptmove.api.verify`.
+
+    Attributes:
+        to: the target, or None.
+        against: the original, or None.
+        optimizer: its class, or None.
+        require_device: whether a simulated target is a failure.
+        seed: of the gradient.
+        selection: the findings that are reported.
+    """
+
+    to: str | None
+    against: str | None
+    optimizer: str | None
+    require_device: bool
+    seed: int
+    selection: Selection
+
+
+def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int:
+    """Verify every path, report on each, and return the gravest exit code.
+
+    Raises:
+        UsageError: several checkpoints, and one original; and as :func:`ckptmove.api.verify`.
+    """
+    if options.against is not None and len(paths) > 1:
+        raise UsageError(f"--against names the original of one checkpoint, and there are {len(paths)}")
+    results: list[VerifyResult] = []
+
+    def work(path: str) -> int:
+        result = _verify(path, options)
+        if out.format is Format.JSON:
+            results.append(result)
+        else:
+            _tell(result, out)
+        return YES if result.passed else NO
+
+    code, failures = for_each(paths, work, out)
+    if out.format is Format.JSON:
+        out.document(document.verify_document(results, code, failures))
+    return code
+
+
+def _verify(path: str, options: VerifyOptions) -> VerifyResult:
+    result = api.verify(
+        path,
+        to=options.to,
+        against=options.against,
+        optimizer=options.optimizer,
+        require_device=options.require_device,
+        seed=options.seed,
+    )
+    return replace(result, findings=options.selection.among(result.findings))
+
+
+def _tell(result: VerifyResult, out: Output) -> None:
+    if out.format is Format.GITHUB:
+        out.lines(github.verification_lines(result))
+    elif out.quiet:
+        out.lines([verification.brief_line(result)])
+    else:
+        out.report(verification.verification_lines(out.page, result, verbose=out.verbose))

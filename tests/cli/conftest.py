@@ -1,0 +1,82 @@
+"""A place to type commands in: an empty folder with two checkpoints, no terminal, nothing configured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+import ckptmove.report
+from ckptmove.cli.app import app
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+SCHEMA = json.loads((Path(ckptmove.report.__file__).parent / "schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def bench(tmp_path, monkeypatch):
+    """The folder: ``run.pth`` is healthy and lies on cuda:3, ``dragged.pth`` has its steps and RNG states on cuda:0."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth")
+    shutil.copy(SAMPLES / "map-location-dragged-all.pth", tmp_path / "dragged.pth")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def say():
+    """Type a command and get what it said; nothing but an exit code may come out of it."""
+
+    def say(*words):
+        result = CliRunner().invoke(app, list(map(str, words)))
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return Said(result.exit_code, result.stdout, result.stderr)
+
+    return say
+
+
+@pytest.fixture
+def ask(say):
+    """Type a command with ``--json`` and get its document, held against the schema."""
+
+    def ask(*words):
+        said = say(*words, "--json")
+        document = json.loads(said.out)
+        VALIDATOR.validate(document)
+        assert said.out.isascii()
+        assert said.out.count("\n") == 1
+        assert document["exit_code"] == said.code
+        assert document["ok"] is (said.code == 0)
+        assert document["error"] == next(iter(document["errors"]), None)
+        return document
+
+    return ask
+
+
+@pytest.fixture
+def check(say, ask):
+    """State all four renderings of a call side by side; each may be a text, or for JSON a part of the document."""
+
+    def check(*words, code, human, quiet, github, document):
+        for extra, expected in (((), human), (("--quiet",), quiet), (("--format", "github"), github)):
+            said = say(*words, *extra)
+            assert said.out == expected
+            assert said.code == code
+        answer = ask(*words)
+        assert {key: answer[key] for key in document} == document
+
+    return check

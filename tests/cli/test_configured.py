@@ -1,0 +1,62 @@
+"""What the project says once in its pyproject.toml."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def configure(bench):
+    def configure(text: str) -> None:
+        (bench / "pyproject.toml").write_text(f"[tool.ckptmove]\n{text}\n")
+
+    return configure
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "verify"])
+def test_no_path_at_all_shows_both_ways(ask, say, command) -> None:
+    error = ask(command)["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert f"'ckptmove {command} PATH'" in error["message"]
+    assert '[tool.ckptmove] checkpoints = ["runs/*/last.pth"]' in error["message"]
+    assert say(command).err.count("\n") == 1
+
+
+def test_checkpoints_and_ignore_come_from_the_project(ask, configure) -> None:
+    configure('checkpoints = ["*.pth"]\nignore = ["D103", "R"]')
+    document = ask("inspect")
+    assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["dragged.pth", "run.pth"]
+    assert {finding["code"] for finding in document["checkpoints"][1]["findings"]} == set()
+
+
+def test_what_is_typed_comes_first(ask, configure) -> None:
+    configure('checkpoints = ["dragged.pth"]\nto = "cpu"')
+    assert ask("inspect", "run.pth")["checkpoints"][0]["path"] == "run.pth"
+    assert ask("convert", "run.pth", "--to", "mps")["output"] == "run.mps.pth"
+    assert ask("convert", "run.pth", "--map", "cuda:3=cuda:1", "--dry-run")["plan"]["edits"][0]["to"] == "cuda:1"
+
+
+def test_the_target_comes_from_the_project(ask, configure) -> None:
+    configure('checkpoints = ["run.pth"]\nto = "cpu"')
+    assert ask("convert")["output"] == "run.cpu.pth"
+
+
+def test_a_wrong_device_in_the_project_is_named(ask, configure) -> None:
+    configure('checkpoints = ["run.pth"]\nto = "gpu"')
+    error = ask("convert")["error"]
+    assert error["kind"] == "unknown-device"
+    assert error["hint"] == "did you mean: cuda:0"
+
+
+def test_verify_alone_is_a_job(ask, configure) -> None:
+    pytest.importorskip("torch")
+    configure('checkpoints = ["run.pth"]\nto = "cuda:3"')
+    document = ask("verify")
+    assert [(result["path"], result["target"]) for result in document["results"]] == [("run.pth", "cuda:3")]
+
+
+def test_a_broken_project_file_is_an_error_of_usage(ask, configure) -> None:
+    configure("to = 3")
+    error = ask("inspect", "run.pth")["error"]
+    assert error["kind"] == "usage"
+    assert error["path"].endswith("pyproject.toml")

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ckptmove import api
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+
+
+def test_the_output_is_named_after_the_device(say, ask, bench) -> None:
+    document = ask("convert", "run.pth", "--to", "cuda")
+    assert document["output"] == "run.cuda0.pth"
+    assert document["bytes_copied"] == (bench / "run.cuda0.pth").stat().st_size
+    assert document["seconds"] > 0
+    assert {edit["to"] for edit in document["plan"]["edits"]} == {"cuda:0"}
+
+
+def test_the_dry_run_and_the_run_have_one_plan(ask) -> None:
+    words = ("convert", "dragged.pth", "--to", "cpu", "-o", "out.pth")
+    assert ask(*words, "--dry-run")["plan"] == ask(*words)["plan"]
+
+
+def test_an_existing_output_is_refused(say, ask, bench) -> None:
+    (bench / "out.pth").write_bytes(b"dear")
+    words = ("convert", "run.pth", "--to", "cpu", "-o", "out.pth")
+    error = ask(*words)["error"]
+    assert (error["kind"], error["path"], error["exit_code"]) == ("output-exists", "out.pth", 4)
+    assert "--force" in error["hint"]
+    assert (bench / "out.pth").read_bytes() == b"dear"
+    assert say(*words, "--force").code == 0
+    assert (bench / "out.pth").read_bytes() != b"dear"
+
+
+def test_the_source_is_never_the_output(ask) -> None:
+    error = ask("convert", "run.pth", "--to", "cpu", "-o", "./run.pth", "--force")["error"]
+    assert error["kind"] == "output-is-source"
+
+
+def test_nothing_to_change_is_said_and_copied(say, bench) -> None:
+    said = say("convert", "run.pth", "--to", "cuda:3", "--output", "same.pth")
+    assert said.code == 0
+    assert "\nnothing to change: everything is already where it belongs\n" in said.out
+    assert said.out.endswith(", copied as it was\n")
+    tensors = [(tensor.name, tensor.device) for tensor in api.inspect("same.pth").inventory.tensors]
+    assert tensors == [(tensor.name, tensor.device) for tensor in api.inspect("run.pth").inventory.tensors]
+
+
+def test_maps_and_flags_and_verbose(say, ask, bench) -> None:
+    shutil.copy(SAMPLES / "capturable-adam-cuda0.pt", "graph.pt")
+    out = say("convert", "graph.pt", "--map", "cuda:*=cpu", "--dry-run", "-v").out
+    assert "set optimizer.param_groups.0.capturable: True -> False (group-flag)\n" in out
+    assert "\ngroup-flag: the optimizer refuses this option on the device of its parameters\n" in out
+    document = ask("convert", "graph.pt", "--map", "cuda:*=cpu", "--output", "cpu.pt")
+    assert document["plan"]["flags"][0]["to"] == "False"
+    assert say("convert", "graph.pt", "--map", "cuda:*=cpu", "-o", "cpu.pt", "--force").err == (
+        "next: ckptmove verify cpu.pt\n"
+    )
+
+
+def test_kept_tensors_are_named_when_asked(say) -> None:
+    words = ("convert", "dragged.pth", "--to", "mps", "--keep", "model.*", "--dry-run")
+    assert "stay on cuda:0: 4 tensors (keep)\noptimizer-scalar: " in say(*words).out
+    assert "stay on cuda:0: 4 tensors (keep)\n  model.0.weight\n" in say(*words, "-v").out
+
+
+def test_a_cast_has_to_be_asked_for(ask, say, bench) -> None:
+    shutil.copy(SAMPLES / "float64-cpu.pt", "double.pt")
+    error = ask("convert", "double.pt", "--to", "mps")["error"]
+    assert (error["kind"], error["exit_code"]) == ("unsupported-dtype", 4)
+    assert "--cast" in error["hint"]
+    casts = [
+        edit["cast"] for edit in ask("convert", "double.pt", "--to", "mps", "--cast", "--dry-run")["plan"]["edits"]
+    ]
+    assert {"from": "float64", "to": "float32"} in casts
+    assert "mps as float32" in say("convert", "double.pt", "--to", "mps", "--cast", "--dry-run").out
+    assert ask("inspect", "double.pt", "--expect", "mps")["checkpoints"][0]["expected"]["met"] is False
+
+
+def test_strings_move_when_asked(ask, bench) -> None:
+    shutil.copy(SAMPLES / "namespace-memo-trap.pth", "trap.pth")
+    words = ("convert", "trap.pth", "--to", "cuda:0", "--dry-run")
+    assert ask(*words)["plan"]["flags"] == []
+    (flag,) = ask(*words, "--rewrite-strings")["plan"]["flags"]
+    assert (flag["from"], flag["to"]) == ("cpu", "cuda:0")
+
+
+def test_one_checkpoint_at_a_time(ask) -> None:
+    error = ask("convert", "*.pth", "--to", "cpu")["error"]
+    assert error["kind"] == "usage"
+    assert error["message"].endswith("there are 2: dragged.pth, run.pth")
+
+
+def test_a_damaged_source_leaves_nothing(ask, bench) -> None:
+    (bench / "cut.pth").write_bytes((bench / "run.pth").read_bytes()[:3000])
+    document = ask("convert", "cut.pth", "--to", "cpu")
+    assert document["exit_code"] == 3
+    assert document["plan"] is None
+    assert sorted(path.name for path in bench.iterdir()) == ["cut.pth", "dragged.pth", "run.pth"]
+
+
+def test_a_folder_that_is_not_there(ask) -> None:
+    error = ask("convert", "run.pth", "--to", "cpu", "-o", "nowhere/out.pth")["error"]
+    assert (error["kind"], error["exit_code"]) == ("write-failed", 5)

@@ -1,0 +1,274 @@
+"""Whatever goes wrong is one line, one hint and an exit code; with --json, one document."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import pytest
+
+from ckptmove import api, errors
+from ckptmove.cli.outcome import failure_of, retyped
+
+BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("inspect", "run.pth", "--bogus"), "No such option: --bogus", "ckptmove inspect --help"),
+        (("inspect", "run.pth", "--devices", "0"), "Invalid value for '--devices': ", "ckptmove inspect --help"),
+        (("convert", "run.pth", "extra.pth"), "(extra.pth)", "ckptmove convert --help"),
+        (("frobnicate",), "No such command 'frobnicate'", "ckptmove --help"),
+        (("inspect", "run.pth", "--select", "Z9"), "'Z9' is no code of a finding", ""),
+        (("rules", "Z9"), "'Z9' is no code of a finding", ""),
+        (("verify", "run.pth", "dragged.pth", "--against", "run.pth"), "--against names the original of one", ""),
+        (("convert", "run.pth"), "convert needs a target", ""),
+        (("convert", "run.pth", "--map", "cuda:0"), "is not a mapping of devices", ""),
+        (("convert", "run.pth", "--to", "gpu"), "'gpu' is not a device", "ckptmove convert run.pth --to cuda:0"),
+        (("convert", "run.pth", "--map=gpu=cpu"), "'gpu' is not a device", "ckptmove convert run.pth --map=cuda:0=cpu"),
+        (("inspect", "run.pth", "--expect", "%%"), "'%%' is not a device", "torch's devices are named cpu"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_usage_errors(say, ask, words, message, hint) -> None:
+    error = ask(*words)["error"]
+    assert error["exit_code"] == 2
+    assert message in error["message"]
+    assert hint in error["hint"]
+    said = say(*words)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == (2 if error["hint"] else 1)
+
+
+def test_no_command_shows_the_help(say) -> None:
+    said = say()
+    assert said.code == 2
+    assert said.out.startswith("Usage: ckptmove [OPTIONS] COMMAND")
+
+
+@pytest.mark.parametrize("words", [("--version",), ("inspect", "--version"), ("verify", "--version")])
+def test_version(say, words) -> None:
+    said = say(*words)
+    assert (said.code, said.out) == (0, "ckptmove 0.1.0\n")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("inspect", "-h"), ("convert", "--help"), ("verify", "--help")])
+def test_help(say, words) -> None:
+    said = say(*words)
+    assert said.code == 0
+    assert "--version" in said.out
+
+
+@pytest.mark.parametrize("spelling", [("--format", "github"), ("--format=github",)])
+def test_usage_errors_are_annotations_where_that_was_asked_for(say, spelling) -> None:
+    said = say("inspect", "--bogus", *spelling)
+    assert said.code == 2
+    assert said.out.startswith("::error title=usage::No such option: --bogus")
+    assert said.err == ""
+
+
+def test_an_unknown_command_has_a_document_without_a_command(ask) -> None:
+    assert ask("frobnicate")["command"] is None
+
+
+@pytest.mark.parametrize("trouble", [KeyboardInterrupt, EOFError])
+def test_ctrl_c(say, ask, monkeypatch, trouble) -> None:
+    def interrupt(*_args, **_options):
+        raise trouble
+
+    monkeypatch.setattr(api, "inspect", interrupt)
+    said = say("inspect", "run.pth")
+    assert (said.code, said.out) == (130, "")
+    assert said.err.strip() == "error: interrupted"
+    assert ask("inspect", "run.pth")["error"]["kind"] == "interrupted"
+
+
+def test_a_bug_keeps_its_traceback(say, ask, monkeypatch) -> None:
+    def broken(*_args, **_options):
+        raise KeyError("weights\x1b[2J")
+
+    monkeypatch.setattr(api, "inspect", broken)
+    said = say("inspect", "run.pth")
+    assert (said.code, said.out) == (70, "")
+    assert said.err.startswith("Traceback (most recent call last):\n")
+    assert "in broken" in said.err
+    assert "\x1b" not in said.err
+    assert "hint: this is a bug of ckptmove" in said.err
+    error = ask("inspect", "run.pth")["error"]
+    assert (error["kind"], error["exit_code"]) == ("bug", 70)
+
+
+@pytest.mark.parametrize("name", ["page.html", "pointer.pth", "empty.pth", "notes.txt"])
+def test_files_that_are_no_checkpoints(ask, bench, name) -> None:
+    contents = {
+        "page.html": (b"<!DOCTYPE html><html>", "login page"),
+        "pointer.pth": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
+        "empty.pth": (b"", "earlier checkpoint"),
+        "notes.txt": (b"hello", "torch.save"),
+    }
+    (bench / name).write_bytes(contents[name][0])
+    error = ask("inspect", name)["error"]
+    assert (error["kind"], error["exit_code"], error["path"]) == ("not-a-checkpoint", 3, name)
+    assert contents[name][1] in error["hint"]
+
+
+ERRORS = {
+    errors.UsageError("w"): (2, ""),
+    errors.UnknownDevice("gpu", "cuda:0"): (2, "cuda:0"),
+    errors.UnknownDevice("?", None): (2, "cpu"),
+    errors.TorchMissing(): (2, "pip install 'ckptmove[torch]'"),
+    errors.MissingFile("a"): (3, "check the path"),
+    errors.MissingFile("a*"): (3, "the pattern matches nothing"),
+    errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
+    errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
+    errors.UnsupportedContainer("a", "torch-legacy", "x"): (3, "torch.save(torch.load('a'), 'new.pth')"),
+    errors.UnsupportedContainer("a", "safetensors", "x"): (3, "load_file"),
+    errors.UnsupportedContainer("a", "torchscript", "x"): (3, "torch.jit.load('a', map_location='cpu')"),
+    errors.UnsupportedContainer("a", "dcp", "x"): (3, "torch.save"),
+    errors.DamagedArchive("a", "b"): (3, "download it again"),
+    errors.CrcMismatch("a", "b"): (3, "download it again"),
+    errors.DamagedPickle("a", offset=3): (3, "download it again"),
+    errors.SourceChanged("a"): (3, "wait"),
+    errors.OutputExists("a"): (4, "--force"),
+    errors.OutputIsSource("a"): (4, "--output"),
+    errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
+    errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
+    errors.UneditablePickle("a", offset=3): (4, "torch.save"),
+    errors.WriteFailed("a", "full"): (5, "free some space"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.kind)
+def test_every_error_has_its_exit_code_and_its_hint(error) -> None:
+    code, hint = ERRORS[error]
+    failure = failure_of(error)
+    assert failure.exit_code == code
+    assert hint in failure.hint
+    assert bool(failure.hint) == bool(hint)
+
+
+def test_no_error_class_is_forgotten() -> None:
+    def family(kind):
+        return {kind}.union(*(family(child) for child in kind.__subclasses__()))
+
+    told = {type(error) for error in ERRORS}
+    abstract = {errors.CkptMoveError, errors.UnreadableInput, errors.Refused}
+    assert family(errors.CkptMoveError) - abstract == told
+
+
+def test_an_error_of_no_family_is_a_bug() -> None:
+    failure = failure_of(errors.CkptMoveError("odd"))
+    assert (failure.exit_code, failure.hint) == (70, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["convert", "gpu.pth", "--to", "gpu"], "ckptmove convert gpu.pth --to cuda:0"),
+        (["convert", "a b", "--to=gpu"], "ckptmove convert 'a b' --to=cuda:0"),
+        (["convert", "--map", "cpu=gpu"], "ckptmove convert --map cpu=cuda:0"),
+        (["convert"], "cuda:0"),
+    ],
+)
+def test_a_command_is_typed_again_with_the_right_device(words, expected) -> None:
+    assert retyped("ckptmove", words, "gpu", "cuda:0") == expected
+
+
+def test_names_cannot_speak_to_the_terminal(say, ask, bench) -> None:
+    name = "".join(BAD) + ".pth"
+    os.rename("run.pth", name)
+    for words in (
+        ("inspect", name),
+        ("inspect", name, "-q"),
+        ("convert", name, "--to", "cpu"),
+        ("inspect", name + "?"),
+    ):
+        said = say(*words)
+        for text in (said.out, said.err):
+            assert text.replace("\n", "").isprintable()
+        assert "[red]\\x1b[31m\\x0a\\u202e" in said.out + said.err
+    line = say("inspect", name, "--format", "github", "--select", "D103").out
+    assert line.startswith("::error file=%25%3A%3A%2C[red]\\x1b[31m\\x0a\\u202e.pth,title=D103 device-index::")
+    assert line.count("\n") == 1
+    assert ask("inspect", name)["checkpoints"][0]["path"] == name
+
+
+def test_a_path_that_is_no_utf8(ask, say) -> None:
+    name = os.fsdecode(b"run\xff.pth")
+    os.rename("run.pth", name)
+    assert ask("inspect", name)["checkpoints"][0]["path"] == name
+    assert say("inspect", name, "-q", "--select", "N").out == "run\\udcff.pth: no findings\n"
+
+
+class _Broken:
+    """A stream that fails as the system would; its descriptor is real, so that it can be silenced."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error: OSError, descriptor: int) -> None:
+        self.error = error
+        self.descriptor = descriptor
+
+    def write(self, text: str) -> int:
+        if not os.path.sameopenfile(self.descriptor, NULL):
+            raise self.error
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+
+NULL = os.open(os.devnull, os.O_WRONLY)
+
+
+@pytest.fixture
+def broken(tmp_path):
+    opened = []
+
+    def broken(error: OSError) -> _Broken:
+        opened.append(os.open(tmp_path / f"stream{len(opened)}", os.O_WRONLY | os.O_CREAT))
+        return _Broken(error, opened[-1])
+
+    yield broken
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def run(*words) -> int:
+    from ckptmove.cli.app import app
+
+    with pytest.raises(SystemExit) as left:
+        app(list(words))
+    return left.value.code
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",), ("--quiet",)])
+def test_a_reader_who_leaves_does_not_change_the_answer(monkeypatch, broken, capsys, extra) -> None:
+    monkeypatch.setattr(sys, "stdout", broken(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    assert run("inspect", "dragged.pth", "--select", "N", *extra) == 0
+    assert run("inspect", "run.pth", "--select", "D103", *extra) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("inspect", "run.pth"), ("inspect", "run.pth", "--json"), ("--bogus", "--json")])
+def test_a_full_disk_behind_stdout(monkeypatch, broken, capsys, words) -> None:
+    monkeypatch.setattr(sys, "stdout", broken(OSError(errno.ENOSPC, "No space left on device")))
+    assert run(*words) == 5
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    if "--bogus" not in words:
+        assert "error: standard output: could not write: No space left on device\n" in err
+
+
+def test_stderr_may_be_closed(monkeypatch, broken, capsys) -> None:
+    monkeypatch.setattr(sys, "stderr", broken(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    assert run("inspect", "none.pth") == 3

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+
+def test_expect_names_what_is_elsewhere(say, ask) -> None:
+    said = say("inspect", "dragged.pth", "--expect", "cuda:0", "--select", "N")
+    assert said.code == 1
+    assert "expected on cuda:0: no, 6 tensors should be elsewhere\n" in said.out
+    assert "  at  optimizer.state.0.step is on cuda:0\n" in said.out
+    assert say("inspect", "dragged.pth", "--expect", "cuda:0", "-q", "--select", "N").out == (
+        "dragged.pth: no findings; not on cuda:0\n"
+    )
+    line = say("inspect", "dragged.pth", "--expect", "cuda:0", "--format", "github", "--select", "N").out
+    assert line.startswith("::error file=dragged.pth,title=expect::not on cuda:0: optimizer.state.0.step, ")
+    (checkpoint,) = ask("inspect", "dragged.pth", "--expect", "cuda:0")["checkpoints"]
+    steps = [edit["names"] for edit in checkpoint["expected"]["misplaced"]]
+    assert ["optimizer.state.0.step"] in steps
+
+
+def test_expect_is_met(say) -> None:
+    said = say("inspect", "run.pth", "--expect", "cuda:3", "--select", "N")
+    assert said.code == 0
+    assert "expected on cuda:3: yes\n" in said.out
+    assert say("inspect", "run.pth", "--expect", "cuda:3", "--format", "github", "--select", "N").out == ""
+
+
+def test_strict_fails_on_warnings(say, bench) -> None:
+    words = ("inspect", "dragged.pth", "--select", "O201")
+    assert say(*words).code == 0
+    assert say(*words, "--strict").code == 1
+
+
+def test_devices_is_the_size_of_the_target(say) -> None:
+    assert say("inspect", "run.pth", "--select", "D103").code == 1
+    assert say("inspect", "run.pth", "--select", "D103", "--devices", "4").code == 0
+
+
+def test_tree_and_globals(say) -> None:
+    out = say("inspect", "run.pth", "--tree", "--globals", "--tensors").out
+    assert "\n    0.weight: float32 [" in out
+    assert "\ntorch._utils._rebuild_tensor_v2  yes           safe\n" in out
+    assert "\nmodel.0.weight " in out
+
+
+def test_match_filters_the_document_too(ask) -> None:
+    (checkpoint,) = ask("inspect", "run.pth", "--match", "model.*")["checkpoints"]
+    assert {tensor["role"] for tensor in checkpoint["tensors"]} == {"model"}
+    assert {share["role"] for share in checkpoint["devices"]} == {"model", "optimizer"}
+
+
+def test_verbose_names_every_place(say) -> None:
+    brief = say("inspect", "run.pth", "--select", "D103").out
+    full = say("inspect", "run.pth", "--select", "D103", "--verbose").out
+    assert brief.count("\n  at  ") == 3
+    assert full.count("\n  at  ") == 12
+    assert "more (-v" not in full
+
+
+def test_check_reads_every_record(ask, bench) -> None:
+    data = bytearray((bench / "run.pth").read_bytes())
+    (bench / "flipped.pth").write_bytes(_flip_a_weight(data))
+    assert _codes(ask("inspect", "flipped.pth")) == _codes(ask("inspect", "run.pth"))
+    assert _codes(ask("inspect", "flipped.pth", "--check")) - _codes(ask("inspect", "run.pth")) == {"F801"}
+
+
+def _flip_a_weight(data: bytearray) -> bytes:
+    place = data.index(b"FB", data.index(b"data/0")) + 64
+    while data[place] in b"Z\0":
+        place += 1
+    data[place] ^= 1
+    return bytes(data)
+
+
+def _codes(document) -> set[str]:
+    return {finding["code"] for finding in document["checkpoints"][0]["findings"]}
+
+
+def test_several_paths_are_all_reported(say, ask, bench) -> None:
+    words = ("inspect", "run.pth", "none.pth", "dragged.pth", "--select", "N")
+    document = ask(*words)
+    assert document["exit_code"] == 3
+    assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["run.pth", "dragged.pth"]
+    assert [(error["kind"], error["path"]) for error in document["errors"]] == [("missing-file", "none.pth")]
+    said = say(*words)
+    assert said.code == 3
+    assert said.out.startswith("run.pth\n")
+    assert "\nno findings\n\ndragged.pth\n" in said.out
+    assert "error: none.pth: no such file\nhint: check the path" in said.err
+
+
+@pytest.mark.parametrize("form", ["human", "github"])
+def test_globs_are_expanded_each_file_once(say, bench, form) -> None:
+    (bench / "deep" / "er").mkdir(parents=True)
+    shutil.copy("run.pth", "deep/er/last.pth")
+    said = say("inspect", "**/*.pth", "run.pth", "-q", "--select", "N")
+    assert [line.partition(":")[0] for line in said.out.splitlines()] == ["deep/er/last.pth", "dragged.pth", "run.pth"]
+    missing = say("inspect", "epoch*.pth", "--format", form)
+    assert missing.code == 3
+    assert "epoch*.pth" in missing.out + missing.err
+    assert "the pattern matches nothing" in missing.out + missing.err
+
+
+def test_a_name_with_brackets_is_a_name_where_it_is_there(say, bench) -> None:
+    shutil.copy("run.pth", "run[1].pth")
+    assert say("inspect", "run[1].pth", "-q", "--select", "N").out == "run[1].pth: no findings\n"
+
+
+def test_the_next_command_is_what_mends_or_verifies(say) -> None:
+    assert say("inspect", "run.pth").err == "next: ckptmove convert run.pth --to cuda:0\n"
+    assert say("inspect", "run.pth", "--ignore", "D103").err == "next: ckptmove verify run.pth\n"
+    assert say("inspect", "run.pth", "-q").err == ""

@@ -1,0 +1,152 @@
+"""What only a process of its own can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-m", "ckptmove"]
+
+
+@pytest.fixture
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["inspect", "run.pth"], ["convert", "run.pth", "--to", "cpu"]])
+def test_torch_is_not_imported(environment, words) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv[1:] = {words!r}\n"
+        "from ckptmove.cli.app import main\n"
+        "try:\n    main()\nfinally:\n    sys.stderr.write(' '.join(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if words[0] == "inspect" else 0)
+    loaded = done.stderr.split()
+    assert "ckptmove.cli.app" in loaded
+    assert {"torch", "numpy"}.isdisjoint(loaded)
+    assert ("ckptmove.api" in loaded) is (words != ["--help"])
+
+
+def test_json_does_not_wait_for_rich(environment) -> None:
+    code = (
+        "import sys\n"
+        "sys.argv[1:] = ['inspect', 'run.pth', '--json']\n"
+        "from ckptmove.cli.app import main\n"
+        "try:\n    main()\nfinally:\n    sys.stderr.write(' '.join(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["command"] == "inspect"
+    assert not [name for name in done.stderr.split() if name.partition(".")[0] == "rich"]
+
+
+def test_a_bug_leaves_with_70(environment) -> None:
+    code = (
+        "import sys\n"
+        "from ckptmove import api\n"
+        "api.inspect = None\n"
+        "sys.argv[1:] = ['inspect', 'run.pth', '--json']\n"
+        "from ckptmove.cli.app import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 70
+    assert json.loads(done.stdout)["error"]["kind"] == "bug"
+    assert "Traceback (most recent call last):" in done.stderr
+    assert "'NoneType' object is not callable" in done.stderr
+
+
+def test_ctrl_c_leaves_with_130(environment) -> None:
+    code = (
+        "import sys, time\n"
+        "from ckptmove import api\n"
+        "def slow(*args, **options):\n"
+        "    print('ready', file=sys.stderr, flush=True)\n"
+        "    time.sleep(60)\n"
+        "api.inspect = slow\n"
+        "sys.argv[1:] = ['inspect', 'run.pth', '--json']\n"
+        "from ckptmove.cli.app import main\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "interrupted"
+    assert err.strip() == "error: interrupted"
+
+
+def test_a_closed_pipe_gives_no_traceback(environment) -> None:
+    command = f"{sys.executable} -m ckptmove inspect run.pth --tensors --tree | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "run.pth\n1\n"
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_an_encoding_without_signs(environment) -> None:
+    os.rename("run.pth", "läuft.pth")
+    environment |= {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*PROGRAM, "inspect", "läuft.pth", "--select", "N"], env=environment, capture_output=True, check=True
+    )
+    assert done.stdout.startswith(b"l\\xe4uft.pth\n")
+
+
+def on_a_terminal(words, environment, columns):
+    """What a command writes to a terminal of so many columns, stdout and stderr together."""
+    ours, theirs = pty.openpty()
+    environment |= {"COLUMNS": str(columns), "TERM": "xterm"}
+    process = subprocess.Popen([*PROGRAM, *words], env=environment, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not block:
+            break
+        said += block
+    os.close(ours)
+    process.wait(timeout=30)
+    return said.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("color", [True, False])
+def test_a_terminal(environment, columns, color) -> None:
+    environment |= {} if color else {"NO_COLOR": "1"}
+    said = on_a_terminal(["inspect", "run.pth", "--tensors"], environment, columns)
+    assert ("\x1b[" in said) is color
+    lines = [line for line in said.splitlines() if not line.lstrip("\x1b[0123456789m ").startswith(("fix", "next"))]
+    for line in lines:
+        assert len(_without_color(line)) <= columns
+
+
+def _without_color(line: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", line)
+
+
+def test_json_on_a_terminal_is_indented(environment) -> None:
+    said = on_a_terminal(["inspect", "run.pth", "--json"], environment, 80)
+    assert said.startswith('{\n  "schema_version": 1,\n')
+
+
+def test_completion_is_what_typer_gives(environment) -> None:
+    environment |= {"_CKPTMOVE_COMPLETE": "complete_bash", "COMP_WORDS": "ckptmove in", "COMP_CWORD": "1"}
+    done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["inspect"]

@@ -1,0 +1,154 @@
+"""Every command in all four renderings."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove import api
+from ckptmove.findings.catalogue import CATALOGUE
+
+
+def test_inspect_without_findings(check) -> None:
+    check(
+        "inspect", "run.pth", "--ignore", "D103,R302",
+        code=0,
+        human=(
+            "run.pth\n"
+            "torch-zip, plain, 6.8 KiB\n"
+            "\n"
+            "device  role       tensors  bytes\n"
+            "cuda:3  model            4  332 B\n"
+            "cpu     optimizer        4   16 B\n"
+            "cuda:3  optimizer        8  664 B\n"
+            "\n"
+            "no findings\n"
+        ),
+        quiet="run.pth: no findings\n",
+        github="",
+        document={"command": "inspect", "ok": True, "error": None, "errors": []},
+    )  # fmt: skip
+
+
+def test_inspect_with_an_error(check) -> None:
+    (finding,) = (finding for finding in api.inspect("run.pth").findings if finding.code == "D103")
+    at = finding.where
+    check(
+        "inspect", "run.pth", "--select", "device-index", "--match", "*.step",
+        code=1,
+        human=(
+            "run.pth\n"
+            "torch-zip, plain, 6.8 KiB\n"
+            "\n"
+            "device  role       tensors  bytes\n"
+            "cuda:3  model            4  332 B\n"
+            "cpu     optimizer        4   16 B\n"
+            "cuda:3  optimizer        8  664 B\n"
+            "\n"
+            "name                    role       device  dtype    shape  bytes\n"
+            "optimizer.state.0.step  optimizer  cpu     float32  []       4 B\n"
+            "optimizer.state.1.step  optimizer  cpu     float32  []       4 B\n"
+            "optimizer.state.2.step  optimizer  cpu     float32  []       4 B\n"
+            "optimizer.state.3.step  optimizer  cpu     float32  []       4 B\n"
+            "\n"
+            f"error D103 device-index: {finding.message}\n"
+            f"  at  {at[0]}\n"
+            f"  at  {at[1]}\n"
+            f"  at  {at[2]}\n"
+            f"      +{len(at) - 3} more (-v names them)\n"
+            f"  fix {finding.fix}\n"
+            "1 error\n"
+        ),
+        quiet="run.pth: 1 error (D103)\n",
+        github=(
+            f"::error file=run.pth,title=D103 device-index::{finding.message} "
+            f"(at {at[0]}, {at[1]}, {at[2]}, +{len(at) - 3} more); fix: {finding.fix}\n"
+        ),
+        document={"command": "inspect", "ok": False, "exit_code": 1, "error": None},
+    )  # fmt: skip
+
+
+def test_convert_dry_run(check) -> None:
+    check(
+        "convert", "dragged.pth", "--to", "mps", "--keep", "model.0.bias", "--dry-run",
+        code=0,
+        human=(
+            "dragged.pth\n"
+            "\n"
+            "from    to   storages    bytes  reason            tensors\n"
+            "cuda:0  mps        11    964 B  target            model.0.weight +10\n"
+            "cuda:0  cpu         4     16 B  optimizer-scalar  optimizer.state.0.step +3\n"
+            "cuda:0  cpu         2  5.0 KiB  rng-state         rng.torch +1\n"
+            "stay on cuda:0: 1 tensor (keep)\n"
+            "target: everything else goes to the target\n"
+            "optimizer-scalar: where this optimizer creates it\n"
+            "rng-state: RNG states are CPU ByteTensors, whatever the device\n"
+            "keep: named by --keep\n"
+            "\n"
+            "dragged.pth: dry run, nothing was written\n"
+        ),
+        quiet="dragged.pth: dry run, nothing was written\n",
+        github="::notice file=dragged.pth,title=convert::dragged.pth: dry run, nothing was written\n",
+        document={"command": "convert", "output": None, "in_place": False, "bytes_copied": 0, "notes": []},
+    )  # fmt: skip
+
+
+def test_rules(check) -> None:
+    entry = CATALOGUE["D102"]
+    check(
+        "rules", "d102",
+        code=0,
+        human=(
+            f"D102 optimizer-device ({entry.severity.value})\n"
+            f"when  {entry.when}\nwhy   {entry.why}\nmend  {entry.mend}\n"
+        ),
+        quiet="D102 optimizer-device\n",
+        github=f"::notice title=D102 optimizer-device::{entry.when}. {entry.mend}\n",
+        document={
+            "command": "rules",
+            "rules": [
+                {
+                    "code": "D102", "name": "optimizer-device", "severity": entry.severity.value, "when": entry.when,
+                    "why": entry.why, "fix": entry.mend, "found_by": "inspect",
+                }
+            ],
+        },
+    )  # fmt: skip
+
+
+def test_verify_says_how_it_was_proven(say, ask) -> None:
+    pytest.importorskip("torch")
+    document = ask("verify", "run.pth", "--to", "cpu", "--select", "R")
+    (result,) = document["results"]
+    assert document["exit_code"] == 1, "the file says cuda:3, and the CPU is another place"
+    assert result["mode"] == "cpu"
+    names = ["file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh"]
+    assert [check["name"] for check in result["checks"]] == names
+    assert {finding["code"][0] for finding in result["findings"]} == {"R"}
+
+    said = say("verify", "run.pth", "--to", "cuda:3")
+    assert said.code == 0
+    head, *checks, findings, verdict = said.out.splitlines()
+    assert head == "run.pth on cuda:3"
+    assert [line.split()[1] for line in checks] == names
+    assert {line[0] for line in checks} <= {"✓", "–"}
+    assert findings == "1 note (R302)"
+    assert verdict == "passed, simulated cuda:3"
+
+    assert say("verify", "run.pth", "--quiet", "--to", "cuda:3").out == "run.pth: passed, simulated cuda:3\n"
+    failed = say("verify", "run.pth", "--to", "cuda:3", "--require-device", "--format", "github", "--ignore", "D,R,S")
+    assert failed.code == 1
+    error, notice = failed.out.splitlines()
+    assert error.startswith("::error file=run.pth,title=verify step::")
+    assert notice == "::notice file=run.pth,title=verify::failed, simulated cuda:3"
+
+
+def test_a_converted_file_is_as_expected_and_verifies(say, ask) -> None:
+    pytest.importorskip("torch")
+    assert ask("inspect", "dragged.pth", "--expect", "cuda:0")["checkpoints"][0]["expected"]["met"] is False
+    said = say("convert", "dragged.pth", "--to", "cuda:0")
+    assert said.code == 0
+    assert said.out.splitlines()[-1].startswith("wrote dragged.cuda0.pth: 16.")
+    assert said.err == "next: ckptmove verify dragged.cuda0.pth --to cuda:0\n"
+    assert ask("inspect", "dragged.cuda0.pth", "--expect", "cuda:0")["checkpoints"][0]["expected"]["met"] is True
+    document = ask("verify", "dragged.cuda0.pth", "--to", "cuda:0", "--against", "dragged.pth")
+    assert document["ok"] is True

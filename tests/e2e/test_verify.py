@@ -1,0 +1,128 @@
+"""`verify` as a whole, with its child process: real training, real files, faults made on purpose."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  after the skip
+from ckptmove.verify.checks import CHECKS  # noqa: E402
+from ckptmove.verify.request import VerifyRequest  # noqa: E402
+from ckptmove.verify.run import verify_checkpoint  # noqa: E402
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+
+
+def verify(path, to=None, command=(), **options):
+    return verify_checkpoint(VerifyRequest(path=str(path), to=to, **options), command)
+
+
+def statuses(result):
+    return {check.name: check.status for check in result.checks}
+
+
+def failures(result):
+    return [name for name, status in statuses(result).items() if status == "failed"]
+
+
+def test_a_checkpoint_from_a_gpu_that_is_not_here_resumes_on_a_simulated_one():
+    result = verify(SAMPLES / "adamw-cuda3.pth")
+    assert (result.target, result.mode, result.passed) == ("cuda:3", "simulated", True)
+    assert tuple(check.name for check in result.checks) == CHECKS
+    assert set(statuses(result).values()) == {"passed"}
+    assert "(simulated)" in next(check.detail for check in result.checks if check.name == "step")
+    assert "D103" in {finding.code for finding in result.findings}
+
+
+def test_a_target_that_the_user_names_has_that_many_devices():
+    result = verify(SAMPLES / "adamw-cuda3.pth", to="cuda:3")
+    assert "D103" not in {finding.code for finding in result.findings}
+
+
+def test_a_checkpoint_of_the_cpu():
+    result = verify(SAMPLES / "tutorial-sgd-cpu.pth")
+    assert (result.target, result.mode, result.passed) == ("cpu", "cpu", True)
+
+
+def test_values_that_training_cannot_go_on_from_are_findings_too(tmp_path):
+    tree = torch.load(SAMPLES / "tutorial-sgd-cpu.pth", weights_only=True)
+    next(iter(tree["model_state_dict"].values()))[0] = torch.nan
+    torch.save(tree, tmp_path / "nan.pth")
+    result = verify(tmp_path / "nan.pth")
+    assert not result.passed
+    assert "numbers" in failures(result)
+    assert "N501" in {finding.code for finding in result.findings}
+
+
+def test_a_changed_byte_fails_the_file_check(tmp_path):
+    path = tmp_path / "c.pt"
+    torch.save({"model": {"a.weight": torch.arange(100.0)}}, path)
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("c/data/0").header_offset
+    at = content.index(torch.arange(100.0).numpy().tobytes(), start)
+    content[at + 50] ^= 1
+    path.write_bytes(content)
+    result = verify(path)
+    assert failures(result) == ["file"]
+
+
+def test_a_misplaced_checkpoint_fails_placement_alone():
+    result = verify(SAMPLES / "optimizer-left-on-cpu.pth")
+    assert failures(result) == ["placement"]
+    assert not result.passed
+
+
+def test_a_conversion_verifies_against_its_original(tmp_path):
+    from ckptmove.api import convert
+
+    original = str(SAMPLES / "map-location-dragged-all.pth")
+    output = str(tmp_path / "out.pth")
+    convert(original, to="mps", output=output)
+    result = verify(output, against=original)
+    assert (result.target, result.mode, result.passed) == ("mps", "simulated", True)
+
+
+def test_a_crash_of_the_child_is_a_failed_check():
+    result = verify(SAMPLES / "adamw-cuda3.pth", command=[sys.executable, "-c", "import os; os.abort()"])
+    assert failures(result) == ["restore"]
+    assert result.mode == "simulated"
+    assert verify(SAMPLES / "tutorial-sgd-cpu.pth", command=["true"]).mode == "cpu"
+
+
+def test_what_cannot_be_asked():
+    with pytest.raises(UsageError):
+        verify(SAMPLES / "adamw-cuda3.pth", optimizer="Lion")
+    with pytest.raises(UsageError):
+        verify(SAMPLES / "adamw-cuda3.pth", to="cudo")
+    with pytest.raises(MissingFile):
+        verify("nowhere.pth")
+    with pytest.raises(MissingFile):
+        verify(SAMPLES / "adamw-cuda3.pth", against="nowhere.pth")
+
+
+def test_without_torch_it_says_so(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    with pytest.raises(TorchMissing):
+        verify(SAMPLES / "adamw-cuda3.pth")
+
+
+def test_the_parent_does_not_import_torch():
+    code = (
+        "import sys, json\n"
+        "from ckptmove.verify.run import verify_checkpoint\n"
+        "from ckptmove.verify.request import VerifyRequest\n"
+        f"result = verify_checkpoint(VerifyRequest(path={str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}))\n"
+        "print(json.dumps([result.passed, 'torch' in sys.modules]))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout) == [True, False]

@@ -1,0 +1,104 @@
+"""Real files from the wild, read as they are and held against torch."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import re
+import warnings
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptmove.checkpoint import open_checkpoint
+from ckptmove.errors import CkptMoveError
+
+CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
+if not CORPUS.is_dir():
+    pytest.skip("the corpus is not beside the repository", allow_module_level=True)
+
+with (CORPUS / "MANIFEST.tsv").open(encoding="utf-8", newline="") as manifest:
+    ROWS = list(csv.DictReader(manifest, delimiter="\t", quoting=csv.QUOTE_NONE))
+FILES = [row["path"] for row in ROWS if row["container"] == "zip" and (CORPUS / row["path"]).is_file()]
+TAGS = {row["path"]: row["location_tags"] for row in ROWS}
+
+
+def read(name):
+    with open_checkpoint(str(CORPUS / name)) as checkpoint:
+        return checkpoint.inventory
+
+
+def flatten(value, prefix=""):
+    if isinstance(value, torch.Tensor):
+        yield prefix[:-1], value
+        return
+    if isinstance(value, dict):
+        members = value.items()
+    elif isinstance(value, list | tuple | set):
+        members = enumerate(value)
+    else:
+        return
+    for key, item in members:
+        yield from flatten(item, f"{prefix}{key}.")
+
+
+def test_there_are_files():
+    assert len(FILES) > 50
+
+
+@pytest.mark.parametrize("name", [row["path"] for row in ROWS if (CORPUS / row["path"]).is_file()])
+def test_only_our_own_errors_escape(name):
+    try:
+        found = read(name)
+    except CkptMoveError as error:
+        found = error
+    assert found.path == str(CORPUS / name)
+    assert "\n" not in getattr(found, "message", "")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_location_tags(name):
+    inventory = read(name)
+    match = re.search(r"storages\{([^}]*)\}", TAGS[name])
+    expected = Counter(
+        {tag: int(count) for tag, _, count in (item.rpartition("=") for item in match[1].split())} if match else {}
+    )
+    assert Counter(storage.device for storage in inventory.storages) == expected
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_tensors_are_those_of_torch(name):
+    tags = {}
+
+    def record(storage, tag):
+        tags[storage.data_ptr()] = tag
+        return storage
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch on how old some of these files are
+            root = torch.load(CORPUS / name, map_location=record, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        pytest.skip(f"torch refuses it: {str(error).splitlines()[0][:80]}")
+    expected = dict(flatten(root))
+    found = {tensor.name: tensor for tensor in read(name).tensors}
+    assert list(found) == list(expected)
+    for key, tensor in expected.items():
+        own = found[key]
+        facts = (own.dtype, own.shape, own.stride, own.storage_offset, own.requires_grad)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        assert facts == (dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.requires_grad)
+        if tensor.untyped_storage().nbytes():
+            assert own.device == tags[tensor.untyped_storage().data_ptr()]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_amiss_that_is_not(name):
+    with zipfile.ZipFile(CORPUS / name) as archive:
+        names = {info.filename for info in archive.infolist()}
+    for fact in read(name).facts:
+        assert fact.kind in {"orphan-record", "compressed-storage"}
+        assert fact.record in names

@@ -1,0 +1,179 @@
+"""R301 to R303, T401, K601 and S701: what each says and spares."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove.model import GlobalUse
+
+
+def codes(findings) -> list[str]:
+    return [finding.code for finding in findings]
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "device", "is_found"),
+        [
+            ((5056,), "uint8", "cuda:0", True),
+            ((5056,), "float32", "cpu", True),
+            ((5056,), "uint8", "cpu", False),
+            ((), "int64", "cuda:0", False),
+            ((624,), "int64", "cpu", False),
+        ],
+    )
+    def test_states_of_generators(self, make, shape, dtype, device, is_found) -> None:
+        rng = make.tensor("rng", shape, dtype=dtype, role="rng", device=device)
+
+        assert bool(make.findings(make.inventory((*make.model(), rng)), "R301")) is is_found
+
+    def test_a_state_that_was_cast_is_lost(self, make) -> None:
+        rng = make.tensor("rng", (16,), role="rng", device="cpu")
+
+        [finding] = make.findings(make.inventory([rng]), "R301")
+
+        assert "do not restore" in finding.fix
+
+    def test_what_is_absent_is_listed_once(self, make) -> None:
+        inventory = make.inventory(optimizers=[make.optimizer()], contents=frozenset())
+
+        [finding] = make.findings(inventory)
+
+        assert finding.message.startswith("not in the file: scheduler, RNG states, epoch or step counter;")
+        assert "torch.cuda.get_rng_state_all()" in finding.fix
+
+    @pytest.mark.parametrize(
+        ("device", "call"), [("mps", "torch.mps.get_rng_state()"), ("cpu", "torch.get_rng_state()}")]
+    )
+    def test_the_line_saves_the_states_of_that_device(self, make, device, call) -> None:
+        optimizer = make.optimizer(device=device)
+        contents = frozenset({"scheduler", "counter"})
+
+        [finding] = make.findings(make.inventory(make.model(device=device), [optimizer], contents=contents))
+
+        assert call in finding.fix
+        assert "cuda" not in finding.fix
+
+    @pytest.mark.parametrize(("dtype", "expected"), [("float16", ["R302"]), ("bfloat16", []), ("float32", [])])
+    def test_a_grad_scaler_is_missed_in_half_precision_only(self, make, dtype, expected) -> None:
+        contents = frozenset({"scheduler", "rng", "counter"})
+        inventory = make.inventory(make.model(dtype=dtype), [make.optimizer()], contents=contents)
+
+        assert codes(make.findings(inventory)) == expected
+
+    def test_an_optimizer_alone_is_one_file_of_several(self, make) -> None:
+        assert make.findings(make.inventory((), [make.optimizer()], contents=frozenset())) == ()
+
+    @pytest.mark.parametrize(
+        ("device", "count", "expected"), [("cpu", 4, []), ("cuda:0", 0, []), ("cuda:0", 4, ["R303"])]
+    )
+    def test_states_for_each_device(self, make, device, count, expected) -> None:
+        inventory = make.inventory(make.model(device=device), rng_devices=(("rng.cuda", count),))
+
+        assert codes(make.findings(inventory)) == expected
+
+    def test_as_many_states_as_devices(self, make) -> None:
+        inventory = make.inventory(rng_devices=(("state.rng", 4),), root_keys=("state", "model"))
+
+        assert make.findings(inventory, device_count=4) == ()
+        [finding] = make.findings(inventory, device_count=2)
+        assert finding.message == "state.rng holds 4 RNG states, and the target machine has 2 cuda devices"
+        assert "['state']['rng'][:2]" in finding.fix
+
+    def test_nothing_on_a_device_has_no_states_to_miss(self, make) -> None:
+        assert make.findings(make.inventory((), rng_devices=(("rng.cuda", 4),))) == ()
+
+
+class TestDtypes:
+    def test_what_stays_on_the_cpu_may_be_double(self, make) -> None:
+        step = make.tensor("optimizer.state.0.step", (), dtype="float64", role="optimizer", device="cpu")
+        rng = make.tensor("rng", (4,), dtype="float64", role="rng", device="cpu")
+
+        assert make.findings(make.inventory((*make.model(), step, rng)), "T401", target="mps") == ()
+
+    def test_without_a_target_only_what_claims_to_be_there(self, make) -> None:
+        model = make.model(device="mps")
+        on_cpu = make.tensor("other.x", dtype="float64", role="other", device="cpu")
+        on_mps = make.tensor("other.y", dtype="float64", role="other", device="mps")
+
+        assert make.findings(make.inventory((*model, on_cpu))) == ()
+        [finding] = make.findings(make.inventory((*model, on_cpu, on_mps)))
+        assert (finding.code, finding.where, finding.message) == ("T401", ("other.y",), "mps has no float64 (1)")
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --to mps --cast"
+
+
+class TestKeys:
+    def test_nested_wrappers_are_stripped_one_at_a_time(self, make) -> None:
+        inventory = make.inventory(make.model("state.state_dict._orig_mod.module."))
+
+        [finding] = make.findings(inventory)
+
+        assert finding.message == "every key of state.state_dict starts with '_orig_mod.module.' (4 tensors)"
+        assert finding.fix.startswith(
+            "state_dict = torch.load('runs/my run.pth', map_location='cpu')['state']['state_dict'];"
+        )
+        assert finding.fix.index("(state_dict, '_orig_mod.')") < finding.fix.index("(state_dict, 'module.')")
+
+    def test_a_state_dict_at_the_root(self, make) -> None:
+        model = make.model("module.")
+
+        [finding] = make.findings(make.inventory(model, root_keys=tuple(one.name for one in model)))
+
+        assert finding.message == "every key starts with 'module.' (4 tensors)"
+
+    def test_one_key_without_it_clears_them_all(self, make) -> None:
+        model = (*make.model("model.module."), make.tensor("model.n_averaged"))
+
+        assert make.findings(make.inventory(model)) == ()
+
+    def test_a_pickled_wrapper_is_unwrapped(self, make) -> None:
+        [finding] = make.findings(make.inventory(make.model("module."), layout="module", root_keys=()))
+
+        assert finding.fix == "model = torch.load('runs/my run.pth', map_location='cpu').module"
+
+
+class TestSafety:
+    def test_the_line_imports_what_it_allows(self, make) -> None:
+        names = ["numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray", "__main__.Config", "Bare"]
+        uses = tuple(GlobalUse(name, False, "unknown") for name in names)
+
+        [finding] = make.findings(make.inventory(globals=uses))
+
+        assert "refuses 5 names: numpy.core.multiarray._reconstruct, numpy.dtype, numpy.ndarray" in finding.message
+        assert finding.message.endswith("and 1 more")
+        assert finding.fix.startswith("import __main__, builtins, numpy, numpy._core.multiarray, torch; ")
+        assert "(numpy._core.multiarray._reconstruct, 'numpy.core.multiarray._reconstruct')" in finding.fix
+        assert "numpy.typecodes" in finding.fix
+
+    def test_the_line_works(self, make, tmp_path) -> None:
+        torch = pytest.importorskip("torch")
+        numpy = pytest.importorskip("numpy")
+        path = str(tmp_path / "it's.pt")
+        torch.save({"state": numpy.random.get_state(), "best": numpy.float64(1)}, path)
+        from ckptmove.findings.context import Context
+        from ckptmove.findings.safety import weights_only
+
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        inventory = make.inventory(path=path, globals=tuple(GlobalUse(name, False, "safe") for name in found))
+        [finding] = weights_only(inventory, Context())
+        before = torch.serialization.get_safe_globals()
+        try:
+            exec(finding.fix, {})
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
+
+    def test_opcodes_have_no_allow_list(self, make) -> None:
+        [finding] = make.findings(make.inventory(foreign_opcodes=("POP",)))
+
+        assert finding.message == "torch.load(weights_only=True) refuses 1 opcode: POP"
+        assert "weights_only=False" in finding.fix
+
+    def test_nothing_dangerous_is_ever_allowed(self, make) -> None:
+        uses = (GlobalUse("os.system", False, "dangerous"), GlobalUse("a.B", False, "unknown"))
+
+        found = make.findings(make.inventory(globals=uses))
+
+        assert codes(found) == ["S701", "S702"]
+        assert all("add_safe_globals" not in finding.fix for finding in found)
+        assert found[1].where == ("os.system",)

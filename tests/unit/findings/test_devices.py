@@ -1,0 +1,146 @@
+"""D101 to D104: what each says and spares."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove.model import Mention
+
+
+def codes(findings) -> list[str]:
+    return [finding.code for finding in findings]
+
+
+class TestDevices:
+    def test_optimizer_left_behind(self, make) -> None:
+        [finding] = make.findings(make.inventory(optimizers=[make.optimizer(device="cpu")]), "D102")
+
+        assert finding.message == "8 of 8 optimizer moments are on cpu, their parameters on cuda:0"
+        assert finding.where[0] == "optimizer.state.0.exp_avg"
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --to cuda:0"
+
+    def test_each_optimizer_is_named_where_there_are_several(self, make) -> None:
+        both = [make.optimizer(device="cpu", where="opt_a"), make.optimizer(where="opt_b")]
+
+        [finding] = make.findings(make.inventory(optimizers=both), "D102")
+
+        assert finding.message.startswith("opt_a: 8 of 8")
+
+    def test_a_model_on_two_devices_is_judged_by_pairing(self, make) -> None:
+        model = make.model()
+        model = (*model[:2], *(make.replace(one, device="cuda:1") for one in model[2:]))
+        optimizer = make.optimizer(device="cuda:0")
+
+        [finding] = make.findings(make.inventory(model, [optimizer]), "D102", device_count=2)
+
+        assert finding.message == "4 of 8 optimizer moments are on cuda:0, their parameters on cuda:1"
+
+    @pytest.mark.parametrize(("device", "expected"), [("cuda:1", 0), ("cpu", 1)])
+    def test_without_a_certain_pairing_any_device_of_the_model_will_do(self, make, device, expected) -> None:
+        model = (make.tensor("model.a"), make.tensor("model.b", device="cuda:1"))
+
+        found = make.findings(make.inventory(model, [make.optimizer([(4,)], device=device)]), "D102", device_count=2)
+
+        assert len(found) == expected
+
+    def test_no_model_no_verdict(self, make) -> None:
+        assert make.findings(make.inventory((), [make.optimizer(device="cpu")]), "D102") == ()
+
+    def test_meta_tensors_are_nowhere(self, make) -> None:
+        model = (*make.model(), make.tensor("model.z", device="meta"))
+
+        assert make.findings(make.inventory(model)) == ()
+
+    def test_a_parameter_on_meta_says_nothing_of_its_moments(self, make) -> None:
+        model = (make.tensor("model.a"), make.tensor("model.b", device="cuda:1"), make.tensor("model.c", device="meta"))
+
+        found = make.findings(make.inventory(model, [make.optimizer([(4,)] * 3)]), "D102", device_count=2)
+
+        assert [finding.where[0] for finding in found] == ["optimizer.state.1.exp_avg"]
+
+    def test_a_bare_tag_is_the_first_of_its_type(self, make) -> None:
+        model = (make.tensor("model.a", device="mps"), make.tensor("model.b", device="mps:0"))
+        optimizer = make.optimizer([(4,), (4,)], device="mps:0")
+
+        assert make.findings(make.inventory(model, [optimizer])) == ()
+
+    def test_more_devices_make_room(self, make) -> None:
+        inventory = make.inventory(make.model(device="cuda:3"))
+
+        assert codes(make.findings(inventory)) == ["D103"]
+        assert make.findings(inventory, device_count=4) == ()
+
+    def test_an_object_alone_has_a_bad_index(self, make) -> None:
+        mention = Mention("cfg.device", "torch.device", "cuda:7")
+
+        [finding] = make.findings(make.inventory(mentions=(mention,)), "D103")
+
+        assert finding.where == ("cfg.device",)
+        assert finding.message == "torch.device objects for cuda:7 (1), but the target machine has 1 cuda device"
+
+    def test_tensors_and_objects_together(self, make) -> None:
+        mention = Mention("cfg.device", "torch.device", "cuda:7")
+
+        [finding] = make.findings(
+            make.inventory(make.model(device="cuda:7"), mentions=(mention,)), "D103", target="cpu"
+        )
+
+        assert finding.message.startswith("tensors on cuda:7 (4) and torch.device objects for cuda:7 (1)")
+        assert finding.fix.endswith("--to cpu")
+
+
+class TestMentions:
+    @pytest.mark.parametrize(
+        ("where", "kind", "value", "device", "is_found"),
+        [
+            ("args.device", "string", "cuda", "cuda:3", False),
+            ("args.device", "torch.device", "cuda:3", "cuda:3", False),
+            ("args.device", "torch.device", "cuda:0", "cpu", True),
+            ("args.device", "string", "cpu", "cuda:0", True),
+            ("args.device", "string", "mps:0", "mps", False),
+            ("args.map_location", "string", "cpu", "cuda:0", False),
+            ("args.device_ids", "device_ids", "[0, 1]", "cuda:0", True),
+            ("args.device_ids", "device_ids", "[0]", "cuda:0", False),
+            ("args.device_ids", "device_ids", "[3]", "cuda:3", False),
+            ("args.device_ids", "device_ids", "[1]", "cuda:0", True),
+            ("args.gpu_ids", "device_ids", "[0]", "cpu", True),
+            ("args.gpus", "device_ids", "4", "cpu", False),
+            ("args.gpu", "device_ids", "1", "cuda:0", True),
+            ("args.gpu", "device_ids", "0", "cuda:0", False),
+        ],
+    )
+    def test_which_name_another_device(self, make, where, kind, value, device, is_found) -> None:
+        inventory = make.inventory(make.model(device=device), mentions=(Mention(where, kind, value),))
+
+        assert bool(make.findings(inventory, "D104", device_count=1)) is is_found
+
+    def test_counters_and_rng_on_the_cpu_do_not_excuse_a_mention(self, make) -> None:
+        rng = make.tensor("rng", (16,), dtype="uint8", role="rng", device="cpu")
+        inventory = make.inventory((*make.model(), rng), mentions=(Mention("args.device", "string", "cpu"),))
+
+        assert codes(make.findings(inventory)) == ["D104"]
+
+    def test_without_a_model_any_tensor_counts_and_without_tensors_nothing_does(self, make) -> None:
+        mentions = (Mention("device", "string", "cuda:0"),)
+
+        assert make.findings(make.inventory([make.tensor("x", role="other")], mentions=mentions)) == ()
+        assert make.findings(make.inventory((), mentions=mentions)) == ()
+
+    def test_strings_are_moved_on_request(self, make) -> None:
+        mentions = (Mention("a.device", "torch.device", "cuda:0"), Mention("b.device", "string", "cuda:0"))
+
+        [finding] = make.findings(make.inventory(make.model(device="cpu"), mentions=mentions), "D104")
+
+        assert finding.message == "a.device names cuda:0 and 1 more, the model lies on cpu"
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --to cpu --rewrite-strings"
+
+    @pytest.mark.parametrize(
+        ("value", "device", "mended"),
+        [("[2]", "cuda:0", "[0]"), ("2", "cuda:0", "0"), ("[0]", "cpu", "[]"), ("0", "cpu", "None")],
+    )
+    def test_device_ids_are_for_the_script_to_set(self, make, value, device, mended) -> None:
+        inventory = make.inventory(make.model(device=device), mentions=(Mention("a.device_ids", "device_ids", value),))
+
+        [finding] = make.findings(inventory, "D104")
+
+        assert finding.fix.endswith(f"# then set a.device_ids to {mended}")

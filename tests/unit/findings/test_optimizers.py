@@ -1,0 +1,107 @@
+"""O201 to O206: what each says and spares."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def codes(findings) -> list[str]:
+    return [finding.code for finding in findings]
+
+
+class TestOptimizers:
+    def test_step_on_the_gpu(self, make) -> None:
+        optimizer = make.optimizer(algorithm="NAdam", step="cuda:0")
+
+        [finding] = make.findings(make.inventory(optimizers=[optimizer]))
+
+        assert finding.code == "O201"
+        assert finding.message.startswith("4 'step' and 4 'mu_product' tensors on cuda:0,")
+
+    def test_capturable_without_a_device_is_nobodys_fault(self, make) -> None:
+        inventory = make.inventory((), [make.optimizer([None], capturable=True)])
+
+        assert make.findings(inventory) == ()
+
+    def test_capturable_is_judged_by_the_state_where_there_is_no_model(self, make) -> None:
+        on_cpu = make.inventory((), [make.optimizer(device="cpu", capturable=True)])
+        on_gpu = make.inventory((), [make.optimizer(device="cuda:0", step="cuda:0", capturable=True)])
+
+        assert codes(make.findings(on_cpu)) == ["O202"]
+        assert make.findings(on_gpu) == ()
+
+    @pytest.mark.parametrize(
+        ("flag", "target", "expected"),
+        [
+            ("fused", "mps", ["O203"]),
+            ("capturable", "mps", ["O202"]),
+            ("fused", "cpu", []),
+            ("fused", "cuda:0", ["O203"]),
+        ],
+    )
+    def test_flags_count_where_the_target_knows_them(self, make, flag, target, expected) -> None:
+        inventory = make.inventory(optimizers=[make.optimizer(**{flag: True})])
+
+        assert codes(make.findings(inventory, target=target)) == expected
+
+    def test_shapes_that_part(self, make) -> None:
+        optimizer = make.optimizer([(4, 3), (5,), (2, 4), (2,)])
+
+        [finding] = make.findings(make.inventory(optimizers=[optimizer]))
+
+        assert finding.message == "optimizer.state.1.exp_avg is [5], model.0.bias is [4] and 1 more"
+        assert finding.where == ("optimizer.state.1.exp_avg", "optimizer.state.1.exp_avg_sq")
+
+    def test_one_moment_that_parts(self, make) -> None:
+        optimizer = make.optimizer()
+        entry = optimizer.state[0]
+        bad = make.replace(entry.tensors[2][1], shape=(3, 4))
+        entry = make.replace(entry, tensors=(*entry.tensors[:2], (entry.tensors[2][0], bad)))
+        optimizer = make.replace(optimizer, state=(entry, *optimizer.state[1:]))
+
+        [finding] = make.findings(make.inventory(optimizers=[optimizer]))
+
+        assert finding.message == "optimizer.state.0.exp_avg_sq is [3, 4], model.0.weight is [4, 3]"
+
+    def test_lbfgs_keeps_all_state_on_its_first_parameter(self, make) -> None:
+        optimizer = make.optimizer([(4, 3), None, None, None], "LBFGS")
+
+        assert make.findings(make.inventory(optimizers=[optimizer])) == ()
+
+    def test_missing_state_is_said_by_group(self, make) -> None:
+        optimizer = make.optimizer([(4, 3), None, (2, 4), None])
+
+        [finding] = make.findings(make.inventory(optimizers=[optimizer]))
+
+        assert finding.message == "2 of 4 parameters have no state: frozen, or lost"
+        assert finding.where == ("optimizer.param_groups.0.params.1", "optimizer.param_groups.0.params.3")
+
+    def test_no_state_at_all_is_an_optimizer_without_momentum(self, make) -> None:
+        assert make.findings(make.inventory(optimizers=[make.optimizer([None] * 4, "SGD")])) == ()
+
+    def test_state_that_no_group_lists(self, make) -> None:
+        optimizer = make.optimizer(where="")
+        optimizer = make.replace(optimizer, state=(*optimizer.state, make.entry("9", (2,), where="")))
+
+        [finding] = make.findings(make.inventory(optimizers=[optimizer]))
+
+        assert (finding.code, finding.where) == ("O206", ("state.9",))
+        assert finding.message == "state of 1 parameter that no group lists"
+
+    @pytest.mark.parametrize("layout", ["deepspeed", "hf-trainer"])
+    def test_a_model_in_another_file_cannot_be_counted(self, make, layout) -> None:
+        optimizer = make.optimizer([None] * 9)
+
+        assert codes(make.findings(make.inventory(optimizers=[optimizer]))) == ["O206"]
+        assert make.findings(make.inventory(optimizers=[optimizer], layout=layout)) == ()
+        assert make.findings(make.inventory((), [optimizer])) == ()
+
+    def test_anything_that_could_be_a_parameter_excuses_a_long_group(self, make) -> None:
+        others = (
+            make.tensor("criterion.w", role="criterion"),
+            make.tensor("Optimizer:critic.w", role="optimizer"),
+            make.tensor("model.count", (), dtype="int64"),
+        )
+
+        assert make.findings(make.inventory((*make.model(), *others), [make.optimizer([None] * 7)])) == ()
+        assert codes(make.findings(make.inventory((*make.model(), *others), [make.optimizer([None] * 8)]))) == ["O206"]

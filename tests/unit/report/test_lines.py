@@ -1,0 +1,111 @@
+"""The corners of the reports for people that no sample reaches."""
+
+from __future__ import annotations
+
+from ckptmove.api import Inspection
+from ckptmove.evidence import CheckResult, VerifyResult
+from ckptmove.inventory.outline import OutlineLine
+from ckptmove.model import Finding, GlobalUse, Inventory, Severity, TensorRecord
+from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit
+from ckptmove.report import conversion, github, inspection, verification
+from ckptmove.report.answers import Detail, Expectation, Failure, InspectAnswer
+from ckptmove.report.page import Page
+
+
+def finding(**facts) -> Finding:
+    facts = {"code": "R302", "name": "resume-incomplete", "severity": Severity.INFO, "message": "no scheduler", **facts}
+    return Finding(**facts)
+
+
+def answer(*findings, expectation=None, outline=(), **facts) -> InspectAnswer:
+    inventory = Inventory(path="a.pth", container="torch-zip", layout="plain", size_bytes=1, **facts)
+    found = Inspection(inventory, findings, outline)
+    return InspectAnswer(inspection=found, tensors=inventory.tensors, expectation=expectation, exit_code=0)
+
+
+def test_a_file_without_tensors() -> None:
+    lines = list(inspection.inspection_lines(Page(), answer(torch_version="2.1.0", producer="lightning 2"), Detail()))
+    assert lines == ["a.pth", "torch-zip, plain, 1 B, torch 2.1.0, lightning 2", "", "no findings"]
+
+
+def test_a_finding_without_place_and_cure() -> None:
+    lines = list(inspection.finding_lines(Page(), [finding()], verbose=False))
+    assert lines == ["info R302 resume-incomplete: no scheduler"]
+    assert inspection.brief_line(answer(finding(), finding())) == "a.pth: 2 notes (R302)"
+
+
+def test_colors_are_those_of_the_gravest() -> None:
+    page = Page(color=True)
+    mild, grave = finding(severity=Severity.WARNING), finding(severity=Severity.ERROR)
+    assert inspection.verdict(page, [mild, grave]) == "\x1b[1;31m1 error, 1 warning\x1b[0m"
+    assert inspection.verdict(page, []) == "\x1b[1;32mno findings\x1b[0m"
+    (line,) = inspection.finding_lines(page, [mild], verbose=False)
+    assert line == "\x1b[1;33mwarning R302 resume-incomplete\x1b[0m: no scheduler"
+
+
+def test_findings_wrap_on_a_terminal() -> None:
+    lines = list(inspection.finding_lines(Page(columns=40), [finding(where=("x" * 60,), fix="y " * 40)], verbose=True))
+    assert lines[:2] == ["info R302 resume-incomplete: no", "  scheduler"]
+    assert len(lines[2]) == 40
+    assert len(lines[3]) > 80, "a command is for copying"
+
+
+def test_odd_tensors_and_names() -> None:
+    root = TensorRecord("", "other", "cpu", "float32", (2,), (1,), "0", 0, 8)
+    sparse = TensorRecord("a\x1b", "model", "cuda:0", "float32", (2,), (), None, 0, 8, "sparse_coo")
+    use = GlobalUse("os\n.system", weights_only=False, verdict="dangerous")
+    lines = list(
+        inspection.inspection_lines(
+            Page(),
+            answer(tensors=(root, sparse), globals=(use,), outline=(OutlineLine(0, "", "dict (1)"),)),
+            Detail(tensors=True, globals=True, tree=True),
+        )
+    )
+    assert "(root)  other  cpu     float32             [2]      8 B" in lines
+    assert "a\\x1b   model  cuda:0  float32 sparse_coo  [2]      8 B" in lines
+    assert "os\\x0a.system  no            dangerous" in lines
+    assert "dict (1)" in lines
+
+
+def edit(*names: str, cast=None) -> StorageEdit:
+    return StorageEdit("7", names, "cpu", "mps", 8, "target", cast, (), ())
+
+
+def test_a_storage_that_no_tensor_views() -> None:
+    request = MoveRequest(to="mps")
+    plan = MovePlan(request=request, edits=(edit(),))
+    assert list(conversion.plan_lines(Page(), plan, verbose=False))[1] == "cpu   mps         1    8 B  target  none"
+    unmet = answer(expectation=Expectation("mps", (edit(),)))
+    assert "  at  7 is on cpu" in list(inspection.inspection_lines(Page(), unmet, Detail()))
+    assert list(github.inspection_lines(unmet)) == ["::error file=a.pth,title=expect::not on mps: 7"]
+
+
+def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
+    plan = MovePlan(request=MoveRequest(to="mps"), edits=(edit("a"),))
+    result = ConvertResult(plan=plan, output="b.pth", bytes_copied=3 * 2**20, seconds=2.0, notes=("no CRCs",))
+    assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
+    assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
+    instant = ConvertResult(plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
+    assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
+    assert github.conversion_line("a.pth", instant) == ("::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s")
+
+
+def test_findings_stand_below_the_checks() -> None:
+    check = CheckResult(name="numbers", status="failed", detail="NaN: 100%")
+    bad = finding(code="N501", name="not-finite", severity=Severity.ERROR, message="NaN", where=("a",))
+    result = VerifyResult(path="a", target="mps", mode="real", passed=False, checks=(check,), findings=(bad,))
+    assert list(verification.verification_lines(Page(), result, verbose=False))[2:] == [
+        "1 error (N501)",
+        "failed, real mps",
+    ]
+    assert "error N501 not-finite: NaN" in list(verification.verification_lines(Page(), result, verbose=True))
+    assert list(github.verification_lines(result)) == [
+        "::error file=a,title=verify numbers::NaN: 100%25",
+        "::error file=a,title=N501 not-finite::NaN (at a)",
+        "::notice file=a,title=verify::failed, real mps",
+    ]
+
+
+def test_a_failure_without_hint_or_path() -> None:
+    failure = Failure(kind="usage", message="50% of\nthat", hint="", path=None, exit_code=2)
+    assert github.failure_line(failure) == "::error title=usage::50%25 of\\x0athat"

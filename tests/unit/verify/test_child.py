@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ckptmove.verify.checks import check_to_json, failed, passed, skipped
+from ckptmove.verify.child import CHILD_CHECKS, child, collect, worker_command
+from ckptmove.verify.request import VerifyRequest
+
+
+def answers_of(code):
+    with child([sys.executable, "-c", code], "{}") as process:
+        return collect(process)
+
+
+def statuses(answers):
+    return [answers.checks[name].status for name in CHILD_CHECKS]
+
+
+ONE = f"print({__import__('json').dumps({'check': check_to_json(passed('restore', 'fine', tensors=1))})!r}, flush=True)"
+
+
+def test_an_abort_is_a_failed_check_that_names_the_signal():
+    answers = answers_of("import os; os.abort()")
+    assert statuses(answers) == ["failed", *["skipped"] * 4]
+    assert answers.checks["restore"].detail == "the process that runs torch was ended by SIGABRT"
+    assert answers.checks["step"].detail == "not reached: the process that makes this check has ended"
+
+
+def test_what_was_answered_before_a_crash_counts():
+    answers = answers_of(
+        f"import os, sys\nprint('{{\"mode\": \"real\"}}')\n{ONE}\nsys.stderr.write('oh no\\n')\nos.abort()"
+    )
+    assert statuses(answers) == ["passed", "failed", *["skipped"] * 3]
+    assert answers.mode == "real"
+    assert answers.checks["restore"] == passed("restore", "fine", tensors=1)
+    assert answers.checks["numbers"].detail.startswith("the process that runs torch was ended by SIGABRT")
+
+
+def test_a_signal_without_a_name():
+    answers = answers_of("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)")
+    assert "signal 37" in answers.checks["restore"].detail
+
+
+def test_an_exception_is_a_failed_check_with_its_last_line():
+    answers = answers_of("raise ValueError('so it is')")
+    assert answers.checks["restore"].detail == (
+        "the process that runs torch ended with exit code 1: ValueError: so it is"
+    )
+
+
+@pytest.mark.parametrize("said", ["", "garbage", "[]", "17", "{}", '{"check": {}}', '{"check": 3}', '{"finding": {}}'])
+def test_garbage_is_a_failed_check(said):
+    answers = answers_of(f"print({said!r})")
+    assert answers.checks["restore"].detail == (
+        f"the process that runs torch ended without an answer; it said {said + chr(10)!r}"
+    )
+    assert answers.mode is None
+    assert answers.findings == []
+
+
+def test_the_child_is_killed_when_the_parent_is_interrupted():
+    began = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        child([sys.executable, "-c", "import time; time.sleep(60)"], "{}") as process,
+    ):
+        raise KeyboardInterrupt
+    assert process.poll() is not None
+    assert time.monotonic() - began < 30
+
+
+def test_the_worker_answers_on_standard_output_alone(make):
+    request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
+    told = subprocess.run([*worker_command(), request], capture_output=True, text=True, check=True)
+    assert len(told.stdout.splitlines()) == 6
+    with child(worker_command(), request) as process:
+        assert statuses(collect(process)) == ["passed", "passed", "passed", "passed", "skipped"]
+
+
+def test_the_worker_does_not_import_from_the_folder_at_hand(make, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(9)")
+    request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
+    told = subprocess.run([*worker_command(), request], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+
+
+def test_requests_survive_the_journey():
+    request = VerifyRequest(path="a\udcff.pt", to="mps", against="b", optimizer="SGD", require_device=True, seed=3)
+    assert VerifyRequest.from_json(os.fsdecode(os.fsencode(request.to_json()))) == request
+
+
+def test_the_three_outcomes():
+    assert [check.status for check in (passed("a", "b"), failed("a", "b"), skipped("a", "b", n=1))] == [
+        "passed",
+        "failed",
+        "skipped",
+    ]

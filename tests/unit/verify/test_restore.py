@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import os
+import zipfile
+from argparse import Namespace
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ckptmove.checkpoint import open_checkpoint
+from ckptmove.errors import DamagedArchive, SourceChanged
+from ckptmove.model import Span
+from ckptmove.verify.loaded import Loaded, load, named_tensors
+from ckptmove.verify.numbers import NumbersTally
+from ckptmove.verify.pages import PageRelease
+from ckptmove.verify.restore import LoadedTensors, same_bytes, survey
+from ckptmove.verify.state import StoredTensors, bits
+
+
+def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
+    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        loaded = load(checkpoint.container)
+        spoil(loaded)
+        inventory = change(checkpoint.inventory)
+        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset()))
+
+
+def with_first(inventory, **changes):
+    first, *rest = inventory.tensors
+    return replace(inventory, tensors=(replace(first, **changes), *rest))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:TypedStorage is deprecated")
+def test_every_kind_of_tensor_is_what_torch_load_returns(make):
+    base = torch.arange(12.0).view(3, 4)
+    tree = {
+        "plain": base.clone(),
+        "transposed": base.t(),
+        "view": base[1:, 2:],
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "nan": torch.tensor([float("nan"), -0.0]),
+        "complex": torch.ones(3, dtype=torch.complex64),
+        "flags": torch.tensor([True, False]),
+        "float8": torch.ones(4).to(torch.float8_e4m3fn),
+        "large": torch.randn(400, 200),
+        "sparse": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "meta": torch.empty(3, device="meta"),
+        "list": [torch.ones(1), (torch.ones(2),)],
+        ("a", 1): torch.ones(1),
+        b"bytes": torch.ones(1),
+        5: {"x": torch.ones(1)},
+        "storage": torch.ones(4).untyped_storage(),
+    }
+    check = restore(make.save(tree, device="cpu"))
+    assert check.status == "passed", check.detail
+    assert "1 meta tensor left out" in check.detail
+    assert dict(check.evidence)["differing"] == 0
+    assert dict(check.evidence)["compared"] == 21
+
+
+def test_two_paths_that_read_alike_are_told_apart(make):
+    tree = {"a.b": torch.ones(2), "a": {"b": torch.zeros(3)}}
+    assert restore(make.save(tree)).status == "passed"
+
+
+def test_a_list_that_holds_itself_is_walked_once():
+    tree: list[object] = [torch.ones(1)]
+    tree.append(tree)
+    assert [name for name, _ in named_tensors(tree)] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "nobody"}, "nobody is not in what torch.load returns"),
+        ({"dtype": "int32"}, "dtype torch.float32 in place of torch.int32"),
+        ({"shape": (5, 5)}, "shape (5, 6) in place of (5, 5)"),
+        ({"stride": (1, 5)}, "stride (6, 1) in place of (1, 5)"),
+    ],
+    ids=str,
+)
+def test_what_is_not_as_torch_has_it_fails(make, changes, said):
+    check = restore(make("AdamW"), lambda inventory: with_first(inventory, **changes))
+    assert check.status == "failed"
+    assert said in check.detail
+
+
+def test_other_bits_fail(make):
+    def spoil(loaded):
+        loaded.tensors["model.0.weight"][0] = loaded.tensors["model.0.weight"][0] + 1
+
+    check = restore(make("AdamW"), spoil=spoil)
+    assert check.status == "failed"
+    assert check.detail == "torch.load returns something else: model.0.weight: other bits"
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_storage_of_another_size_fails(make):
+    def spoil(loaded):
+        loaded.tensors["s"][0] = torch.zeros(3, dtype=torch.uint8)
+
+    assert restore(make.save({"s": torch.ones(4).untyped_storage()}), spoil=spoil).status == "failed"
+
+
+def test_a_tensor_past_the_end_of_its_storage_fails(make):
+    check = restore(make("AdamW"), lambda inventory: with_first(inventory, storage_offset=1000))
+    assert check.status == "failed"
+    assert check.detail == "bytes not stored plainly and whole: model.0.weight"
+
+
+def test_a_deflated_storage_fails(make, tmp_path):
+    path = make("AdamW")
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w") as target:
+        for item in source.infolist():
+            deflated = item.filename.endswith("/data/0")
+            target.writestr(item.filename, source.read(item), zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED)
+    check = restore(str(packed))
+    assert check.status == "failed"
+
+
+def test_a_refusal_of_weights_only_is_said_and_not_got_around(make):
+    check = restore(make.save({"args": Namespace(a=1), "w": torch.ones(3)}))
+    assert check.status == "passed"
+    assert "weights_only=True refuses the file" in check.detail
+    assert "GLOBAL argparse.Namespace was not an allowed global" in check.detail
+    assert "torch.serialization" not in check.detail
+    assert dict(check.evidence)["weights_only"] is False
+
+
+def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
+    path = tmp_path / "text.pt"
+    path.write_text("no checkpoint")
+    broken = load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path=str(path))))
+    assert broken.error.startswith("RuntimeError: ")
+    check = restore_with(make("AdamW"), broken)
+    assert check.status == "failed"
+    assert check.detail == f"torch.load fails: {broken.error}"
+    refused = load(SimpleNamespace(name="pickle", source=SimpleNamespace(path=str(path))))
+    assert refused.refusal
+    assert load(SimpleNamespace(name="pickle", source=SimpleNamespace(path=str(tmp_path / "none")))).error
+
+
+def restore_with(path, loaded):
+    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        return survey(checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset()))
+
+
+def test_refusals_without_words_are_passed_on(make, monkeypatch):
+    from torch._weights_only_unpickler import UnpicklingError
+
+    def refuse(*args, **kwargs):
+        raise UnpicklingError
+
+    monkeypatch.setattr(torch, "load", refuse)
+    assert load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path="x"))).refusal == (
+        "UnpicklingError: no message"
+    )
+
+
+def test_big_endian_files_are_swapped(make):
+    tree = {"w": torch.arange(5.0), "b": torch.tensor([1, 2], dtype=torch.uint8)}
+    path = make.save(tree)
+    with open_checkpoint(path) as checkpoint:
+        swapped = SimpleNamespace(
+            byteorder="big", source=checkpoint.container.source, storage_span=checkpoint.container.storage_span
+        )
+        weights, plain = checkpoint.inventory.tensors
+        with StoredTensors(swapped) as stored:
+            twice = stored.tensor(weights)
+            twice.untyped_storage().byteswap(torch.float32)
+            assert torch.equal(twice, tree["w"])
+            assert torch.equal(stored.tensor(plain), tree["b"])
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["read", "mapped"])
+def test_a_file_that_becomes_shorter_is_noticed(make, size):
+    path = make.save({"w": torch.zeros(size)})
+    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        record = checkpoint.inventory.tensors[0]
+        os.truncate(path, 64)
+        with pytest.raises(SourceChanged):
+            stored.tensor(record)
+        with pytest.raises(DamagedArchive):
+            stored.tensor(replace(record, storage=None))
+
+
+def test_the_file_is_never_written_to(make):
+    path = make.save({"w": torch.zeros(100_000)})
+    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        stored.tensor(checkpoint.inventory.tensors[0]).fill_(1)
+        assert stored.tensor(checkpoint.inventory.tensors[0]).sum() == 0
+
+
+def test_bits_tell_zeros_apart_and_not_nans():
+    assert torch.equal(bits(torch.tensor(float("nan"))), bits(torch.tensor(float("nan"))))
+    assert not torch.equal(bits(torch.tensor(0.0)), bits(torch.tensor(-0.0)))
+    assert bits(torch.ones(2, dtype=torch.complex128)).dtype == torch.int64
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_bytes_are_compared_wherever_they_lie(start):
+    whole = torch.arange(40, dtype=torch.uint8)
+    assert same_bytes(whole[start : start + 19], whole[start : start + 19].clone())
+    changed = whole[start : start + 19].clone()
+    changed[18] = 99
+    assert not same_bytes(whole[start : start + 19], changed)
+    assert not same_bytes(whole[:3], whole[:4])
+
+
+def test_pages_of_the_mapping_are_given_back_and_come_again(make):
+    size = 5_000_000
+    path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
+    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        source = LoadedTensors(load(checkpoint.container), stored)
+        one, two = (source.tensor(record) for record in checkpoint.inventory.tensors)
+        assert one.sum() == size
+        assert two.sum() == 2 * size
+        assert source.tensor(replace(checkpoint.inventory.tensors[0], storage=None)) is not None
+
+
+def test_memory_that_is_no_mapping_is_left_alone():
+    memory = torch.ones(10_000_000)
+    release = PageRelease(enabled=True)
+    release.seen(memory.data_ptr() // 4096 * 4096, 0, 100)
+    release.seen(memory.data_ptr() + 64, 1, memory.nbytes)
+    assert not release.enabled
+    release.seen(memory.data_ptr(), 0, memory.nbytes)
+    assert memory.sum() == 10_000_000
+
+
+def test_what_torch_did_not_return_is_asked_for_in_vain(make):
+    with open_checkpoint(make("AdamW")) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        with pytest.raises(KeyError):
+            LoadedTensors(Loaded(), stored).tensor(checkpoint.inventory.tensors[0])
+        assert stored.extent(Span(5, 5), "float32").numel() == 0
+
+
+# --- against the original --------------------------------------------------------------------------------------------
+
+
+def change_weight(tree):
+    tree["model"]["0.weight"][0, 0] += 1
+
+
+def change_shape(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].reshape(6, 5).clone()
+
+
+def change_dtype(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].half()
+
+
+def change_stride(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].t().contiguous().t()
+
+
+def remove(tree):
+    del tree["model"]["0.weight"]
+
+
+def add(tree):
+    tree["model"]["extra"] = torch.ones(1)
+
+
+def change_option(tree):
+    tree["optimizer"]["param_groups"][0]["lr"] = 5.0
+
+
+def remove_option(tree):
+    del tree["optimizer"]["param_groups"][0]["lr"]
+
+
+def second_optimizer(tree):
+    tree["again"] = tree["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (change_weight, "model.0.weight: other bits"),
+        (change_shape, "model.0.weight: shape (5, 6) in place of (6, 5)"),
+        (change_dtype, "model.0.weight: dtype float32 in place of float16"),
+        (change_stride, "model.0.weight: stride (6, 1) in place of (1, 5)"),
+        (remove, "model.0.weight is not in the original"),
+        (add, "model.extra is missing"),
+        (change_option, "optimizer.param_groups.0.lr is 0.001 in place of 5.0"),
+        (remove_option, "optimizer.param_groups.0.lr is 0.001 in place of 'absent'"),
+        (second_optimizer, "1 optimizers in place of 2"),
+    ],
+)
+def test_what_differs_from_the_original_is_named(make, answers, change, said):
+    path = make("AdamW")
+    tree = make.tree("AdamW")
+    change(tree)
+    found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
+    assert found["restore"]["status"] == "failed"
+    assert said in found["restore"]["detail"]
+
+
+def test_devices_and_flags_may_differ_from_the_original(make, answers):
+    tree = make.tree("AdamW")
+    path = make.save(tree)
+    for group in tree["optimizer"]["param_groups"]:
+        group["fused"] = True
+    original = make.save(tree, name="original.pt", device="mps")
+    found = answers(path, "cuda:0", against=original)
+    assert found["restore"]["status"] == "passed"
+    assert found["restore"]["detail"].endswith(f"; and what {original} holds")
+    assert found["parity"]["status"] == "passed"
+
+
+def test_a_cast_is_held_to_the_cast_of_the_original(make, answers):
+    wide = make.tree("AdamW", dtype=torch.float64)
+    original = make.save(wide, name="original.pt")
+
+    def narrow(value):
+        if isinstance(value, dict):
+            return {key: narrow(item) for key, item in value.items()}
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    tree = {**wide, "model": narrow(wide["model"])}
+    tree["optimizer"] = {**wide["optimizer"], "state": narrow(wide["optimizer"]["state"])}
+    found = answers(make.save(tree, device="mps"), "mps", against=original)
+    assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4, found
+    tree["model"]["0.weight"][0, 0] += 1e-3
+    found = answers(make.save(tree, device="mps"), "mps", against=original)
+    assert "model.0.weight: other bits than float64 cast to float32" in found["restore"]["detail"]
+
+
+def test_a_failed_restore_stays_failed_beside_an_original(make, answers, monkeypatch):
+    path = make("AdamW")
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: {})
+    found = answers(path, "cpu", against=path)
+    assert found["restore"]["status"] == "failed"
+    assert found["restore"]["evidence"]["changed"] == 0
+
+
+def test_a_deflated_original_cannot_be_compared(make, answers, tmp_path):
+    path = make("SGD", model=torch.nn.Linear(2, 2))
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for item in source.infolist():
+            kind = zipfile.ZIP_DEFLATED if "/data/" in item.filename else zipfile.ZIP_STORED
+            target.writestr(item.filename, source.read(item), kind)
+    found = answers(path, "cuda:0", against=str(packed))
+    assert "its bytes are not stored plainly" in found["restore"]["detail"]
+    assert found["parity"]["status"] == "failed"
+    found = answers(str(packed), "cuda:0")
+    assert found["restore"]["status"] == "failed"
+    assert "'model.weight' is not stored plainly and whole" in found["step"]["detail"]

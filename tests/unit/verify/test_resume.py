@@ -1,0 +1,459 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ckptmove.verify import place, resume, trial
+
+OPTIONS = {
+    "AdamW": {},
+    "Adam": {"amsgrad": True},
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "RMSprop": {"centered": True, "momentum": 0.9},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Rprop": {},
+    "ASGD": {},
+    "Adafactor": {},
+    "Muon": {},
+}
+STEPS = ("step", "parity", "fresh")
+
+
+def statuses(found, names=STEPS):
+    return [found[name]["status"] for name in names]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:0", "mps"])
+@pytest.mark.parametrize("optimizer", OPTIONS)
+def test_every_optimizer_resumes(make, answers, optimizer, target):
+    if not hasattr(torch.optim, optimizer):
+        pytest.skip(f"this torch has no {optimizer}")
+    model = torch.nn.Linear(6, 5, bias=False) if optimizer == "Muon" else None
+    found = answers(make(optimizer, device=target, model=model, **OPTIONS[optimizer]), target)
+    assert statuses(found) == ["passed"] * 3, found
+    assert found["mode"] == ("cpu" if target == "cpu" else "simulated")
+    assert ("(simulated)" in found["step"]["detail"]) == (target != "cpu")
+    assert found["step"]["evidence"]["moved"] == found["step"]["evidence"]["parameters"]
+    assert found["parity"]["evidence"]["exact"] is True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.9, "dampening": 0.5},
+        {"momentum": 0.9, "maximize": True},
+        {"momentum": 0.9, "foreach": True},
+        {"momentum": 0.9, "fused": True},
+    ],
+    ids=str,
+)
+def test_sgd_with_its_options(make, answers, options):
+    found = answers(make("SGD", **options), "cuda:0")
+    assert statuses(found) == ["passed"] * 3, found
+    assert found["parity"]["detail"].startswith("equal bit for bit")
+
+
+def test_sgd_without_momentum_has_nothing_to_restore(make, answers):
+    found = answers(make("SGD"), "cpu")
+    assert statuses(found) == ["passed", "passed", "skipped"]
+    assert found["fresh"]["detail"] == "SGD without momentum reads no state"
+
+
+def test_state_that_is_not_there_yet(make, answers):
+    found = answers(make("AdamW", steps=0), "cpu")
+    assert statuses(found) == ["passed", "passed", "skipped"]
+    assert "no state is stored yet" in found["fresh"]["detail"]
+
+
+def test_adagrad_at_its_first_step_is_fresh_although_its_sums_are_not_zero(make, answers):
+    found = answers(make("Adagrad", steps=0, initial_accumulator_value=0.1), "cpu")
+    assert statuses(found) == ["passed", "passed", "skipped"]
+
+
+def test_no_optimizer_at_all(make, answers):
+    tree = make.tree()
+    del tree["optimizer"]
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["skipped"] * 3
+    assert found["step"]["detail"] == "there is no optimizer state: nothing to resume"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64], ids=str)
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_dtypes(make, answers, dtype):
+    model = torch.nn.Linear(6, 5)
+    model.weight.data[:] = 1.0
+    found = answers(make("Adam", dtype=dtype, model=model, eps=1e-4), "cuda:0")
+    assert statuses(found) == ["passed"] * 3, found
+
+
+def test_master_weights_are_cast_by_load_state_dict_and_it_is_said(make, answers):
+    tree = make.tree("AdamW")
+    tree["model"] = {key: value.bfloat16() for key, value in tree["model"].items()}
+    found = answers(make.save(tree), "cuda:0")
+    assert "load_state_dict casts 4 exp_avg from float32 to bfloat16: that loses precision" in found["step"]["detail"]
+
+
+def test_step_counts_of_old_torch_are_plain_ints(make, answers):
+    tree = make.tree("AdamW")
+    for state in tree["optimizer"]["state"].values():
+        state["step"] = 3
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["passed"] * 3
+    assert "step counts went up by one to 4" in found["step"]["detail"]
+
+
+def test_state_without_a_step_count(make, answers):
+    tree = make.tree("RMSprop")
+    for state in tree["optimizer"]["state"].values():
+        del state["step"]
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["evidence"]["counted"] == 0
+
+
+def test_a_learning_rate_that_is_a_tensor(make, answers):
+    found = answers(make("Adam", lr=torch.tensor(1e-3)), "cuda:0")
+    assert statuses(found) == ["passed"] * 3, found
+
+
+def test_an_option_that_is_an_object(make, answers):
+    import numpy as np
+
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"][0]["lr"] = np.float64(1e-3)
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["passed"] * 3
+    assert "lr not stored as plain values: the defaults stood in" in found["step"]["detail"]
+
+
+def test_extra_keys_of_a_scheduler_do_not_matter(make, answers):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"][0]["initial_lr"] = 0.1
+    assert statuses(answers(make.save(tree), "cuda:0")) == ["passed"] * 3
+
+
+def test_a_learning_rate_of_zero_moves_nothing(make, answers):
+    found = answers(make("AdamW", lr=0.0), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert "4 parameters with a learning rate of 0" in found["step"]["detail"]
+
+
+def test_an_update_below_the_precision_is_no_failure_while_the_moments_change(make, answers):
+    found = answers(make("AdamW", lr=1e-30, weight_decay=0.0), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert "4 parameters with an update below its precision" in found["step"]["detail"]
+
+
+def test_nothing_that_changes_is_a_failure(make, answers):
+    found = answers(make("SGD", lr=1e-30), "cpu")
+    assert found["step"]["status"] == "failed"
+    assert found["step"]["detail"] == "neither a parameter nor a moment changed on cpu"
+
+
+def test_parameters_that_are_not_in_the_file_are_stood_in_for(make, answers):
+    tree = make.tree("AdamW")
+    del tree["model"]
+    found = answers(make.save(tree, name="optimizer.pt"), "cuda:0")
+    assert statuses(found) == ["passed"] * 3
+    assert "4 parameters not told in the file: zeros stood in" in found["step"]["detail"]
+
+
+def test_neither_parameter_nor_moment(make, answers):
+    tree = make.tree("SGD")
+    del tree["model"]
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["skipped"] * 3
+    assert found["step"]["detail"] == "the file holds neither a parameter nor a moment of its shape"
+
+
+def test_frozen_parameters_are_left_out(make, answers):
+    tree = make.tree("AdamW")
+    del tree["optimizer"]["state"][1]
+    assert answers(make.save(tree), "cpu")["step"]["evidence"]["parameters"] == 3
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_large_parameters_are_stepped_in_windows(make, answers, contiguous):
+    weight = torch.nn.Linear(600, 1100, bias=False)
+    if not contiguous:
+        weight.weight = torch.nn.Parameter(torch.randn(1100, 600).t())
+    found = answers(make("AdamW", model=weight, steps=2), "cuda:0")
+    assert statuses(found) == ["passed"] * 3, found
+    assert found["step"]["evidence"]["elements"] == 660_000
+    assert found["step"]["evidence"]["parameters"] == 1
+
+
+def test_a_whole_parameter_larger_than_the_noise(make, answers):
+    found = answers(make("Adafactor", model=torch.nn.Linear(900, 700, bias=False), steps=1), "cpu")
+    assert statuses(found) == ["passed"] * 3, found
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
+def test_optimizers_that_cannot_be_stepped_are_skipped_with_the_reason(make, answers, name):
+    found = answers(make("AdamW"), "cpu", optimizer=name)
+    assert statuses(found) == ["skipped"] * 3
+    assert found["step"]["detail"].startswith("optimizer was not stepped: ")
+
+
+def test_an_unknown_optimizer_is_skipped(make, answers):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"] = [{"params": [0, 1, 2, 3], "lr": 0.1, "rho_of_mine": 1}]
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["detail"].endswith("its keys are those of no class in torch.optim; name one with --optimizer")
+
+
+def test_a_class_that_this_torch_lacks(make, answers, monkeypatch):
+    path = make("Adafactor")
+    monkeypatch.delattr(torch.optim, "Adafactor")
+    assert "this torch has no Adafactor" in answers(path, "cpu")["step"]["detail"]
+
+
+def test_two_optimizers_of_which_one_is_known(make, answers):
+    tree = make.tree("AdamW")
+    tree["other"] = {"state": {}, "param_groups": [{"params": [0], "lr": 0.1, "rho_of_mine": 1}]}
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert "other was not stepped" in found["step"]["detail"]
+
+
+def test_old_adam_and_adamw_look_alike(make, answers):
+    tree = make.tree("AdamW")
+    for group in tree["optimizer"]["param_groups"]:
+        del group["decoupled_weight_decay"]
+    path = make.save(tree)
+    assert "--optimizer Adam if that one was trained with" in answers(path, "cpu")["step"]["detail"]
+    assert "assumed" not in answers(path, "cpu", optimizer="AdamW")["step"]["detail"]
+    tree["optimizer"]["param_groups"][0]["weight_decay"] = 0
+    detail = answers(make.save(tree), "cpu")["step"]["detail"]
+    assert "Adam was assumed; AdamW writes the same keys, and without weight decay the same step" in detail
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_capturable_on_the_cpu_is_refused_by_torch_itself(make, answers):
+    tree = make.tree("Adam")
+    tree["optimizer"]["param_groups"][0]["capturable"] = True
+    found = answers(make.save(tree, name="my model.pt"), "cpu")
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert "AssertionError: If capturable=True" in found["step"]["detail"]
+    assert "mend: ckptmove convert '" in found["step"]["detail"]
+    assert found["step"]["detail"].endswith("--to cpu")
+
+
+def test_capturable_on_a_simulated_mps_is_refused(make, answers):
+    tree = make.tree("Adam")
+    tree["optimizer"]["param_groups"][0]["capturable"] = True
+    found = answers(make.save(tree, device="mps"), "mps")
+    assert "optimizer.param_groups.0.capturable=True is not supported there" in found["step"]["detail"]
+
+
+def test_a_simulated_mps_without_it_is_asked_and_passes(make, answers):
+    assert answers(make("Adam", device="mps"), "mps")["step"]["status"] == "passed"
+
+
+def test_capturable_on_cuda_has_parity_within_tolerance(make, answers):
+    tree = make.tree("Adam")
+    tree["optimizer"]["param_groups"][0]["capturable"] = True
+    found = answers(make.save(tree, stay=()), "cuda:0")
+    assert statuses(found) == ["passed"] * 3, found
+    assert "within the tolerances" in found["parity"]["detail"]
+    assert 0 < found["parity"]["evidence"]["furthest"] < 1e-5
+
+
+def test_float64_on_mps_is_refused_by_name(make, answers):
+    found = answers(make("Adam", dtype=torch.float64, device="mps"), "mps")
+    assert "model.0.weight: TypeError: Cannot convert a MPS Tensor to float64" in found["step"]["detail"]
+
+
+def test_a_moment_of_another_shape_fails_the_step_by_name(make, answers):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["state"][2]["exp_avg"] = torch.zeros(7, 2)
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert "model.1.weight: RuntimeError" in found["step"]["detail"]
+
+
+def test_parity_with_an_original_of_other_moments_fails(make, answers):
+    tree = make.tree("AdamW")
+    path = make.save(tree)
+    tree["optimizer"]["state"][0]["exp_avg"] += 1e-3
+    original = make.save(tree, name="original.pt")
+    for target in ("cpu", "cuda:0"):
+        found = answers(path, target, against=original)
+        assert statuses(found) == ["passed", "failed", "passed"]
+        assert f"from {original}" in found["parity"]["detail"]
+        assert "model.0.weight: differs by up to" in found["parity"]["detail"]
+
+
+def test_parity_with_an_original_that_lacks_a_moment_fails(make, answers):
+    tree = make.tree("AdamW")
+    path = make.save(tree)
+    del tree["optimizer"]["state"][1]["exp_avg"]
+    found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
+    assert statuses(found) == ["passed", "failed", "skipped"]
+    assert "the other step is refused: KeyError" in found["parity"]["detail"]
+
+
+def test_parity_out_of_tolerance_fails(make, answers, monkeypatch):
+    tree = make.tree("Adam")
+    tree["optimizer"]["param_groups"][0]["capturable"] = True
+    monkeypatch.setattr(trial, "TOLERANCES", {})
+    found = answers(make.save(tree, stay=()), "cuda:0")
+    assert found["parity"]["status"] == "failed"
+
+
+def test_parity_of_another_dtype_fails(make, answers, monkeypatch):
+    class Wider(torch.optim.AdamW):
+        made = 0
+
+        def step(self):
+            super().step()
+            Wider.made += 1
+            for state in self.state.values() if Wider.made == 2 else ():
+                state["exp_avg"] = state["exp_avg"].double()
+
+    path = make("AdamW")
+    monkeypatch.setattr(torch.optim, "AdamW", Wider)
+    found = answers(path, "cpu")
+    assert "torch.float32 (5, 6) against torch.float64 (5, 6)" in found["parity"]["detail"]
+
+
+def test_parity_without_weights_only_says_how_little_it_shows(make, answers):
+    from argparse import Namespace
+
+    tree = {**make.tree("AdamW"), "args": Namespace(lr=1)}
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert found["parity"]["detail"].endswith("torch.load refuses the file, so that it shows no more")
+
+
+def broken(monkeypatch, change):
+    class Broken(torch.optim.AdamW):
+        def step(self):
+            super().step()
+            for parameter, state in self.state.items():
+                change(parameter, state)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Broken)
+
+
+def test_a_step_that_gives_nan_fails(make, answers, monkeypatch):
+    path = make("AdamW")
+    broken(monkeypatch, lambda parameter, state: parameter.data.fill_(torch.nan))
+    found = answers(path, "cpu")
+    assert "model.0.weight: the step is not finite after the step" in found["step"]["detail"]
+
+
+def test_a_moment_that_becomes_infinite_fails(make, answers, monkeypatch):
+    path = make("AdamW")
+    broken(monkeypatch, lambda parameter, state: state["exp_avg"].fill_(torch.inf))
+    assert "model.0.weight: exp_avg is not finite after the step" in answers(path, "cpu")["step"]["detail"]
+
+
+def test_a_count_that_stands_still_fails(make, answers, monkeypatch):
+    path = make("AdamW")
+    broken(monkeypatch, lambda parameter, state: state["step"].sub_(1))
+    assert "model.0.weight: step went from 3 to 3" in answers(path, "cpu")["step"]["detail"]
+
+
+def test_a_tensor_that_leaves_its_device_fails(make, answers, monkeypatch):
+    path = make("AdamW")
+    broken(monkeypatch, lambda parameter, state: state.update(exp_avg=state["exp_avg"].cpu()))
+    found = answers(path, "cuda:0")
+    assert "model.0.weight: exp_avg is on cpu and belongs on cuda:0" in found["step"]["detail"]
+
+
+def test_state_that_is_forgotten_fails_fresh(make, answers, monkeypatch):
+    class Forgetful(torch.optim.AdamW):
+        def load_state_dict(self, state_dict):
+            super().load_state_dict({**state_dict, "state": {}})
+
+    path = make("AdamW")
+    monkeypatch.setattr(torch.optim, "AdamW", Forgetful)
+    found = answers(path, "cpu")
+    assert found["fresh"]["status"] == "failed"
+    assert "it is not used for model.0.bias, model.0.weight, model.1.bias, model.1.weight" in found["fresh"]["detail"]
+    assert "step went from 3 to 1" in found["step"]["detail"]
+
+
+def test_plain_values_in_the_state_are_carried_along(make, answers, monkeypatch):
+    path = make("AdamW")
+    broken(monkeypatch, lambda parameter, state: state.update(note="text"))
+    assert statuses(answers(path, "cpu")) == ["passed"] * 3
+
+
+def test_a_batch_that_fails_only_as_a_whole_names_its_first(make, answers, monkeypatch):
+    class Crowded(torch.optim.AdamW):
+        def step(self):
+            if len(self.param_groups[0]["params"]) > 1:
+                raise RuntimeError("too many")
+            super().step()
+
+    path = make("AdamW")
+    monkeypatch.setattr(torch.optim, "AdamW", Crowded)
+    assert "model.0.weight: RuntimeError: too many" in answers(path, "cpu")["step"]["detail"]
+
+
+def test_the_second_optimizer_is_not_tried_after_a_refusal(make, answers):
+    tree = make.tree("Adam")
+    tree["optimizer"]["param_groups"][0]["capturable"] = True
+    tree["second"] = tree["optimizer"]
+    assert answers(make.save(tree), "cpu")["step"]["evidence"]["optimizer"] == "Adam"
+
+
+def test_a_real_device_is_asked_for_and_there_is_none(make, answers):
+    found = answers(make("AdamW"), "cuda:0", require_device=True)
+    assert statuses(found) == ["failed", "passed", "passed"]
+    assert found["step"]["detail"] == "passed, but on a simulated cuda:0: there is none here"
+    assert answers(make("AdamW", device="cpu"), "cpu", require_device=True)["step"]["status"] == "passed"
+
+
+def test_a_target_that_cannot_be_simulated_is_not_proven(make, answers, monkeypatch):
+    monkeypatch.setattr(place, "unavailable_reason", lambda: "torch 2.3 cannot host a backend written in Python")
+    found = answers(make("AdamW"), "cuda:0")
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert found["step"]["detail"] == (
+        "not proven: there is no cuda:0 here, and it cannot be simulated: "
+        "torch 2.3 cannot host a backend written in Python"
+    )
+
+
+def test_an_accelerator_of_this_machine_is_used_as_it_is(make, answers, monkeypatch):
+    # A CPU that is called an accelerator: the parts that do not depend on which one it is.
+    monkeypatch.setattr(place, "is_here", lambda target: True)
+    monkeypatch.setattr(resume, "TorchDevice", place.TorchDevice)
+    monkeypatch.setattr(place.torch, "device", lambda tag, make=torch.device: make("cpu"))
+    found = answers(make("AdamW"), "cuda:0")
+    assert found["mode"] == "real"
+    assert statuses(found) == ["passed"] * 3
+    assert found["parity"]["evidence"] == {"exact": False, "apart": 0, "furthest": 0.0}
+
+
+@pytest.mark.parametrize("target", ["cuda:9999", "meta", "npu:0"])
+def test_what_is_not_here(target):
+    assert not place.is_here(target)
+
+
+def test_what_is_here():
+    assert place.is_here("cpu")
+    assert place.is_here("mps") == torch.backends.mps.is_available()
+
+
+def test_the_seed_changes_the_gradient_and_not_the_verdict(make, answers):
+    path = make("AdamW")
+    assert statuses(answers(path, "cpu", seed=7)) == ["passed"] * 3
+
+
+def test_a_parameter_of_integers_has_no_gradient(make, answers):
+    tree = make.tree("AdamW")
+    for state in tree["optimizer"]["state"].values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = state[key].long()
+    del tree["model"]
+    found = answers(make.save(tree), "cpu")
+    assert "RuntimeError: only Tensors of floating point" in found["step"]["detail"]
