@@ -167,8 +167,8 @@ def verify(
     """
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing
-    from ckptmove.verify.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
-    from ckptmove.verify.run import verify_checkpoint  # noqa: PLC0415
+    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
+    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415
 
     request = VerifyRequest(
         path=path,

@@ -1,6 +1,6 @@
 """The values of a verification: what each check found, and the verdict.
 
-Never runs a check: that is ``verify/``.
+Never runs a check: that is ``verification/``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptmove import api
 from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.streams import Format
+from ckptmove.cli.streams import Format, suggest
 from ckptmove.devices import parse_mapping
 from ckptmove.report import conversion, document, github
 
@@ -80,4 +80,4 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
             to = result.plan.request.to
-            out.hint(shlex.join(["ckptmove", "verify", result.output, *(["--to", to] if to else [])]))
+            suggest(shlex.join(["ckptmove", "verify", result.output, *(["--to", to] if to else [])]))

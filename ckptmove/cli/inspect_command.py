@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptmove import api
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
-from ckptmove.cli.streams import Format
+from ckptmove.cli.streams import Format, suggest
 from ckptmove.model import Severity
 from ckptmove.report import document, github, inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
@@ -105,7 +105,7 @@ def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
         out.lines([inspection.brief_line(answer)])
     else:
         out.report(inspection.inspection_lines(out.page, answer, detail))
-        out.hint(_next_command(answer))
+        suggest(_next_command(answer))
 
 
 def _next_command(answer: InspectAnswer) -> str:

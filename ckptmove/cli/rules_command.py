@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.cli.outcome import YES
 from ckptmove.cli.selection import codes_like
-from ckptmove.cli.streams import Format
+from ckptmove.cli.streams import Format, suggest
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.report import document, github, rules
 
@@ -35,5 +35,5 @@ def run_rules(word: str | None, out: Output) -> int:
             out.report(rules.entry_lines(out.page, entry))
     else:
         out.lines(rules.catalogue_lines(out.page, entries))
-        out.hint("ckptmove rules CODE")
+        suggest("ckptmove rules CODE")
     return YES

@@ -99,11 +99,6 @@ class Output:
         if failure.hint:
             say(f"hint: {sentence(failure.hint)}")
 
-    def hint(self, text: str) -> None:
-        """Name the next command to type, to people."""
-        if self.format is Format.HUMAN and not self.quiet:
-            say(f"next: {sentence(text)}")
-
 
 def page_of(stream: TextIO) -> Page:
     """What a stream can show; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` count, as rich reads them."""
@@ -121,6 +116,11 @@ def page_of(stream: TextIO) -> Page:
         color=console.color_system is not None and not console.no_color,
         unicode=has_signs,
     )
+
+
+def suggest(command: str) -> None:
+    """Name the next command to type."""
+    say(f"next: {sentence(command)}")
 
 
 def say(line: str) -> None:

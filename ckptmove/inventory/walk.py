@@ -157,8 +157,10 @@ class Walk:
     def _tensor(self, key: str, call: Call, place: Place) -> None:
         if place.repeats and id(call) in self._registered:
             return
-        record = self.reader.tensor(call, self._name(key, place), self._leaf_role(key, place))
-        self._keep(record, place)
+        role = place.role
+        if role is None or role == "model":
+            role = self._leaf_role(key, place)
+        self._keep(self.reader.tensor(call, self._name(key, place), role), place)
         if self.modules:
             self._registered.add(id(call))
         if self.reader.attached:

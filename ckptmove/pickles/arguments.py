@@ -64,14 +64,18 @@ def geometry(size: Value, stride: Value) -> tuple[tuple[int, ...], tuple[int, ..
     Returns:
         Both, the number of elements, and the number of elements from the first to the last in memory (inclusive).
     """
-    shape, steps = sizes(size), sizes(stride)
-    if len(shape) != len(steps):
+    lengths = size.items if type(size) is Tuple else sizes(size)
+    steps = stride.items if type(stride) is Tuple else sizes(stride)
+    if len(lengths) != len(steps) or len(lengths) > _MOST_AXES:
         raise NotATensor
     numel = span = 1
-    for length, step in zip(shape, steps):  # noqa: B905  seen to be of one length, and called for each tensor
+    for length, step in zip(lengths, steps):  # noqa: B905  seen to be as long, and this runs for each tensor
+        if type(length) is not int or type(step) is not int or not (0 <= length <= LARGEST and 0 <= step <= LARGEST):
+            raise NotATensor
         numel *= length
         span += (length - 1) * step
-    return shape, steps, numel, span if numel else 0
+    # Each item was just seen to be an int.
+    return tuple(lengths), tuple(steps), numel, span if numel else 0  # type: ignore[return-value]
 
 
 def bytes_of(shape: tuple[int, ...], dtype: str) -> int:

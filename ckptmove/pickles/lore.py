@@ -105,7 +105,8 @@ class TensorReader:
         if self.attached:
             self.attached = []
         try:
-            return self._known(call)(self, arguments(call), name, role)
+            rebuild = self._functions.get(id(call.func)) or self._known(call)
+            return rebuild(self, arguments(call), name, role)
         except (NotATensor, IndexError, ValueError) as error:
             raise DamagedPickle(
                 f"tensor '{name[:200]}' is not written as torch does", offset=call.args_start
@@ -197,10 +198,10 @@ class TensorReader:
         draft = self._drafts.get(key)
         if draft is None:
             dtype = STORAGE_DTYPE.get(kind.name, "")
-            nbytes = count(numel) * ITEM_BYTES.get(dtype, -1)
-            if not 0 <= nbytes <= LARGEST:
+            if not dtype or type(numel) is not int or not 0 <= numel <= LARGEST // ITEM_BYTES[dtype]:
                 raise NotATensor
-            draft = _StorageDraft(key, device, dtype, count(numel), nbytes, [starts[3]], [starts[1]])
+            nbytes = numel * ITEM_BYTES[dtype]
+            draft = _StorageDraft(key, device, dtype, numel, nbytes, [starts[3]], [starts[1]])
             self._drafts[key] = draft
         else:
             draft.class_sites.append(starts[1])

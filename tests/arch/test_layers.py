@@ -19,19 +19,16 @@ PACKAGE = Path(ckptmove.__file__).parent
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model"],
     ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
-    ["streams.source", "streams.sink", "cast", "pickles.scan", "pickles.tree", "pickles.names"],
-    ["pickles.state", "pickles.lore"],
-    ["pickles.atoms"],
+    ["streams.source", "streams.sink", "cast", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
+    ["pickles.state", "pickles.arguments"],
+    ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
     ["pickles.memory"],
     ["pickles.machine", "pickles.edits"],
     ["containers.*"],
-    ["inventory.shapes"],
-    ["inventory.mentions", "inventory.optimizers", "inventory.layout", "inventory.outline"],
-    ["inventory.walk"],
-    ["inventory.build"],
-    ["checkpoint", "pairing", "policy"],
-    ["plan", "findings.*", "rewrite"],
+    ["inventory.*"],
+    ["pairing", "policy", "rewrite"],
+    ["plan", "findings.*", "checkpoint"],
     ["verification.*"],
     ["api"],
     ["__init__"],
@@ -40,7 +37,7 @@ ROWS: list[list[str]] = [
     ["__main__"],
 ]
 #: Rooms whose modules may import each other, as long as there is no circle.
-OPEN_ROOMS = ("containers", "findings", "verification", "report", "cli")
+OPEN_ROOMS = ("containers", "inventory", "findings", "verification", "report", "cli")
 
 #: Where a third-party library may be imported.
 HOMES = {
@@ -50,6 +47,8 @@ HOMES = {
     "tomli": ("config",),
     "fsspec": ("streams",),
     "safetensors": ("containers", "verification"),
+    # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
+    "typing_extensions": ("verification",),
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -122,7 +121,7 @@ def test_no_circles_inside_the_open_rooms() -> None:
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
         assert module not in trail, " -> ".join((*trail, module))
-        if module not in done:
+        if module not in done and module != "__init__":  # it hands out the use-cases when asked
             for imported in edges.get(module, set()):
                 visit(imported, (*trail, module))
             done.add(module)

@@ -20,7 +20,7 @@ EXECUTING_DOTTED = {"pickle.load", "pickle.loads", "torch.jit.load", "marshal.lo
 HARMLESS = {"re.compile"}
 MODULES_THAT_EXECUTE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "imp"}
 #: The only places that may start a process: the child of ``verify``.
-MAY_SPAWN = {"verify/run.py", "verify/child.py"}
+MAY_SPAWN = {"verification/run.py", "verification/child.py"}
 
 
 def relative(path: Path) -> str:
@@ -56,7 +56,7 @@ def test_no_module_can_execute_what_it_reads(path: Path) -> None:
 def test_torch_load_is_called_in_weights_only_mode_and_only_by_verify(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and dotted(node.func) in {"torch.load", "torch.serialization.load"}:
-            assert relative(path).startswith("verify/"), f"{relative(path)}:{node.lineno} calls torch.load"
+            assert relative(path).startswith("verification/"), f"{relative(path)}:{node.lineno} calls torch.load"
             modes = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
             assert len(modes) == 1, f"{relative(path)}:{node.lineno} does not say weights_only"
             assert isinstance(modes[0], ast.Constant), (

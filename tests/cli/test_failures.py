@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -179,7 +180,7 @@ def test_a_command_is_typed_again_with_the_right_device(words, expected) -> None
 
 def test_names_cannot_speak_to_the_terminal(say, ask, bench) -> None:
     name = "".join(BAD) + ".pth"
-    os.rename("run.pth", name)
+    Path("run.pth").rename(name)
     for words in (
         ("inspect", name),
         ("inspect", name, "-q"),
@@ -198,7 +199,7 @@ def test_names_cannot_speak_to_the_terminal(say, ask, bench) -> None:
 
 def test_a_path_that_is_no_utf8(ask, say) -> None:
     name = os.fsdecode(b"run\xff.pth")
-    os.rename("run.pth", name)
+    Path("run.pth").rename(name)
     assert ask("inspect", name)["checkpoints"][0]["path"] == name
     assert say("inspect", name, "-q", "--select", "N").out == "run\\udcff.pth: no findings\n"
 

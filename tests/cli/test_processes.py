@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_a_closed_pipe_gives_no_traceback(environment) -> None:
 
 
 def test_an_encoding_without_signs(environment) -> None:
-    os.rename("run.pth", "läuft.pth")
+    Path("run.pth").rename("läuft.pth")
     environment |= {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [*PROGRAM, "inspect", "läuft.pth", "--select", "N"], env=environment, capture_output=True, check=True
@@ -144,6 +145,19 @@ def _without_color(line: str) -> str:
 def test_json_on_a_terminal_is_indented(environment) -> None:
     said = on_a_terminal(["inspect", "run.pth", "--json"], environment, 80)
     assert said.startswith('{\n  "schema_version": 1,\n')
+
+
+@pytest.mark.parametrize("name", ["__main__", "imported"])
+def test_the_module_is_the_program(monkeypatch, capsys, name) -> None:
+    monkeypatch.setattr(sys, "argv", ["anything", "--version"])
+    if name == "imported":
+        runpy.run_module("ckptmove.__main__", run_name=name)
+        assert capsys.readouterr().out == ""
+        return
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("ckptmove", run_name=name)
+    assert left.value.code == 0
+    assert capsys.readouterr().out == "ckptmove 0.1.0\n"
 
 
 def test_completion_is_what_typer_gives(environment) -> None:

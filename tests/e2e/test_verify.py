@@ -14,9 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  after the skip
-from ckptmove.verify.checks import CHECKS  # noqa: E402
-from ckptmove.verify.request import VerifyRequest  # noqa: E402
-from ckptmove.verify.run import verify_checkpoint  # noqa: E402
+from ckptmove.verification.checks import CHECKS  # noqa: E402
+from ckptmove.verification.request import VerifyRequest  # noqa: E402
+from ckptmove.verification.run import verify_checkpoint  # noqa: E402
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 
@@ -119,8 +119,8 @@ def test_without_torch_it_says_so(monkeypatch):
 def test_the_parent_does_not_import_torch():
     code = (
         "import sys, json\n"
-        "from ckptmove.verify.run import verify_checkpoint\n"
-        "from ckptmove.verify.request import VerifyRequest\n"
+        "from ckptmove.verification.run import verify_checkpoint\n"
+        "from ckptmove.verification.request import VerifyRequest\n"
         f"result = verify_checkpoint(VerifyRequest(path={str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}))\n"
         "print(json.dumps([result.passed, 'torch' in sys.modules]))\n"
     )

@@ -62,7 +62,7 @@ def test_cut_only_on_a_terminal() -> None:
 
 
 def test_signs_and_words() -> None:
-    assert [Page().mark(status) for status in ("passed", "failed", "skipped")] == ["✓", "✗", "–"]
+    assert [Page().mark(status) for status in ("passed", "failed", "skipped")] == ["✓", "✗", "\N{EN DASH}"]
     assert [Page(unicode=False).mark(status) for status in ("passed", "failed", "skipped")] == ["ok", "FAILED", "-"]
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ckptmove.verify.checks import check_from_json, failed, finding_from_json, skipped
+from ckptmove.verification.checks import check_from_json, failed, finding_from_json, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 _LONGEST_LINE: Final = 300
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
 _START: Final = (
-    "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); from ckptmove.verify.worker import main; main()"
+    "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); from ckptmove.verification.worker import main; main()"
 )
 
 

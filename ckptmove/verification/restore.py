@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.verify.checks import Offenders, amount, failed, passed
-from ckptmove.verify.pages import PageRelease
-from ckptmove.verify.state import dtype_of, extent_elements
+from ckptmove.verification.checks import Offenders, amount, failed, passed
+from ckptmove.verification.pages import PageRelease
+from ckptmove.verification.state import dtype_of, extent_elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Inventory, Span, TensorRecord
-    from ckptmove.verify.loaded import Loaded
-    from ckptmove.verify.numbers import NumbersTally
-    from ckptmove.verify.state import StoredTensors
+    from ckptmove.verification.loaded import Loaded
+    from ckptmove.verification.numbers import NumbersTally
+    from ckptmove.verification.state import StoredTensors
 
 #: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.
 _NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ckptmove.verify.simulated_rules import (
+from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
     CrossDeviceError,
     operand_devices,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ckptmove.model import TensorRecord
-from ckptmove.verify.optimizers import NOT_STEPPED, PER_ELEMENT, PER_PARAMETER
-from ckptmove.verify.pieces import WINDOW_ELEMENTS, Piece, batches, is_contiguous
-from ckptmove.verify.step import make_noise, noise_like
+from ckptmove.verification.optimizers import NOT_STEPPED, PER_ELEMENT, PER_PARAMETER
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, Piece, batches, is_contiguous
+from ckptmove.verification.step import make_noise, noise_like
 
 RECORD = TensorRecord("w", "model", "cpu", "float32", (2, 3), (3, 1), "0", 0, 24)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from ckptmove.verify.simulated import SimulatedDevice, unavailable_reason
+from ckptmove.verification.simulated import SimulatedDevice, unavailable_reason
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -9,12 +9,12 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptmove.verify.checks import amount, failed, passed, skipped
+from ckptmove.verification.checks import amount, failed, passed, skipped
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult
-    from ckptmove.verify.place import Site
-    from ckptmove.verify.trial import TrialTally
+    from ckptmove.verification.place import Site
+    from ckptmove.verification.trial import TrialTally
 
 NOTHING_TO_RESUME = "there is no optimizer state: nothing to resume"
 _NO_STEP = "there was no step to compare with"

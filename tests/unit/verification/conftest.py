@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptmove.verify.request import VerifyRequest
-from ckptmove.verify.worker import run
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.worker import run
 
 PLACED: dict[int, tuple[object, str]] = {}
 

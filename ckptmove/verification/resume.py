@@ -9,26 +9,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import supports_capturable
-from ckptmove.verify.optimizers import choose, uses_state
-from ckptmove.verify.pieces import pieces_of
-from ckptmove.verify.place import TorchDevice
-from ckptmove.verify.restore import LoadedTensors
-from ckptmove.verify.state import StoredTensors
-from ckptmove.verify.step import make_recipe
-from ckptmove.verify.trial import Trial, TrialTally, try_optimizer
-from ckptmove.verify.verdicts import NOTHING_TO_RESUME, Circumstances, conclude, not_proven, without_step
+from ckptmove.verification.optimizers import choose, uses_state
+from ckptmove.verification.pieces import pieces_of
+from ckptmove.verification.place import TorchDevice
+from ckptmove.verification.restore import LoadedTensors
+from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.step import make_recipe
+from ckptmove.verification.trial import Trial, TrialTally, try_optimizer
+from ckptmove.verification.verdicts import NOTHING_TO_RESUME, Circumstances, conclude, not_proven, without_step
 
 if TYPE_CHECKING:
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.evidence import CheckResult
     from ckptmove.model import OptimizerRecord
     from ckptmove.pairing import Pairing
-    from ckptmove.verify.against import OriginalTensors
-    from ckptmove.verify.loaded import Loaded
-    from ckptmove.verify.pieces import TensorSource
-    from ckptmove.verify.place import Place, Site
-    from ckptmove.verify.request import VerifyRequest
-    from ckptmove.verify.step import Recipe
+    from ckptmove.verification.against import OriginalTensors
+    from ckptmove.verification.loaded import Loaded
+    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.place import Place, Site
+    from ckptmove.verification.request import VerifyRequest
+    from ckptmove.verification.step import Recipe
 
 
 @dataclass(frozen=True, slots=True)

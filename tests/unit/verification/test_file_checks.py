@@ -9,9 +9,9 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.model import ArchiveFact
 from ckptmove.pairing import pair_all
-from ckptmove.verify.file_checks import check_file, check_placement, check_structure
-from ckptmove.verify.optimizers import check_override
-from ckptmove.verify.run import default_target
+from ckptmove.verification.file_checks import check_file, check_placement, check_structure
+from ckptmove.verification.optimizers import check_override
+from ckptmove.verification.run import default_target
 
 
 def placement(path, target):

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.errors import UnreadableInput
-from ckptmove.verify.checks import Offenders
-from ckptmove.verify.optimizers import uses_state
-from ckptmove.verify.pieces import batches
-from ckptmove.verify.state import bits
-from ckptmove.verify.step import Draft, Stepped, scaled, stored_values, take_step
+from ckptmove.verification.checks import Offenders
+from ckptmove.verification.optimizers import uses_state
+from ckptmove.verification.pieces import batches
+from ckptmove.verification.state import bits
+from ckptmove.verification.step import Draft, Stepped, scaled, stored_values, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.model import OptimizerRecord
-    from ckptmove.verify.pieces import Piece, TensorSource
-    from ckptmove.verify.place import Place
-    from ckptmove.verify.step import Recipe
+    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.place import Place
+    from ckptmove.verification.step import Recipe
 
 #: What torch raises where it refuses a step, and what this package raises where there is nothing to step from.
 STEP_ERRORS: Final = (

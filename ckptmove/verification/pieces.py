@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ckptmove.pairing import moments
-from ckptmove.verify.optimizers import PER_ELEMENT
+from ckptmove.verification.optimizers import PER_ELEMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,16 +17,16 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
-from ckptmove.verify.checks import CHECKS
-from ckptmove.verify.child import child, collect, worker_command
-from ckptmove.verify.file_checks import check_file, check_placement, check_structure
-from ckptmove.verify.optimizers import check_override
+from ckptmove.verification.checks import CHECKS
+from ckptmove.verification.child import child, collect, worker_command
+from ckptmove.verification.file_checks import check_file, check_placement, check_structure
+from ckptmove.verification.optimizers import check_override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.model import Inventory
-    from ckptmove.verify.request import VerifyRequest
+    from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
 

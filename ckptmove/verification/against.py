@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.dtypes import CAST_DOWN
-from ckptmove.verify.checks import Offenders
-from ckptmove.verify.restore import dense_records, raw_bytes, same_bytes
-from ckptmove.verify.state import bits, dtype_of
+from ckptmove.verification.checks import Offenders
+from ckptmove.verification.restore import dense_records, raw_bytes, same_bytes
+from ckptmove.verification.state import bits, dtype_of
 
 if TYPE_CHECKING:
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
-    from ckptmove.verify.state import StoredTensors
+    from ckptmove.verification.state import StoredTensors
 
 _FLAGS: Final = frozenset({"capturable", "fused"})
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ckptmove.verify.optimizers import SECOND_MOMENTS
-from ckptmove.verify.pieces import WINDOW_ELEMENTS
-from ckptmove.verify.state import dtype_of
+from ckptmove.verification.optimizers import SECOND_MOMENTS
+from ckptmove.verification.pieces import WINDOW_ELEMENTS
+from ckptmove.verification.state import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
-    from ckptmove.verify.pieces import Piece, TensorSource
-    from ckptmove.verify.place import Place
+    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.place import Place
 
 _NOISE_PERIOD: Final = 65_537
 

@@ -12,8 +12,8 @@ from ckptmove.errors import UnsupportedDtype
 from ckptmove.model import Severity
 from ckptmove.moves import MoveRequest
 from ckptmove.plan import plan_move
-from ckptmove.verify.checks import Offenders, amount, failed, passed, skipped
-from ckptmove.verify.verdicts import NOTHING_TO_RESUME
+from ckptmove.verification.checks import Offenders, amount, failed, passed, skipped
+from ckptmove.verification.verdicts import NOTHING_TO_RESUME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ckptmove.verify.checks import check_to_json, failed, passed, skipped
-from ckptmove.verify.child import CHILD_CHECKS, child, collect, worker_command
-from ckptmove.verify.request import VerifyRequest
+from ckptmove.verification.checks import check_to_json, failed, passed, skipped
+from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
+from ckptmove.verification.request import VerifyRequest
 
 
 def answers_of(code):

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
-from ckptmove.verify.against import OriginalTensors, differences
-from ckptmove.verify.checks import Offenders, check_to_json, failed, finding_to_json
-from ckptmove.verify.loaded import load
-from ckptmove.verify.numbers import NumbersTally
-from ckptmove.verify.place import find_site
-from ckptmove.verify.request import VerifyRequest
-from ckptmove.verify.restore import survey
-from ckptmove.verify.resume import Bench, resume
-from ckptmove.verify.state import StoredTensors
+from ckptmove.verification.against import OriginalTensors, differences
+from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
+from ckptmove.verification.loaded import load
+from ckptmove.verification.numbers import NumbersTally
+from ckptmove.verification.place import find_site
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.restore import survey
+from ckptmove.verification.resume import Bench, resume
+from ckptmove.verification.state import StoredTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

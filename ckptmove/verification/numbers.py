@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.model import Finding, Severity
-from ckptmove.verify.checks import Offenders, amount, failed, passed
-from ckptmove.verify.optimizers import SECOND_MOMENTS
+from ckptmove.verification.checks import Offenders, amount, failed, passed
+from ckptmove.verification.optimizers import SECOND_MOMENTS
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult

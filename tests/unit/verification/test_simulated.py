@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402  # after the skip
 
-from ckptmove.verify import simulated  # noqa: E402  # it imports torch
-from ckptmove.verify.simulated import (  # noqa: E402  # it imports torch
+from ckptmove.verification import simulated  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import (  # noqa: E402  # it imports torch
     CrossDeviceError,
     SimulatedDevice,
     supports_capturable,
@@ -337,7 +337,7 @@ def test_activation_checkpointing_draws_the_same_dropout_twice(cuda):
 def test_backward_works_after_one_without_the_device():
     code = (
         "import torch; w = torch.ones(2, requires_grad=True); w.sum().backward()\n"
-        "from ckptmove.verify.simulated import SimulatedDevice\n"
+        "from ckptmove.verification.simulated import SimulatedDevice\n"
         "with SimulatedDevice('xpu:5') as sim:\n"
         "    p = torch.nn.Parameter(torch.ones(2, device=sim.device)); (p * p).sum().backward()\n"
         "print(sim.device_of(p.grad), p.grad.tolist())"

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+import torch
+
+
+def change_weight(tree):
+    tree["model"]["0.weight"][0, 0] += 1
+
+
+def change_shape(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].reshape(6, 5).clone()
+
+
+def change_dtype(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].half()
+
+
+def change_stride(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].t().contiguous().t()
+
+
+def remove(tree):
+    del tree["model"]["0.weight"]
+
+
+def add(tree):
+    tree["model"]["extra"] = torch.ones(1)
+
+
+def change_option(tree):
+    tree["optimizer"]["param_groups"][0]["lr"] = 5.0
+
+
+def remove_option(tree):
+    del tree["optimizer"]["param_groups"][0]["lr"]
+
+
+def second_optimizer(tree):
+    tree["again"] = tree["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (change_weight, "model.0.weight: other bits"),
+        (change_shape, "model.0.weight: shape (5, 6) in place of (6, 5)"),
+        (change_dtype, "model.0.weight: dtype float32 in place of float16"),
+        (change_stride, "model.0.weight: stride (6, 1) in place of (1, 5)"),
+        (remove, "model.0.weight is not in the original"),
+        (add, "model.extra is missing"),
+        (change_option, "optimizer.param_groups.0.lr is 0.001 in place of 5.0"),
+        (remove_option, "optimizer.param_groups.0.lr is 0.001 in place of 'absent'"),
+        (second_optimizer, "1 optimizers in place of 2"),
+    ],
+)
+def test_what_differs_from_the_original_is_named(make, answers, change, said):
+    path = make("AdamW")
+    tree = make.tree("AdamW")
+    change(tree)
+    found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
+    assert found["restore"]["status"] == "failed"
+    assert said in found["restore"]["detail"]
+
+
+def test_devices_and_flags_may_differ_from_the_original(make, answers):
+    tree = make.tree("AdamW")
+    path = make.save(tree)
+    for group in tree["optimizer"]["param_groups"]:
+        group["fused"] = True
+    original = make.save(tree, name="original.pt", device="mps")
+    found = answers(path, "cuda:0", against=original)
+    assert found["restore"]["status"] == "passed"
+    assert found["restore"]["detail"].endswith(f"; and what {original} holds")
+    assert found["parity"]["status"] == "passed"
+
+
+def test_a_cast_is_held_to_the_cast_of_the_original(make, answers):
+    wide = make.tree("AdamW", dtype=torch.float64)
+    original = make.save(wide, name="original.pt")
+
+    def narrow(value):
+        if isinstance(value, dict):
+            return {key: narrow(item) for key, item in value.items()}
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    tree = {**wide, "model": narrow(wide["model"])}
+    tree["optimizer"] = {**wide["optimizer"], "state": narrow(wide["optimizer"]["state"])}
+    found = answers(make.save(tree, device="mps"), "mps", against=original)
+    assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4, found
+    tree["model"]["0.weight"][0, 0] += 1e-3
+    found = answers(make.save(tree, device="mps"), "mps", against=original)
+    assert "model.0.weight: other bits than float64 cast to float32" in found["restore"]["detail"]
+
+
+def test_a_failed_restore_stays_failed_beside_an_original(make, answers, monkeypatch):
+    path = make("AdamW")
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: {})
+    found = answers(path, "cpu", against=path)
+    assert found["restore"]["status"] == "failed"
+    assert found["restore"]["evidence"]["changed"] == 0
+
+
+def test_a_deflated_original_cannot_be_compared(make, answers, tmp_path):
+    path = make("SGD", model=torch.nn.Linear(2, 2))
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for item in source.infolist():
+            kind = zipfile.ZIP_DEFLATED if "/data/" in item.filename else zipfile.ZIP_STORED
+            target.writestr(item.filename, source.read(item), kind)
+    found = answers(path, "cuda:0", against=str(packed))
+    assert "its bytes are not stored plainly" in found["restore"]["detail"]
+    assert found["parity"]["status"] == "failed"
+    found = answers(str(packed), "cuda:0")
+    assert found["restore"]["status"] == "failed"
+    assert "'model.weight' is not stored plainly and whole" in found["step"]["detail"]
