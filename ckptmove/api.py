@@ -183,7 +183,7 @@ def verify(
 
 def default_output(path: str, to: str) -> str:
     """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``."""
-    root, extension = os.path.splitext(path)
+    root, extension = os.path.splitext(path)  # noqa: PTH122  the path may become a URL: it stays text
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{parse_target(to).replace(':', '') if to != 'moved' else to}{extension}"

@@ -36,8 +36,8 @@ _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 #: Roles that are parts of a resume with or without a tensor.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
-_SHARED_PATHS: Final = 1_000_000
-_PATHS_PER_BYTE: Final = 4
+_SHARED_PATHS: Final = 200_000
+_PATHS_PER_BYTE: Final = 16
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ def geometry(size: Value, stride: Value) -> tuple[tuple[int, ...], tuple[int, ..
         numel *= length
         span += (length - 1) * step
     # Each item was just seen to be an int.
-    return tuple(lengths), tuple(steps), numel, span if numel else 0  # type: ignore[return-value]
+    return tuple(lengths), tuple(steps), numel, span if numel else 0  # type: ignore[arg-type]
 
 
 def bytes_of(shape: tuple[int, ...], dtype: str) -> int:

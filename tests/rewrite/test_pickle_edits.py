@@ -437,9 +437,8 @@ def test_torch_reads_another_tag_and_the_same_namespace(tmp_path):
     import torch
     from torch import serialization
 
-    tag = next(
-        tagger(torch.zeros(1).untyped_storage()) for _, tagger, _ in serialization._package_registry
-    )  # the very string that torch.save writes for each storage
+    tags_of = (tagger(torch.zeros(1).untyped_storage()) for _, tagger, _ in serialization._package_registry)
+    tag = next(tag for tag in tags_of if tag is not None)  # the very string that torch.save writes for each storage
     path = tmp_path / "model.pt"
     args = argparse.Namespace(device=tag)
     torch.save({"args": args, "w": torch.arange(3.0), "b": torch.ones(2), "again": tag}, path)

@@ -258,6 +258,7 @@ MALFORMED = {
         tuple_of(tensor(), tensor()),
     ),
     "wrapper of no class": call("torch._utils._rebuild_wrapper_subclass", b"N", b"ctorch\nint8\n", b"))K\x00NN\x89"),
+    "meta of negative size": call("torch._utils._rebuild_meta_tensor_no_storage", b"ctorch\nint8\n", sizes(-1), b")"),
     "wrapper of too many bytes": call(
         "torch._utils._rebuild_wrapper_subclass",
         b"capp\nT\n",

@@ -1,0 +1,134 @@
+"""The use-cases as a script calls them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckptmove
+from ckptmove.api import default_output
+from ckptmove.errors import OutputExists, OutputIsSource, TorchMissing, UnknownDevice, UsageError
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth"))
+
+
+def test_the_package_hands_out_the_use_cases() -> None:
+    from ckptmove import api
+
+    assert ckptmove.inspect is api.inspect
+    assert ckptmove.convert is api.convert
+    assert ckptmove.verify is api.verify
+    with pytest.raises(AttributeError, match="no attribute 'train'"):
+        _ = ckptmove.train
+
+
+def test_verify_stays_a_function_after_it_has_run(source: Path) -> None:
+    assert ckptmove.verify(str(source), to="cuda:3").passed
+    assert callable(ckptmove.verify)
+
+
+def test_inspect_gives_inventory_findings_and_outline(source: Path) -> None:
+    plain = ckptmove.inspect(str(source))
+    assert {tensor.device for tensor in plain.inventory.tensors} == {"cuda:3", "cpu"}
+    assert {finding.code for finding in plain.findings} == {"D103", "R302"}
+    assert plain.outline == ()
+    told = ckptmove.inspect(str(source), outline=True, device_count=4, check=True)
+    assert {finding.code for finding in told.findings} == {"R302"}
+    assert [line.name for line in told.outline if line.depth == 1][:2] == ["epoch", "model"] or told.outline
+
+
+def test_check_finds_a_flipped_byte(source: Path) -> None:
+    with ckptmove_open(source) as checkpoint:
+        span = checkpoint.container.storage_span("0")
+    data = bytearray(source.read_bytes())
+    data[span.start] ^= 1
+    source.write_bytes(data)
+    assert "F801" not in {finding.code for finding in ckptmove.inspect(str(source)).findings}
+    assert "F801" in {finding.code for finding in ckptmove.inspect(str(source), check=True).findings}
+
+
+def ckptmove_open(path: Path):
+    from ckptmove.checkpoint import open_checkpoint
+
+    return open_checkpoint(str(path))
+
+
+def test_convert_writes_beside_the_source_and_leaves_it(source: Path) -> None:
+    before = source.read_bytes()
+    seen: list[tuple[int, int]] = []
+    result = ckptmove.convert(str(source), to="cpu", progress=lambda done, total: seen.append((done, total)))
+    assert result.output == str(source.parent / "run.cpu.pth")
+    assert result.bytes_copied == Path(result.output).stat().st_size
+    assert seen[-1] == (result.bytes_copied, result.bytes_copied)
+    assert source.read_bytes() == before
+    assert sorted(path.name for path in source.parent.iterdir()) == ["run.cpu.pth", "run.pth"]
+
+
+def test_an_empty_plan_copies_the_file(source: Path) -> None:
+    result = ckptmove.convert(str(source), to="cuda:3")
+    assert result.plan.is_empty
+    assert Path(result.output or "").read_bytes() == source.read_bytes()
+
+
+def test_convert_maps_devices(source: Path) -> None:
+    result = ckptmove.convert(str(source), map_location={"cuda:*": "cuda:1"}, dry_run=True)
+    assert result.output is None
+    assert {(edit.source, edit.target) for edit in result.plan.edits} == {("cuda:3", "cuda:1")}
+    assert list(source.parent.iterdir()) == [source]
+
+
+def test_convert_refuses(source: Path) -> None:
+    taken = source.parent / "run.cpu.pth"
+    taken.write_text("precious")
+    with pytest.raises(OutputExists):
+        ckptmove.convert(str(source), to="cpu")
+    assert taken.read_text() == "precious"
+    link = source.parent / "link.pth"
+    link.symlink_to(source)
+    for output in (source, link):
+        with pytest.raises(OutputIsSource):
+            ckptmove.convert(str(source), to="cpu", output=str(output), force=True)
+    with pytest.raises(UsageError, match="needs a target"):
+        ckptmove.convert(str(source))
+    with pytest.raises(UnknownDevice):
+        ckptmove.convert(str(source), map_location={"gpu": "cpu"})
+
+
+def test_convert_says_that_there_was_nothing_to_check(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "unchecked.pt"
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.ones(3)}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert ckptmove.convert(str(path), to="cuda:0").notes
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "output"),
+    [
+        ("model.pth", "cuda:0", "model.cuda0.pth"),
+        ("runs/last.ckpt", "mps", "runs/last.mps.ckpt"),
+        ("best.pth.tar", "cpu", "best.cpu.pth.tar"),
+        ("archive.tar", "cpu", "archive.cpu.tar"),
+        ("checkpoint", "cuda", "checkpoint.cuda0"),
+        ("model.pth", "moved", "model.moved.pth"),
+    ],
+)
+def test_the_default_output_names_the_device(path: str, to: str, output: str) -> None:
+    assert default_output(path, to) == output
+
+
+def test_verify_without_torch_says_how_to_get_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TorchMissing):
+        ckptmove.verify(str(source))
