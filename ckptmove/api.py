@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import collector_paused, naming, open_checkpoint
+from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
 from ckptmove.errors import OutputExists, OutputIsSource, TorchMissing, UsageError
 from ckptmove.findings.context import Context

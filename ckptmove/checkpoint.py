@@ -5,11 +5,11 @@ Never executes a pickle and never reads a tensor's bytes.
 
 from __future__ import annotations
 
-import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptmove.collector import collector_paused
 from ckptmove.containers.sniff import open_container
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
@@ -61,21 +61,6 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
             yield checkpoint
         finally:
             container.source.close()
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Hold Python's cycle collector back while millions of small objects are made.
-
-    It would visit them over and over, and they have no cycles of their own. Nests.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @contextmanager

@@ -6,17 +6,13 @@ Never looks for a checkpoint: it says which globs to look for, and where they st
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ckptmove.errors import UsageError
+import tomli
 
-if sys.version_info >= (3, 11):  # pragma: no cover  one Python sees one side
-    import tomllib
-else:  # pragma: no cover  and another one the other
-    import tomli as tomllib
+from ckptmove.errors import UsageError
 
 _NAME: Final = "pyproject.toml"
 _KEYS: Final = ("checkpoints", "to", "ignore")
@@ -73,10 +69,10 @@ def load_config(folder: Path) -> Config:
 
 def _table(path: Path) -> dict[str, object]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", path=str(path)) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomli.TOMLDecodeError) as error:
         raise UsageError(f"is not TOML: {error}", path=str(path)) from error
     tools = document.get("tool", {})
     table = tools.get("ckptmove", {}) if isinstance(tools, dict) else {}

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from ckptmove.cli.outcome import BUG, INTERRUPTED, USAGE, failure_of, retyped
 from ckptmove.cli.streams import Format, Output, say
+from ckptmove.collector import collector_paused
 from ckptmove.errors import CkptMoveError, UnknownDevice, WriteFailed
 from ckptmove.report.answers import Failure
 from ckptmove.report.document import envelope
@@ -46,7 +47,9 @@ class GuardedGroup(TyperGroup):
         del prog_name, standalone_mode  # the name is ours, and the guard stands alone
         words = sys.argv[1:] if args is None else list(args)
         run = super().main
-        sys.exit(_guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words))
+        with collector_paused():  # a command is over before a cycle matters
+            code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
+        sys.exit(code)
 
 
 def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:

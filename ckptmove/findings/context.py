@@ -25,10 +25,12 @@ class Context:
     Attributes:
         target: device that training is to resume on, or None to judge the file as it lies.
         device_count: how many devices of one type that machine has.
+        home: device where most bytes of the model lie; every rule asks, so it is looked up once for all.
     """
 
     target: str | None = None
     device_count: int = 1
+    home: str | None = None
 
 
 def target_device(inventory: Inventory, context: Context) -> str | None:
@@ -36,8 +38,9 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
 
     A file without a model goes by its optimizer's state, and one without that by everything it holds.
     """
-    if context.target is not None:
-        return context.target
+    known = context.target or context.home
+    if known is not None:
+        return known
     model = (tensor for tensor in inventory.tensors if tensor.role == "model")
     state = (tensor for tensor in inventory.tensors if tensor.role == "optimizer" and tensor.shape)
     return next(

@@ -5,9 +5,11 @@ Never holds a rule itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
+from ckptmove.findings.context import target_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,4 +52,5 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
         inventory: what a checkpoint holds.
         context: the machine that it is judged for.
     """
+    context = replace(context, home=target_device(inventory, context))
     return tuple(finding for rule in RULES for finding in rule(inventory, context))

@@ -97,5 +97,5 @@ def _parameter_key(item: Value, object_keys: dict[int, str]) -> str:
     return key_text(item)
 
 
-def _items(value: Value) -> list[Value]:
-    return value.items if isinstance(value, Sequence) else []
+def _items(value: Value) -> list[Value] | tuple[Value, ...]:
+    return value.items if isinstance(value, Sequence) else ()

@@ -31,7 +31,7 @@ def arguments(call: Call) -> Tuple:
     return call.args
 
 
-def items(value: Value) -> list[Value]:
+def items(value: Value) -> list[Value] | tuple[Value, ...]:
     """The items of a tuple or a list."""
     if not isinstance(value, Sequence):
         raise NotATensor

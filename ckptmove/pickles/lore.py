@@ -8,7 +8,7 @@ The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and its
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES, PACKED, STORAGE_DTYPE
@@ -44,24 +44,6 @@ _MOST_NESTED: Final = 16
 _PLAIN_TYPES: Final = frozenset({"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"})
 
 
-@dataclass(slots=True)
-class _StorageDraft:
-    key: str
-    device: str
-    dtype: str
-    numel: int
-    nbytes: int
-    tag_sites: list[int]
-    class_sites: list[int]
-
-    def freeze(self) -> StorageRef:
-        # A tensor that hangs on two paths brought the same sites twice.
-        tags, classes = tuple(self.tag_sites), tuple(self.class_sites)
-        if len(tags) > 1:
-            tags, classes = tuple(dict.fromkeys(tags)), tuple(dict.fromkeys(classes))
-        return StorageRef(self.key, self.device, self.dtype, self.numel, self.nbytes, tags, classes)
-
-
 class TensorReader:
     """Turns calls into tensor records, and collects the storages that they view.
 
@@ -76,13 +58,17 @@ class TensorReader:
     def __init__(self) -> None:
         self.attached: list[Node] = []
         self.overruns: list[tuple[str, int]] = []
-        self._drafts: dict[str, _StorageDraft] = {}
+        self._storages: dict[str, StorageRef] = {}
+        #: Of storages that are met again: all tag sites and class sites. Most are met once.
+        self._sites: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
         self._functions: dict[int, _Rebuild | None] = {}
         self._nesting = 0
 
     def storages(self) -> tuple[StorageRef, ...]:
         """Every storage met so far, in the order of first use."""
-        return tuple(draft.freeze() for draft in self._drafts.values())
+        for key, (tags, classes) in self._sites.items():
+            self._storages[key] = replace(self._storages[key], tag_sites=tuple(tags), class_sites=tuple(classes))
+        return tuple(self._storages.values())
 
     def is_tensor(self, call: Call) -> bool:
         """Whether a call is one of torch's rebuild functions."""
@@ -115,11 +101,11 @@ class TensorReader:
     def storage(self, node: Persistent, name: str, role: Role) -> TensorRecord | None:
         """A storage that was saved by itself, as a flat record; None for a persistent id that is no storage."""
         try:
-            draft = self._storage(node)
+            storage = self._storage(node)
         except (NotATensor, ValueError):
             return None
         return TensorRecord(
-            name, role, draft.device, draft.dtype, (draft.numel,), (1,), draft.key, 0, draft.nbytes, "storage"
+            name, role, storage.device, storage.dtype, (storage.numel,), (1,), storage.key, 0, storage.nbytes, "storage"
         )
 
     # --- dispatch ----------------------------------------------------------------------------------------------------
@@ -183,7 +169,7 @@ class TensorReader:
 
     # --- storages ----------------------------------------------------------------------------------------------------
 
-    def _storage(self, value: Value) -> _StorageDraft:
+    def _storage(self, value: Value) -> StorageRef:
         """``('storage', class, key, location, numel)``; a legacy stream adds a view as a sixth field."""
         pid = value.pid if type(value) is Persistent else None
         if type(pid) is not Tuple:
@@ -195,20 +181,21 @@ class TensorReader:
             key = str(count(key))
         if word != "storage" or type(key) is not str or type(kind) is not Global or type(device) is not str:
             raise NotATensor
-        draft = self._drafts.get(key)
-        if draft is None:
+        storage = self._storages.get(key)
+        if storage is None:
             dtype = STORAGE_DTYPE.get(kind.name, "")
             if not dtype or type(numel) is not int or not 0 <= numel <= LARGEST // ITEM_BYTES[dtype]:
                 raise NotATensor
             nbytes = numel * ITEM_BYTES[dtype]
-            draft = _StorageDraft(key, device, dtype, numel, nbytes, [starts[3]], [starts[1]])
-            self._drafts[key] = draft
-        else:
-            draft.class_sites.append(starts[1])
-            draft.tag_sites.append(starts[3])
-        return draft
+            storage = StorageRef(key, device, dtype, numel, nbytes, (starts[3],), (starts[1],))
+            self._storages[key] = storage
+        elif storage.tag_sites[0] != starts[3]:  # a tensor that hangs on two paths brings the same sites twice
+            tags, classes = self._sites.setdefault(key, ({storage.tag_sites[0]: None}, {storage.class_sites[0]: None}))
+            tags[starts[3]] = None
+            classes[starts[1]] = None
+        return storage
 
-    def _view(self, draft: _StorageDraft, dtype: str, args: Tuple, name: str, role: Role) -> TensorRecord:
+    def _view(self, storage: StorageRef, dtype: str, args: Tuple, name: str, role: Role) -> TensorRecord:
         """A tensor over a storage, from the arguments that all rebuild functions of dense tensors share."""
         found = args.items
         offset = found[1]
@@ -218,16 +205,16 @@ class TensorReader:
         item_bytes = ITEM_BYTES[dtype]
         if numel * item_bytes > LARGEST:
             raise NotATensor
-        if span and (offset + span) * item_bytes > draft.nbytes:
-            self._note_overrun(name, dtype, offset + span, draft)
+        if span and (offset + span) * item_bytes > storage.nbytes:
+            self._note_overrun(name, dtype, offset + span, storage)
         return TensorRecord(
-            name, role, draft.device, dtype, shape, stride, draft.key, offset, numel * item_bytes,
+            name, role, storage.device, dtype, shape, stride, storage.key, offset, numel * item_bytes,
             "tensor", "", len(found) > 4 and found[4] is True,  # noqa: PLR2004  v1 has four arguments
         )  # fmt: skip
 
-    def _note_overrun(self, name: str, dtype: str, end: int, draft: _StorageDraft) -> None:
+    def _note_overrun(self, name: str, dtype: str, end: int, storage: StorageRef) -> None:
         elements = PACKED.get(dtype, 1)
-        missing = -(-end // elements) * ITEM_BYTES[dtype] - draft.nbytes
+        missing = -(-end // elements) * ITEM_BYTES[dtype] - storage.nbytes
         if missing > 0:
             self.overruns.append((name, missing))
 
@@ -235,8 +222,8 @@ class TensorReader:
 
     def _dense(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(storage, storage_offset, size, stride[, requires_grad, hooks[, metadata]])``."""
-        draft = self._storage(args.items[0])
-        return self._view(draft, draft.dtype, args, name, role)
+        storage = self._storage(args.items[0])
+        return self._view(storage, storage.dtype, args, name, role)
 
     def _dense_v3(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """As v2 over an untyped storage, with the dtype as seventh argument."""
@@ -251,8 +238,8 @@ class TensorReader:
 
     def _quantized(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(storage, storage_offset, size, stride, quantizer_params, requires_grad, hooks)``."""
-        draft = self._storage(args.items[0])
-        record = replace(self._view(draft, draft.dtype, args, name, role), requires_grad=args.items[5] is True)
+        storage = self._storage(args.items[0])
+        record = replace(self._view(storage, storage.dtype, args, name, role), requires_grad=args.items[5] is True)
         parts: list[TensorRecord] = [replace(record, name=f"{name}.values" if name else "values")]
         for label, value in zip(("scheme", "scales", "zero_points"), items(args.items[4]), strict=False):
             if type(value) is Call:  # per-channel parameters are tensors themselves

@@ -9,7 +9,6 @@ global back from the memo, and where the frames are.
 
 from __future__ import annotations
 
-import gc
 import struct
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -82,14 +81,7 @@ def interpret(data: bytes, limits: Limits, begin: int = 0) -> Machine:
     if len(data) - begin > limits.pickle_bytes:
         raise LimitExceeded("the size of a pickle in bytes", limit=limits.pickle_bytes, actual=len(data) - begin)
     machine = Machine(data, limits, begin)
-    # The tree is millions of small objects without a cycle of their own; the collector would visit them over and over.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        _walk(machine)
-    finally:
-        if collecting:
-            gc.enable()
+    _walk(machine)
     return machine
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # Python has one empty tuple as well; torch writes it once or more for each tensor.
-_EMPTY_TUPLE: Final = Tuple([], [])
+_EMPTY_TUPLE: Final = Tuple((), ())
 
 
 def pop_mark(machine: Machine) -> tuple[list[Value], list[int]]:
@@ -57,17 +57,15 @@ def _stack_global(machine: Machine, position: int) -> int:
 
 def _inst(machine: Machine, position: int) -> int:
     value, end = _two_lines(machine, position)
-    arguments = Tuple(*pop_mark(machine))
-    machine.stack.append(Call(value, arguments, position))
+    items, starts = pop_mark(machine)
+    machine.stack.append(Call(value, Tuple(tuple(items), tuple(starts)), position))
     machine.starts.append(position)
     return end
 
 
 def _obj(machine: Machine, position: int) -> int:
     items, starts = pop_mark(machine)
-    func = items.pop(0)
-    starts.pop(0)
-    machine.stack.append(Call(func, Tuple(items, starts), position))
+    machine.stack.append(Call(items[0], Tuple(tuple(items[1:]), tuple(starts[1:])), position))
     machine.starts.append(position)
     return position + 1
 
@@ -157,7 +155,7 @@ def _empty(kind: type[List | Set | Dict]) -> Handler:
     return handle
 
 
-def _marked(kind: type[Tuple | List | Set]) -> Handler:
+def _marked(kind: type[List | Set]) -> Handler:
     """A container of everything above the mark."""
 
     def handle(machine: Machine, position: int) -> int:
@@ -168,6 +166,14 @@ def _marked(kind: type[Tuple | List | Set]) -> Handler:
         return position + 1
 
     return handle
+
+
+def _marked_tuple(machine: Machine, position: int) -> int:
+    value = Tuple(tuple(machine.stack), tuple(machine.starts))
+    machine.stack, machine.starts = machine.marks.pop()
+    machine.stack.append(value)
+    machine.starts.append(position)
+    return position + 1
 
 
 def _marked_dict(machine: Machine, position: int) -> int:
@@ -181,7 +187,7 @@ def _marked_dict(machine: Machine, position: int) -> int:
 
 def _tuple1(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
-    stack[-1] = Tuple([stack[-1]], [starts[-1]])
+    stack[-1] = Tuple((stack[-1],), (starts[-1],))
     starts[-1] = position
     return position + 1
 
@@ -191,7 +197,7 @@ def _short_tuple(size: int) -> Handler:
         stack, starts = machine.stack, machine.starts
         if len(stack) < size:
             raise IndexError
-        value = Tuple(stack[-size:], starts[-size:])
+        value = Tuple(tuple(stack[-size:]), tuple(starts[-size:]))
         del stack[-size:]
         del starts[-size:]
         stack.append(value)
@@ -273,7 +279,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     ord("]"): _empty(List),
     0x8F: _empty(Set),
     ord("}"): _empty(Dict),
-    ord("t"): _marked(Tuple),
+    ord("t"): _marked_tuple,
     ord("l"): _marked(List),
     ord("d"): _marked_dict,
     0x91: _marked(Set),  # FROZENSET

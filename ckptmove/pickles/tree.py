@@ -26,18 +26,15 @@ class Global(Node):
     Attributes:
         module: dotted module, as written.
         name: qualified name inside it.
+        full_name: both joined by a dot; it is asked for with every call.
     """
 
-    __slots__ = ("module", "name")
+    __slots__ = ("full_name", "module", "name")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
-
-    @property
-    def full_name(self) -> str:
-        """Module and name joined by a dot."""
-        return f"{self.module}.{self.name}"
+        self.full_name = f"{module}.{name}"
 
 
 class Sequence(Node):
@@ -50,24 +47,43 @@ class Sequence(Node):
 
     __slots__ = ("items", "starts")
 
+    items: list[Value] | tuple[Value, ...]
+    starts: list[int] | tuple[int, ...]
+
+
+class Tuple(Sequence):
+    """A tuple; what it holds is in tuples too, since a checkpoint has several for each tensor."""
+
+    __slots__ = ()
+
+    items: tuple[Value, ...]
+    starts: tuple[int, ...]
+
+    def __init__(self, items: tuple[Value, ...], starts: tuple[int, ...]) -> None:
+        self.items = items
+        self.starts = starts
+
+
+class _Growing(Sequence):
+    """What operations after the one that made it put items into."""
+
+    __slots__ = ()
+
+    items: list[Value]
+    starts: list[int]
+
     def __init__(self, items: list[Value], starts: list[int]) -> None:
         self.items = items
         self.starts = starts
 
 
-class Tuple(Sequence):
-    """A tuple."""
-
-    __slots__ = ()
-
-
-class List(Sequence):
+class List(_Growing):
     """A list."""
 
     __slots__ = ()
 
 
-class Set(Sequence):
+class Set(_Growing):
     """A set or a frozenset."""
 
     __slots__ = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.report.inspection import STYLES
-from ckptmove.report.page import Column, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,14 +17,13 @@ if TYPE_CHECKING:
 
 
 def catalogue_lines(page: Page, entries: Sequence[Entry]) -> Iterator[str]:
-    """One row for each code."""
-    columns = (
-        Column("code", style="bold"),
-        Column("name"),
-        Column("severity"),
-        Column("when", gives_way=True),
-    )
-    return table(page, columns, [(entry.code, entry.name, entry.severity.value, entry.when) for entry in entries])
+    """One paragraph for each code: sentences are wrapped where a table would cut them."""
+    names = max(len(entry.name) for entry in entries)
+    for entry in entries:
+        label = f"{entry.code}  {entry.name:<{names}}  {entry.severity.value:<7}  "
+        first, *rest = page.wrap(f"{label}{entry.when}", len(label))
+        yield page.paint(entry.code, STYLES[entry.severity]) + first[len(entry.code) :]
+        yield from rest
 
 
 def entry_lines(page: Page, entry: Entry) -> Iterator[str]:

@@ -17,7 +17,7 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
-    ["errors", "dtypes", "model"],
+    ["errors", "dtypes", "model", "collector"],
     ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
     ["streams.source", "streams.sink", "cast", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
     ["pickles.state", "pickles.arguments"],

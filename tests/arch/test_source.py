@@ -91,4 +91,4 @@ def heavy_imports(arguments: list[str]) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "ckptmove.cli.app" in loaded
-    return loaded & {"torch", "numpy", "safetensors"}
+    return loaded & {"torch", "numpy", "safetensors", "pydantic"}

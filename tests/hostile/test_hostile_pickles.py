@@ -321,7 +321,7 @@ def test_a_frame_that_lies_within_the_data_is_noted_and_changes_nothing(length):
     machine = interpret(data, Limits())
     assert machine.frames == [2, 16]
     assert isinstance(machine.root, Sequence)
-    assert machine.root.items == ["cpu"]
+    assert machine.root.items == ("cpu",)
 
 
 def test_a_second_stop_is_not_part_of_the_pickle():

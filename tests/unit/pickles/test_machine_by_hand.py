@@ -76,7 +76,7 @@ def test_persistent_ids_of_both_kinds():
     binary = interpret(b"(K\x11K\x12tQ.", LIMITS).root
     assert type(binary) is Persistent
     assert type(binary.pid) is Tuple
-    assert (binary.pid.items, binary.pid.starts, binary.pid_start) == ([17, 18], [1, 3], 5)
+    assert (binary.pid.items, binary.pid.starts, binary.pid_start) == ((17, 18), (1, 3), 5)
 
 
 def test_extensions_and_buffers_are_opaque():
@@ -100,7 +100,7 @@ def test_calls_keep_their_parts_and_starts():
     assert type(made) is Call
     assert made.name == "os.system"
     assert type(made.args) is Tuple
-    assert (made.args.items, made.args_start) == ([], 11)
+    assert (made.args.items, made.args_start) == ((), 11)
     assert type(made.kwargs) is Dict
     assert (type(made.state), made.state_start) == (Dict, 14)
     assert made.appended is not None
