@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.model import Finding, Severity
+from ckptmove.findings.catalogue import found
 from ckptmove.verification.checks import Offenders, amount, failed, passed
 from ckptmove.verification.optimizers import SECOND_MOMENTS
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import Finding, Inventory, TensorRecord
 
 #: Roles whose values training goes on from; a metric may well be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema"})
@@ -114,30 +114,17 @@ class NumbersTally:
 
     def findings(self) -> tuple[Finding, ...]:
         """N501 and N502, where there is reason."""
-        found = []
-        if self._where["N501"]:
-            found.append(
-                Finding(
-                    code="N501",
-                    name="not-finite",
-                    severity=Severity.ERROR,
-                    message=f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}",
-                    where=tuple(self._where["N501"]),
-                    fix="resume from an earlier checkpoint: training cannot recover from these values",
-                )
-            )
-        if self._where["N502"]:
-            found.append(
-                Finding(
-                    code="N502",
-                    name="negative-moment",
-                    severity=Severity.ERROR,
-                    message=f"below zero, which no optimizer writes: {self._negative}",
-                    where=tuple(self._where["N502"]),
-                    fix="resume from an earlier checkpoint, or without this optimizer state",
-                )
-            )
-        return tuple(found)
+        spoiled, negative = self._where["N501"], self._where["N502"]
+        findings = []
+        if spoiled:
+            message = f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}"
+            fix = "resume from an earlier checkpoint: training cannot recover from these values"
+            findings.append(found("N501", message, spoiled, fix))
+        if negative:
+            message = f"below zero, which no optimizer writes: {self._negative}"
+            fix = "resume from an earlier checkpoint, or without this optimizer state"
+            findings.append(found("N502", message, negative, fix))
+        return tuple(findings)
 
     def _is_count(self, name: str) -> bool:
         key, algorithm = self.state_keys.get(name, ("", None))
