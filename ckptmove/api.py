@@ -20,10 +20,6 @@ from ckptmove.findings.registry import find_all
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
-from ckptmove.pickles.edits import apply_plan
-from ckptmove.plan import plan_move
-from ckptmove.rewrite import write_segments
-from ckptmove.streams.sink import FileSink, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,6 +116,11 @@ def convert(
         Refused: the output exists or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
+    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  inspect does not wait for what writes
+    from ckptmove.plan import plan_move  # noqa: PLC0415
+    from ckptmove.rewrite import write_segments  # noqa: PLC0415
+    from ckptmove.streams.sink import FileSink, same_file  # noqa: PLC0415
+
     began = time.perf_counter()
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
     target = output or default_output(path, to or "moved")

@@ -102,15 +102,17 @@ class Output:
 
 def page_of(stream: TextIO) -> Page:
     """What a stream can show; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` count, as rich reads them."""
-    from rich.console import Console  # noqa: PLC0415  programs read JSON, and should not wait for rich
-
-    console = Console(file=stream)
     try:
         _SIGNS.encode(getattr(stream, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         has_signs = False
     else:
         has_signs = True
+    if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
+        return Page(unicode=has_signs)
+    from rich.console import Console  # noqa: PLC0415  a pipe should not wait for what only a terminal has
+
+    console = Console(file=stream)
     return Page(
         columns=console.width if stream.isatty() else None,
         color=console.color_system is not None and not console.no_color,

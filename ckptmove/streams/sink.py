@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +44,7 @@ class FileSink:
         self._output = Path(output)
         self._force = force
         # Of fixed length, so that an output with the longest possible name has a temporary one as well.
-        self._temp = self._output.parent / f".ckptmove-{secrets.token_hex(8)}.part"
+        self._temp = self._output.parent / f".ckptmove-{os.urandom(8).hex()}.part"
         self._fd = -1
         self._written = 0
         self._handed_over = 0
