@@ -66,10 +66,11 @@ def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> 
 
     Args:
         page: what they are written on.
-        findings: in the order in which they are shown.
+        findings: the gravest are shown first, otherwise in the order given.
         verbose: whether every place is named, or only the first few.
     """
-    for finding in findings:
+    gravity = list(Severity)
+    for finding in sorted(findings, key=lambda finding: gravity.index(finding.severity)):
         label = f"{finding.severity.value} {finding.code} {finding.name}"
         first, *rest = page.wrap(f"{label}: {sentence(finding.message)}", 2)
         # Nothing wraps inside the label: it is short, and what follows it is not.
