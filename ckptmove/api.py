@@ -5,7 +5,6 @@ Never prints, and never decides what a room below decides.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import OutputExists, OutputIsSource, TorchMissing, UsageError
+from ckptmove.errors import OutputExists, OutputIsSource, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.inventory.outline import outline as make_outline
@@ -70,13 +69,13 @@ def inspect(
         LimitExceeded: it asks for more than the limits allow.
         UnknownDevice: torch knows no such target.
     """
-    limits = limits or Limits()
-    context = Context(target=parse_target(target) if target else None, device_count=device_count)
+    path, limits = os.fspath(path), limits or Limits()
+    context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
     with open_checkpoint(path, limits) as checkpoint:
         inventory = checkpoint.inventory
         if check:
             inventory = replace(inventory, facts=inventory.facts + checkpoint.container.check())
-        lines = make_outline(checkpoint.machine.root, limits) if outline else ()
+        lines = make_outline(checkpoint.machine.root, limits, len(checkpoint.machine.data)) if outline else ()
     return Inspection(inventory, find_all(inventory, context), lines)
 
 
@@ -116,18 +115,22 @@ def convert(
         Refused: the output exists or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
-    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  inspect does not wait for what writes
+    from ckptmove.notes import conversion_notes  # noqa: PLC0415  inspect does not wait for what writes
+    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415
     from ckptmove.plan import plan_move  # noqa: PLC0415
     from ckptmove.rewrite import write_segments  # noqa: PLC0415
     from ckptmove.streams.sink import FileSink, same_file  # noqa: PLC0415
 
     began = time.perf_counter()
+    path, output = os.fspath(path), None if output is None else os.fspath(output)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    target = output or default_output(path, to or "moved")
+    target = output or default_output(path, "moved" if to is None else to)
     with naming(path), open_checkpoint(path, limits) as checkpoint:
         plan = plan_move(checkpoint.inventory, request)
+        notes = tuple(conversion_notes(checkpoint.inventory, plan))
         if dry_run:
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
         if same_file(path, target):
             raise OutputIsSource(target)
         if not force and os.path.lexists(target):
@@ -138,7 +141,8 @@ def convert(
         with FileSink(target, force=force) as sink:
             written = write_segments(container.source, segments, sink, path, progress)
             sink.commit()
-        notes = () if container.has_checksums() else ("the archive holds no CRCs: its bytes were copied unchecked",)
+        if not container.has_checksums():
+            notes += ("the archive holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
     return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
 
@@ -167,14 +171,12 @@ def verify(
         UsageError: an unknown device or optimizer.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise TorchMissing
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415
 
     request = VerifyRequest(
-        path=path,
-        to=parse_target(to) if to else None,
+        path=os.fspath(path),
+        to=to,
         against=against,
         optimizer=optimizer,
         require_device=require_device,
@@ -202,7 +204,7 @@ def _request(
     if to is None and not map_location:
         raise UsageError("convert needs a target: --to DEVICE, or --map SOURCE=DEVICE")
     return MoveRequest(
-        to=parse_target(to) if to else None,
+        to=parse_target(to) if to is not None else None,
         mapping=tuple(parse_mapping(f"{source}={device}") for source, device in (map_location or {}).items()),
         keep=tuple(keep),
         cast=cast,

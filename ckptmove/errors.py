@@ -24,6 +24,10 @@ class CkptMoveError(Exception):
         self.message = message
         self.path = path
 
+    def __str__(self) -> str:
+        """The fact, led by the file that it is about."""
+        return f"{self.path}: {self.message}" if self.path else self.message
+
 
 class UsageError(CkptMoveError):
     """What was asked for does not make sense, whatever the file holds."""

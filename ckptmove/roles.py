@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Role and the words that point to it; the first row with a word of the key decides. ``a+b`` asks for both words.
 ROLE_WORDS: Final[tuple[tuple[Role, tuple[str, ...]], ...]] = (
-    ("rng", ("rng", "seed", "random+state", "random+states", "rngs")),
+    ("rng", ("rng", "rngs", "manual+seed", "random+seed", "random+state", "random+states")),
     ("ema", ("ema", "swa", "averaged", "shadow", "teacher")),
     ("scaler", ("amp+scaler", "grad+scaler", "loss+scaler", "scaler+state", "gradscaler", "mixedprecision",
                 "amp+scaling")),

@@ -5,6 +5,7 @@ Never lets an exception out, and never hides a bug: that one keeps its traceback
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from dataclasses import replace
@@ -47,6 +48,8 @@ class GuardedGroup(TyperGroup):
         del prog_name, standalone_mode  # the name is ours, and the guard stands alone
         words = sys.argv[1:] if args is None else list(args)
         run = super().main
+        if sys.stdout is None:  # closed by the shell, as with `>&-`: nobody wants the answer
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  for as long as the process lives
         with collector_paused():  # a command is over before a cycle matters
             code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
         sys.exit(code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
 from ckptmove.cli.batch import for_each
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
     from ckptmove.report.answers import Detail
+
+#: Findings with which no other command helps: bytes are lost, or the file attacks whoever loads it.
+_HOPELESS: Final = frozenset({"F801", "F802", "S702"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +108,17 @@ def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
         out.lines([inspection.brief_line(answer)])
     else:
         out.report(inspection.inspection_lines(out.page, answer, detail))
-        suggest(_next_command(answer))
+        command = _next_command(answer)
+        if command:
+            suggest(command)
 
 
 def _next_command(answer: InspectAnswer) -> str:
-    mends = (finding.fix for finding in answer.inspection.findings if finding.severity is not Severity.INFO)
-    return next(
-        (fix for fix in mends if fix.startswith("ckptmove ")),
-        shlex.join(["ckptmove", "verify", answer.inspection.inventory.path]),
-    )
+    path = answer.inspection.inventory.path
+    findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
+    if any(finding.code in _HOPELESS for finding in findings):
+        return ""
+    if answer.expectation is not None and answer.expectation.misplaced:
+        return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
+    mend = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
+    return mend or shlex.join(["ckptmove", "verify", path])

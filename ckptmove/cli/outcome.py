@@ -5,6 +5,8 @@ Never prints, and never catches anything.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 from functools import singledispatch
@@ -104,7 +106,8 @@ def _(error: errors.NotACheckpoint) -> str:
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
     if error.container in {"torch-legacy", "torch-tar"}:
-        return f"if you trust its origin, save it again as a zip: torch.save(torch.load({name!r}), 'new.pth')"
+        load = f"torch.load({name!r}, map_location='cpu')"
+        return f"if you trust its origin, save it again as a zip: torch.save({load}, 'new.pth')"
     if error.container == "safetensors":
         return "it names no devices: safetensors.torch.load_file(path, device='cuda:0') puts it anywhere"
     if error.container == "torchscript":
@@ -167,5 +170,6 @@ def _(error: errors.UneditablePickle) -> str:
 
 @hint_for.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
-    del error
+    if error.reason == os.strerror(errno.ENOENT):
+        return "its folder does not exist: make it first, or name another place with --output"
     return "nothing is left of it: free some space, or name a place that can be written with --output"

@@ -30,6 +30,11 @@ _MAX_ALIGNMENT: Final = 1 << 15
 #: The records beside the storages that this module reads hold a word or a number.
 _WORD_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
+#: Records that are read for what they say.
+_KNOWN_RECORDS: Final = frozenset({"data.pkl", "byteorder", "version", ".storage_alignment", ".format_version"})
+#: What a deflated pickle may inflate to: 64 MiB, and a hundred times what it takes in the archive.
+_INFLATED_BYTES: Final = 1 << 26
+_INFLATED_RATIO: Final = 100
 _CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
@@ -54,6 +59,19 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
     return folders[0]
 
 
+def _refuse_doubles(directory: ZipDirectory, path: str) -> None:
+    """Refuse names that torch's reader, which folds the case of ASCII letters, could take for another record's."""
+    seen: set[str] = set()
+    for record in directory.records:
+        folded = record.name.lower()
+        if folded in seen:
+            raise DamagedArchive(path, f"two of its records have the same name but for its case: {folded}")
+        seen.add(folded)
+        own = folded.rpartition("/")[2]
+        if own in _KNOWN_RECORDS and not record.name.endswith(own):
+            raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
+
+
 class TorchZip:
     """A checkpoint of ``torch.save``.
 
@@ -74,8 +92,7 @@ class TorchZip:
         self._limits = limits
         self._headers = LocalHeaders(source, directory)
         by_name = {record.name: record for record in directory.records}
-        if len(by_name) < len(directory.records):
-            raise DamagedArchive(source.path, "two of its records have the same name")
+        _refuse_doubles(directory, source.path)
         self._pickle = by_name[f"{folder}data.pkl"]
         prefix = f"{folder}data/"
         self._storages = {
@@ -100,6 +117,8 @@ class TorchZip:
             DamagedArchive: its header is not one, or it reaches into the directory.
         """
         size, limit = self._pickle.nbytes, self._limits.pickle_bytes
+        if self._pickle.method == DEFLATED:
+            limit = min(limit, _INFLATED_BYTES + _INFLATED_RATIO * self._pickle.stored_bytes)
         if size > limit:
             raise LimitExceeded("pickle bytes", limit=limit, actual=size, path=self.source.path)
         data = b"".join(bytes(block) for block in self._contents(self._pickle))
@@ -171,6 +190,9 @@ class TorchZip:
         Raises:
             DamagedArchive: records overlap, or a storage to be cast has no bytes that could be.
         """
+        for record in self._directory.records:
+            if record.method == DEFLATED and record.crc and not self._sound(record):
+                raise CrcMismatch(self.source.path, record.name)  # its bytes pass as they are, inflated by nobody
         new = dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
         if casts or pickle != self.object_pickle():
             crc = zlib.crc32(pickle) if self._summed else 0

@@ -59,7 +59,7 @@ def compressed_records(inventory: Inventory, _context: Context) -> Iterator[Find
         message = (
             f"{counted(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): mmap=True reads garbage"
         )
-        fix = f"torch.save({load_expression(inventory)}, {inventory.path!r})"
+        fix = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.stored'!r})"
         yield found("F803", message, _where(inventory, facts), fix)
 
 
@@ -77,7 +77,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         held = sum(fact.nbytes for fact in orphans)
         parts.append(f"{held:,} bytes in {counted(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
-    again = f"torch.save({load_expression(inventory)}, {inventory.path!r})"
+    again = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
     fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
     yield found("F804", "; ".join(parts), [*where, *(fact.record for fact in orphans)], fix)
 

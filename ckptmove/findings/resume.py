@@ -89,4 +89,4 @@ def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str
         "epoch or step counter": "'epoch': epoch",
         "GradScaler": "'scaler': scaler.state_dict()",
     }
-    return f"torch.save({{**checkpoint, {', '.join(lines[words] for words in absent)}}}, {inventory.path!r})"
+    return f"in the training script, save with the rest: {', '.join(lines[words] for words in absent)}"

@@ -33,7 +33,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     parts = [f"{counted(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
     parts += [f"{counted(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
-    load = f"torch.load({inventory.path!r}"
+    load = f"torch.load({inventory.path!r}, map_location='cpu'"
     if any(use.verdict == "dangerous" for use in refused):
         fix = _distrust(inventory)
     elif opcodes:
@@ -66,6 +66,8 @@ def _allow_line(names: list[str]) -> str:
     objects = []
     for name in names:
         current = name.replace("numpy.core.", "numpy._core.", 1) if name.startswith("numpy.core.") else name
+        if current.startswith("torch.optim."):  # torch.optim deletes the names of its own modules
+            current = f"torch.optim.{current.rpartition('.')[2]}"
         modules.add(current.rpartition(".")[0] or "builtins")
         objects.append(f"({current}, {name!r})" if name.startswith(_MOVED) else current)
     if "numpy.dtype" in names:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _LONGEST: Final = 60
+#: Lines that a pickle may ask for by sharing nodes; an operation of one byte makes at most one of its own.
+_LINES: Final = 10_000
+_LINES_PER_BYTE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,13 @@ class OutlineLine:
     description: str
 
 
-def outline(root: Value, limits: Limits) -> tuple[OutlineLine, ...]:
+def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine, ...]:
     """The lines of a tree, in the order of the file.
+
+    Args:
+        root: the tree.
+        limits: bounds on depth and lines.
+        pickle_bytes: length of the pickle that the tree was read from; shared nodes make it no longer than so.
 
     Raises:
         LimitExceeded: the tree has more paths than the limits allow.
@@ -50,6 +58,7 @@ def outline(root: Value, limits: Limits) -> tuple[OutlineLine, ...]:
     lines: list[OutlineLine] = []
     frames: list[tuple[Iterator[Member], int]] = [(iter([("", root, -1)]), -1)]
     opened: set[int] = set()
+    most = min(limits.visits, _LINES + _LINES_PER_BYTE * pickle_bytes)
     while frames:
         member = next(frames[-1][0], None)
         if member is None:
@@ -58,8 +67,8 @@ def outline(root: Value, limits: Limits) -> tuple[OutlineLine, ...]:
         name, value, _ = member
         description, inner = _describe(value, reader)
         lines.append(OutlineLine(len(frames) - 1, name, description))
-        if len(lines) > limits.visits or len(frames) > limits.depth:
-            raise LimitExceeded("paths through the pickle", limit=limits.visits, actual=len(lines))
+        if len(lines) > most or len(frames) > limits.depth:
+            raise LimitExceeded("paths through the pickle", limit=most, actual=len(lines))
         if inner is not None and id(value) not in opened:
             opened.add(id(value))
             frames.append((inner, id(value)))

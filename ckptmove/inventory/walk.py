@@ -36,8 +36,14 @@ _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 #: Roles that are parts of a resume with or without a tensor.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
+#: Bytes in the state of torch's generators: mt19937 on the CPU, CUDA's of today, and CUDA's until torch 1.5.
+_CPU_GENERATOR_BYTES: Final = 5056
+_GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 _SHARED_PATHS: Final = 200_000
 _PATHS_PER_BYTE: Final = 16
+#: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
+_LETTERS: Final = 1 << 20
+_LETTERS_PER_BYTE: Final = 64
 
 
 @dataclass(slots=True)
@@ -148,8 +154,9 @@ class Walk:
         """The path of a member, counted: a deep tree of long keys must not fill the memory."""
         name = place.prefix + key
         self._letters += len(name)
-        if self._letters > self.limits.string_bytes:
-            raise LimitExceeded("the length of all paths", limit=self.limits.string_bytes, actual=self._letters)
+        most = min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)
+        if self._letters > most:
+            raise LimitExceeded("the length of all paths", limit=most, actual=self._letters)
         return name
 
     # --- leaves ------------------------------------------------------------------------------------------------------
@@ -160,7 +167,11 @@ class Walk:
         role = place.role
         if role is None or role == "model":
             role = self._leaf_role(key, place)
-        self._keep(self.reader.tensor(call, self._name(key, place), role), place)
+        record = self.reader.tensor(call, self._name(key, place), role)
+        settled = _settled_role(record, key, place)
+        if settled != role:
+            record = replace(record, role=settled)
+        self._keep(record, place)
         if self.modules:
             self._registered.add(id(call))
         if self.reader.attached:
@@ -314,3 +325,23 @@ class Walk:
         # What the module has registered comes first, and is passed over where an attribute lists it again.
         self._push(objects.plain_members(pairs), replace(inner, repeats=True), pairs)
         self._push(objects.registered_members(pairs), inner, call)
+
+
+def _settled_role(record: TensorRecord, key: str, place: Place) -> Role:
+    """The role of a tensor, now that its shape is known: the state of a generator is a vector of bytes, wherever it is.
+
+    A seed or a label under a word like ``rng`` is none, and a state inside of a model or an optimizer is one.
+    """
+    is_vector = len(record.shape) == 1 and record.storage is not None
+    length = record.shape[0] if is_vector else 0
+    known = length == _CPU_GENERATOR_BYTES or (length in _GENERATOR_BYTES and _speaks_of_generators(key, place))
+    if known and record.dtype == "uint8":
+        return "rng"
+    if record.role == "rng" and not (is_vector and (record.dtype == "uint8" or length in _GENERATOR_BYTES)):
+        return "other"
+    return record.role
+
+
+def _speaks_of_generators(key: str, place: Place) -> bool:
+    words = f"{place.path.rpartition('.')[2]} {key}".lower()
+    return "rng" in words or "generator" in words

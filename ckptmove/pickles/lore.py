@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _PERSISTENT_FIELDS: Final = 5
+#: torch itself looks at the class's name alone; a cast writes the module again.
+_STORAGE_MODULES: Final = frozenset({"torch", "torch.cuda", "torch.storage"})
 #: A parameter of a subclass of a wrapper is three calls deep.
 _MOST_NESTED: Final = 16
 #: Classes whose tensors are no subclass.
@@ -152,7 +154,7 @@ class TensorReader:
     def _from_type(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``_rebuild_from_type_v2(func, type, args, state)``: a subclass around another rebuild function."""
         function, kind, inner = args.items[:3]
-        rebuild = _REBUILDS[function.full_name] if type(function) is Global else None
+        rebuild = _REBUILDS.get(function.full_name) if type(function) is Global else None
         if rebuild is None or type(kind) is not Global or type(inner) is not Tuple:
             raise NotATensor
         record = self._nested_rebuild(rebuild, inner, name, role)
@@ -180,6 +182,8 @@ class TensorReader:
         if type(key) is int:
             key = str(count(key))
         if word != "storage" or type(key) is not str or type(kind) is not Global or type(device) is not str:
+            raise NotATensor
+        if kind.module not in _STORAGE_MODULES:
             raise NotATensor
         storage = self._storages.get(key)
         if storage is None:

@@ -67,11 +67,15 @@ _DANGEROUS_MODULES: Final = frozenset({
 })  # fmt: skip
 #: The same, but people call folders of their own so: ``code.models.Net`` is no name in the standard library's ``code``.
 _DANGEROUS_FILES: Final = frozenset({"code", "timeit", "cProfile", "profile", "trace", "commands", "glob"})
+#: Modules that other modules hold as attributes, and whose names nobody gives to a folder.
+_REACHED_THROUGH: Final = frozenset(
+    {"os", "posix", "nt", "subprocess", "sys", "builtins", "importlib", "ctypes", "pty"}
+)
 _DANGEROUS_NAMES: Final = frozenset({
     "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__", "builtins.open", "builtins.input",
-    "builtins.breakpoint", "builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.globals",
+    "builtins.breakpoint", "builtins.setattr", "builtins.delattr", "builtins.globals",
     "builtins.locals", "builtins.vars", "builtins.exit", "builtins.quit", "builtins.execfile", "builtins.apply",
-    "operator.attrgetter", "operator.methodcaller", "operator.itemgetter", "torch.load", "torch.hub.load",
+    "operator.methodcaller", "builtins.__build_class__", "torch.utils.collect_env.run", "torch.load", "torch.hub.load",
     "torch.jit.load", "torch.serialization.load", "torch.utils._config_module.ConfigModule.load_config",
     "numpy.load", "numpy.testing._private.utils.runstring", "io.open", "_io.open", "_io.FileIO", "codecs.open",
     "types.CodeType", "types.FunctionType", "functools.reduce",
@@ -108,4 +112,5 @@ def _is_dangerous_module(name: str) -> bool:
     top, _, rest = name.partition(".")
     if top in _DANGEROUS_FILES:
         return "." not in rest or rest[0].isupper()
-    return top in _DANGEROUS_MODULES
+    # `torch.hub` has imported `os`, so `torch.hub` and `os.system` in STACK_GLOBAL name it too.
+    return top in _DANGEROUS_MODULES or not _REACHED_THROUGH.isdisjoint(rest.split(".")[:-1])

@@ -36,7 +36,7 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
         yield from _devices(page, inventory)
     if detail.tensors:
         yield ""
-        yield from _tensors(page, answer.tensors)
+        yield from _tensors(page, answer.tensors) if answer.tensors else ("no tensor of that name",)
     if detail.tree:
         yield ""
         yield from _tree(page, answer.inspection.outline)

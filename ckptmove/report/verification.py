@@ -49,4 +49,7 @@ def brief_line(result: VerifyResult) -> str:
 def outcome(result: VerifyResult) -> str:
     """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``."""
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
-    return f"{'passed' if result.passed else 'failed'}, {place}"
+    if not result.passed:
+        return f"failed, {place}"
+    unproven = next((check.detail for check in result.checks if check.name == "step" and check.status == "skipped"), "")
+    return f"passed, but no step was made: {sentence(unproven)}" if unproven else f"passed, {place}"

@@ -98,11 +98,16 @@ class FileSink:
             os.fsync(self._fd)
             self._close()
             self._look()
-            if self._force:
-                self._temp.replace(self._output)
-            else:
-                self._take_name()
-            _sync_folder(self._output.parent)
+            # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
+            folder = os.open(self._output.parent, os.O_RDONLY)
+            try:
+                if self._force:
+                    self._temp.replace(self._output)
+                else:
+                    self._take_name()
+                _sync_folder(folder)
+            finally:
+                os.close(folder)
 
     def _hand_over(self) -> None:
         # Linux starts to write dirty pages that are not needed any more, and keeps them cached until that is done.
@@ -157,13 +162,10 @@ class FileSink:
             raise WriteFailed(str(self._output), reason) from error
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: int) -> None:
     """Make a rename durable: it is a change of the folder."""
-    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        os.fsync(folder)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some file systems have nothing to sync in a folder, and say so
             raise
-    finally:
-        os.close(fd)

@@ -57,16 +57,16 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
             pass  # an original that cannot be read is an error of the input, not an outcome
     with open_checkpoint(request.path, limits) as checkpoint:
         inventory = checkpoint.inventory
-        target = parse_target(request.to) if request.to else default_target(inventory)
+        target = parse_target(request.to) if request.to is not None else default_target(inventory)
         asked = replace(request, to=target)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = inventory.facts + checkpoint.container.check()
             checked = replace(inventory, facts=facts)
-            findings = find_all(checked, Context(target=target, device_count=_device_count(request.to)))
+            findings = find_all(checked, Context(target=target, device_count=_device_count(target)))
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             here = (
-                check_file(checkpoint.container, facts),
+                check_file(checkpoint.container, checked),
                 check_placement(inventory, target),
                 check_structure(inventory, pairings, findings),
             )
@@ -83,9 +83,9 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
     )
 
 
-def _device_count(to: str | None) -> int:
-    """How many devices the target machine has: at least as many as the index speaks of that the user named."""
-    return 1 + ((split(to)[1] or 0) if to else 0)
+def _device_count(target: str) -> int:
+    """How many devices the target machine has: at least as many as the target's index speaks of."""
+    return 1 + (split(target)[1] or 0)
 
 
 def default_target(inventory: Inventory) -> str:

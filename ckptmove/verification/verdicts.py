@@ -91,9 +91,9 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         "standins": len(tally.standins),
     }
     if tally.error:
-        return failed(
-            "step", f"torch refuses the step on {around.target}: {tally.error}; mend: {around.mend}", **figures
-        )
+        # A flag or a device is what a conversion mends; a wrong class or shape it does not.
+        mend = f"; mend: {around.mend}" if "capturable" in tally.error or "same device" in tally.error else ""
+        return failed("step", f"torch refuses the step on {around.target}: {tally.error}{mend}", **figures)
     if not tally.parameters:
         reason = "; ".join(around.left_out) or "the file holds neither a parameter nor a moment of its shape"
         return skipped("step", reason, **figures)

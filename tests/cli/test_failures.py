@@ -125,7 +125,10 @@ ERRORS = {
     errors.MissingFile("a*"): (3, "the pattern matches nothing"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
     errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
-    errors.UnsupportedContainer("a", "torch-legacy", "x"): (3, "torch.save(torch.load('a'), 'new.pth')"),
+    errors.UnsupportedContainer("a", "torch-legacy", "x"): (
+        3,
+        "torch.save(torch.load('a', map_location='cpu'), 'new.pth')",
+    ),
     errors.UnsupportedContainer("a", "safetensors", "x"): (3, "load_file"),
     errors.UnsupportedContainer("a", "torchscript", "x"): (3, "torch.jit.load('a', map_location='cpu')"),
     errors.UnsupportedContainer("a", "dcp", "x"): (3, "torch.save"),

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from ckptmove.errors import CkptMoveError, CrcMismatch, DamagedArchive
+from ckptmove.errors import CkptMoveError, CrcMismatch, DamagedArchive, LimitExceeded
 
 
 def local(name, data, *, flags=0, method=0, crc=None, extra=b"", size=None):
@@ -111,6 +111,13 @@ FULL = struct.pack("<HH", 0x9999, 65_500) + bytes(65_500)
         (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/x", b"1" * 9, {"extra": FULL}, b"")]), "no room"),
         (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/x", b"1", {}, b""), (b"a/x", b"2", {}, b"")]), "same name"),
         (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/byteorder", b"mixed", {}, b"")]), "byte order is 'mixed'"),
+        # torch's reader folds case: it would open the one where we open the other.
+        (build([(b"a/DATA.PKL", PICKLE, {}, b""), (b"a/data.pkl", PICKLE, {}, b"")]), "taken for 'data.pkl'"),
+        (
+            build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/x", b"1", {}, b""), (b"a/X", b"2", {}, b"")]),
+            "but for its case",
+        ),
+        (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/BYTEORDER", b"big", {}, b"")]), "taken for 'byteorder'"),
     ],
 )
 def test_archives_that_cannot_be_moved(tmp_path, data, detail, rewrite):
@@ -224,3 +231,31 @@ def test_fifty_thousand_records(tmp_path, rewrite):
     with zipfile.ZipFile(output) as archive:
         assert len(archive.infolist()) == 50_001
         assert archive.read("a/data/49999") == b"49999"
+
+
+def zipped(tmp_path, name, data, spoil=False):
+    path = tmp_path / "deflated.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", PICKLE if name != "a/data.pkl" else data)
+        if name != "a/data.pkl":
+            archive.writestr(name, data)
+    if spoil:
+        whole = bytearray(path.read_bytes())
+        entry = whole.rfind(b"PK\x01\x02")
+        whole[entry + 16] ^= 1  # the CRC that the directory holds for the last record
+        path.write_bytes(whole)
+    return path
+
+
+def test_a_deflated_record_is_checked_before_it_is_copied(tmp_path, rewrite):
+    sound = zipped(tmp_path, "a/data/0", bytes(1000))
+    rewrite(sound, tmp_path / "b.pt")
+    with pytest.raises(CrcMismatch, match="data/0"):
+        rewrite(zipped(tmp_path, "a/data/0", bytes(1000), spoil=True), tmp_path / "c.pt")
+    assert not (tmp_path / "c.pt").exists()
+
+
+def test_a_pickle_that_inflates_beyond_measure_is_refused(tmp_path, opened):
+    path = zipped(tmp_path, "a/data.pkl", bytes(80 << 20))
+    with opened(path) as container, pytest.raises(LimitExceeded):
+        container.object_pickle()

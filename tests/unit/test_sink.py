@@ -271,3 +271,18 @@ def test_the_same_file(tmp_path):
         assert same_file(str(source), str(tmp_path / output))
     for output in ("other.pt", "gone.pt", "a\0b"):
         assert not same_file(str(source), str(tmp_path / output))
+
+
+def test_a_folder_that_cannot_be_opened_fails_before_the_name_is_taken(tmp_path, monkeypatch):
+    real = os.open
+
+    def refuse_folders(path, flags, *rest, **options):
+        if flags == os.O_RDONLY:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse_folders)
+    with pytest.raises(WriteFailed, match="Permission denied"):
+        write(tmp_path / "out.pt")
+    monkeypatch.undo()
+    assert names(tmp_path) == []

@@ -113,7 +113,7 @@ def test_a_real_torchscript_archive(name_of):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a git-lfs pointer"),
         (b"\n<!DOCTYPE html><html></html>", "an HTML page"),
         (b"<html lang='en'>", "an HTML page"),
-        (gzip.compress(b"x"), "a gzip file"),
+        (gzip.compress(b"x", mtime=0), "a gzip file"),
         (bz2.compress(b"x"), "a bzip2 file"),
         (b"7z\xbc\xaf\x27\x1c\x00", "a 7z archive"),
         (b"\x89HDF\r\n\x1a\n\x00", "an HDF5 file"),

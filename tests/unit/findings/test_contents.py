@@ -43,7 +43,7 @@ class TestResume:
         assert "torch.cuda.get_rng_state_all()" in finding.fix
 
     @pytest.mark.parametrize(
-        ("device", "call"), [("mps", "torch.mps.get_rng_state()"), ("cpu", "torch.get_rng_state()}")]
+        ("device", "call"), [("mps", "torch.mps.get_rng_state()"), ("cpu", "torch.get_rng_state()")]
     )
     def test_the_line_saves_the_states_of_that_device(self, make, device, call) -> None:
         optimizer = make.optimizer(device=device)

@@ -153,7 +153,10 @@ class TestEachRule:
         if finding.fix.startswith("ckptmove"):
             assert shlex.split(finding.fix)[2] == path
         else:
-            assert repr(path) in finding.fix or shlex.quote(path) in finding.fix or path in finding.fix
+            # The line of R302 belongs into the training script, which the file does not know.
+            assert (
+                code == "R302" or repr(path) in finding.fix or shlex.quote(path) in finding.fix or path in finding.fix
+            )
 
     def test_spares_what_is_like_it_and_healthy(self, make, code) -> None:
         _, context, healthy = TRIPS[code]
@@ -161,7 +164,7 @@ class TestEachRule:
         assert make.findings(healthy(make), code, **context) == ()
 
 
-@pytest.mark.parametrize("code", ["K601", "R301", "R302", "R303", "S701", "F803", "F804"])
+@pytest.mark.parametrize("code", ["K601", "R301", "R303", "S701", "F803", "F804"])
 def test_a_fix_in_python_can_be_typed(make, code) -> None:
     trip, context, _ = TRIPS[code]
 

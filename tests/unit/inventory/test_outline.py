@@ -21,7 +21,9 @@ def lines_of(tmp_path):
         path = tmp_path / "saved.pt"
         torch.save(obj, path)
         with open_checkpoint(str(path)) as checkpoint:
-            return [(line.depth, line.name, line.description) for line in outline(checkpoint.machine.root, Limits())]
+            return [
+                (line.depth, line.name, line.description) for line in outline(checkpoint.machine.root, Limits(), 1000)
+            ]
 
     return lines
 
@@ -88,12 +90,12 @@ def test_an_outline(lines_of):
     ],
 )
 def test_odd_nodes(body, description):
-    (line, *_) = outline(interpret(b"\x80\x04" + body + b".", Limits()).root, Limits())
+    (line, *_) = outline(interpret(b"\x80\x04" + body + b".", Limits()).root, Limits(), 1000)
     assert line.description == description
 
 
 def test_a_cycle_ends():
-    lines = outline(interpret(b"\x80\x02]q\x00h\x00a.", Limits()).root, Limits())
+    lines = outline(interpret(b"\x80\x02]q\x00h\x00a.", Limits()).root, Limits(), 1000)
     assert [line.depth for line in lines] == [0, 1]
 
 
@@ -101,10 +103,10 @@ def test_a_bomb_is_refused():
     body = b"]q\x00" + b"".join(b"0](h%ch%ceq%c" % (level, level, level + 1) for level in range(30))
     root = interpret(b"\x80\x02" + body + b".", Limits()).root
     with pytest.raises(LimitExceeded):
-        outline(root, Limits(visits=10_000))
+        outline(root, Limits(visits=10_000), 10**6)
 
 
 def test_depth_is_refused():
     root = interpret(b"\x80\x02" + b"]" * 300 + b"a" * 299 + b".", Limits()).root
     with pytest.raises(LimitExceeded):
-        outline(root, Limits(depth=100))
+        outline(root, Limits(depth=100), 10**6)

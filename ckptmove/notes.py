@@ -1,0 +1,45 @@
+"""What a conversion did not do, though the user may think that it did.
+
+Never changes the plan: it reads the request, the inventory and the plan side by side.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ckptmove import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.model import Inventory
+    from ckptmove.moves import MovePlan
+
+_SHOWN = 3
+
+
+def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
+    """One line for each option that met nothing, and one for devices that stay named in configs."""
+    names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]
+    names += [
+        f"{group.where}.{flag.name}" for one in inventory.optimizers for group in one.groups for flag in group.flags
+    ]
+    for glob in plan.request.keep:
+        if not any(fnmatchcase(name, glob) for name in names):
+            yield f"--keep {glob} names nothing in the file; globs match whole names, as in 'ema.*'"
+    tags = {record.device for record in inventory.tensors}
+    for glob, _ in plan.request.mapping:
+        if not any(devices.matches(glob, tag) for tag in tags):
+            yield f"--map {glob}=... names no device of the file, which has {', '.join(sorted(tags)) or 'no tensors'}"
+    moved = {edit.source for edit in plan.edits}
+    edited = {flag.where for flag in plan.flags}
+    left = [
+        f"{mention.where} = {mention.value}"
+        for mention in inventory.mentions
+        if mention.where not in edited
+        and any(devices.same_device(mention.value, tag) or mention.value == devices.split(tag)[0] for tag in moved)
+    ]
+    if left:
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        yield f"still named in the file's configs: {', '.join(left[:_SHOWN])}{more} (--rewrite-strings moves strings)"
