@@ -42,7 +42,7 @@ _GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 _SHARED_PATHS: Final = 200_000
 _PATHS_PER_BYTE: Final = 16
 #: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
-_LETTERS: Final = 1 << 20
+_LETTERS: Final = 1 << 25
 _LETTERS_PER_BYTE: Final = 64
 
 

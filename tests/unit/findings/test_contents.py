@@ -177,3 +177,16 @@ class TestSafety:
         assert codes(found) == ["S701", "S702"]
         assert all("add_safe_globals" not in finding.fix for finding in found)
         assert found[1].where == ("os.system",)
+
+
+def test_the_line_that_allows_an_optimizer_can_be_run(make) -> None:
+    torch = pytest.importorskip("torch")
+    name = "torch.optim.adamw.AdamW"
+    inventory = make.inventory(globals=(GlobalUse(name, weights_only=False, verdict="unknown"),))
+
+    [finding] = make.findings(inventory, "S701")
+
+    imports, allow, _load = finding.fix.split("; ")
+    with torch.serialization.safe_globals([]):
+        exec(f"{imports}\n{allow}")
+        assert torch.optim.AdamW in torch.serialization.get_safe_globals()

@@ -15,6 +15,7 @@ from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline
+from ckptmove.inventory.walk import Walk
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
 
@@ -466,3 +467,10 @@ def test_what_is_the_state_of_a_generator(path, value, role, read_pickle):
         body = b"}" + text(key) + body + b"s"
     [record] = read_pickle(pickled(body)).tensors
     assert record.role == role
+
+
+def test_the_depth_of_a_tree_is_bounded():
+    root = interpret(pickled(b"]" * 8 + b"a" * 7), Limits()).root
+    Walk(Limits(depth=7), 100).run(root)
+    with pytest.raises(LimitExceeded, match="depth"):
+        Walk(Limits(depth=6), 100).run(root)
