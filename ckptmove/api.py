@@ -116,10 +116,10 @@ def convert(
         WriteFailed: the output could not be written; nothing is left of it.
     """
     from ckptmove.notes import conversion_notes  # noqa: PLC0415  inspect does not wait for what writes
-    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415
-    from ckptmove.plan import plan_move  # noqa: PLC0415
-    from ckptmove.rewrite import write_segments  # noqa: PLC0415
-    from ckptmove.streams.sink import FileSink, same_file  # noqa: PLC0415
+    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  likewise
+    from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
+    from ckptmove.rewrite import write_segments  # noqa: PLC0415  likewise
+    from ckptmove.streams.sink import FileSink, same_file  # noqa: PLC0415  likewise
 
     began = time.perf_counter()
     path, output = os.fspath(path), None if output is None else os.fspath(output)
@@ -172,7 +172,7 @@ def verify(
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
     """
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
-    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415
+    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  likewise
 
     request = VerifyRequest(
         path=os.fspath(path),
