@@ -175,6 +175,18 @@ class GlobalUse:
     verdict: Literal["safe", "unknown", "dangerous"]
 
 
+class Opaque(Enum):
+    """What stands for a value that only an execution of the pickle could build."""
+
+    OBJECT = "an object"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+OPAQUE: Final = Opaque.OBJECT
+
+
 @dataclass(frozen=True, slots=True)
 class FlagValue:
     """A boolean option of a parameter group, with the place of its value.
@@ -198,7 +210,8 @@ class ParamGroup:
         where: path from the root.
         params: the keys of its parameters in the state: indices, or names.
         param_names: their names where the optimizer was given named parameters, else empty.
-        options: its plain hyperparameters (numbers, booleans, strings, None and tuples of them), in order.
+        options: its hyperparameters in order: numbers, booleans, strings, None and tuples of them as they are,
+            :data:`OPAQUE` for a tensor or any other object.
         flags: ``capturable`` and ``fused``, where they are booleans.
     """
 

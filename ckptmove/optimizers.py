@@ -1,6 +1,6 @@
-"""Which class of ``torch.optim`` writes which keys: enough to name an optimizer by its state_dict.
+"""What is known of each class of ``torch.optim``: the keys that it writes, and what their values are.
 
-Never imports torch; a test holds the table against the real classes.
+Never imports torch; tests hold the table against the real classes.
 
 Keys of groups and of states as torch 2.4 to 2.13 write them; older ones write fewer group keys, which is why a
 class is found by what it needs and not by what it has.
@@ -8,102 +8,191 @@ class is found by what it needs and not by what it has.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckptmove.model import ParamGroup, StateEntry
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerKeys:
-    """How the state_dict of a class is told.
+class OptimizerFacts:
+    """A class of ``torch.optim``.
 
     Attributes:
-        name: class in ``torch.optim``.
+        name: of the class.
         group: group keys that it always writes and that tell it from the others.
         state: state keys that every entry has, once a step was made.
-        optional: further state keys that some options bring.
+        brought: options that bring a further state key when they are set, each with that key.
+        optional: state keys that some versions write and others do not.
         scalars: state keys of 0-d bookkeeping tensors.
         scalars_on_device: whether torch creates those on the parameter's device rather than on the CPU.
+        lacks: group keys that it never writes, where others that write the same state do.
+        magnitudes: state keys whose values are sums or maxima of squares or magnitudes: none is below zero.
+        begins_elsewhere: state keys that do not begin at zero.
+        update: what the update of an element reads: that ``element`` alone, its whole ``parameter``, or the ``model``.
+        shapes: whether moments have the shape of their ``parameter``, or ``other`` ones.
     """
 
     name: str
     group: frozenset[str]
     state: frozenset[str]
+    brought: tuple[tuple[str, str], ...]
     optional: frozenset[str]
-    scalars: frozenset[str] = frozenset({"step"})
-    scalars_on_device: bool = False
+    scalars: frozenset[str]
+    scalars_on_device: bool
+    lacks: frozenset[str]
+    magnitudes: frozenset[str]
+    begins_elsewhere: frozenset[str]
+    update: Literal["element", "parameter", "model"]
+    shapes: Literal["parameter", "other"]
+
+    @property
+    def known_state(self) -> frozenset[str]:
+        """Every state key that it may write."""
+        return self.state | self.optional | self.scalars | {key for _, key in self.brought}
 
 
 def _row(
-    name: str, group: str, state: str, optional: str = "", scalars: str = "step", *, on_device: bool = False
-) -> OptimizerKeys:
-    return OptimizerKeys(
-        name,
-        frozenset(group.split()),
-        frozenset(state.split()),
-        frozenset(optional.split()),
-        frozenset(scalars.split()),
-        on_device,
+    name: str,
+    group: str,
+    state: str,
+    *,
+    brought: tuple[tuple[str, str], ...] = (),
+    optional: str = "",
+    scalars: str = "step",
+    scalars_on_device: bool = False,
+    lacks: str = "",
+    magnitudes: str = "",
+    begins_elsewhere: str = "",
+    update: Literal["element", "parameter", "model"] = "element",
+    shapes: Literal["parameter", "other"] = "parameter",
+) -> OptimizerFacts:
+    return OptimizerFacts(
+        name=name,
+        group=frozenset(group.split()),
+        state=frozenset(state.split()),
+        brought=brought,
+        optional=frozenset(optional.split()),
+        scalars=frozenset(scalars.split()),
+        scalars_on_device=scalars_on_device,
+        lacks=frozenset(lacks.split()),
+        magnitudes=frozenset(magnitudes.split()),
+        begins_elsewhere=frozenset(begins_elsewhere.split()),
+        update=update,
+        shapes=shapes,
     )
 
+
+_ADAM: Final = "step exp_avg exp_avg_sq"
+_AMSGRAD: Final = (("amsgrad", "max_exp_avg_sq"),)
+
+#: The more a row asks for, the earlier it stands: the first that fits is the class.
+TABLE: Final[tuple[OptimizerFacts, ...]] = (
+    _row("LBFGS", "max_iter history_size line_search_fn", "n_iter", scalars="", update="model", shapes="other",
+         optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
+    _row("Muon", "ns_coefficients ns_steps", "momentum_buffer", scalars="", update="parameter"),
+    _row("Adafactor", "beta2_decay d", "step", optional="row_var col_var variance", update="parameter",
+         shapes="other", magnitudes="row_var col_var variance"),
+    _row("ASGD", "lambd alpha t0", "step eta mu ax", scalars="step eta mu", scalars_on_device=True,
+         begins_elsewhere="eta mu"),
+    _row("NAdam", "betas momentum_decay", _ADAM + " mu_product", scalars="step mu_product", magnitudes="exp_avg_sq",
+         begins_elsewhere="mu_product"),
+    _row("Rprop", "etas step_sizes", "step prev step_size", begins_elsewhere="step_size"),
+    _row("Adagrad", "lr_decay initial_accumulator_value", "step sum", magnitudes="sum", begins_elsewhere="sum"),
+    _row("Adadelta", "rho eps", "square_avg acc_delta", optional="step", magnitudes="square_avg acc_delta"),
+    _row("RMSprop", "alpha centered momentum", "square_avg", optional="step", magnitudes="square_avg",
+         brought=(("momentum", "momentum_buffer"), ("centered", "grad_avg"))),
+    _row("Adamax", "betas eps weight_decay", "step exp_avg exp_inf", magnitudes="exp_inf",
+         lacks="amsgrad momentum_decay decoupled_weight_decay"),
+    _row("AdamW", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
+    _row("Adam", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
+    _row("RAdam", "betas eps weight_decay foreach", _ADAM, magnitudes="exp_avg_sq",
+         lacks="amsgrad momentum_decay fused"),
+    _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", lacks="weight_decay",
+         update="model"),
+    _row("SGD", "momentum dampening nesterov", "", optional="momentum_buffer", scalars="", lacks="eps"),
+)  # fmt: skip
+BY_NAME: Final = {row.name: row for row in TABLE}
 
 #: Group keys of other libraries' optimizers that otherwise look like one of torch's.
 _FOREIGN: Final = frozenset({
     "bias_correction", "correct_bias", "grad_averaging", "trust_coefficient", "decoupled_decay", "lr_in_momentum",
     "weight_decouple", "wd_ratio", "rectify", "degenerated_to_sgd", "n_sma_threshold", "optim_bits", "use_muon",
 })  # fmt: skip
-#: Group keys that the class lacks, where others that write the same state have them.
-_WITHOUT: Final[dict[str, frozenset[str]]] = {
-    "SparseAdam": frozenset({"weight_decay"}),
-    "RAdam": frozenset({"amsgrad", "momentum_decay"}),
-    "Adamax": frozenset({"amsgrad", "momentum_decay", "decoupled_weight_decay"}),
-    "SGD": frozenset({"eps"}),
-}
-
-
-#: The more a row asks for, the earlier it stands: the first that fits is the class.
-TABLE: Final[tuple[OptimizerKeys, ...]] = (
-    _row("LBFGS", "max_iter history_size line_search_fn", "n_iter", "func_evals al d t old_dirs old_stps ro H_diag "
-         "prev_flat_grad prev_loss", ""),
-    _row("Muon", "ns_coefficients ns_steps", "momentum_buffer", "", ""),
-    _row("Adafactor", "beta2_decay d", "step", "row_var col_var variance"),
-    _row("ASGD", "lambd alpha t0", "step eta mu ax", "", "step eta mu", on_device=True),
-    _row("NAdam", "betas momentum_decay", "step exp_avg exp_avg_sq mu_product", "", "step mu_product"),
-    _row("Rprop", "etas step_sizes", "step prev step_size"),
-    _row("Adagrad", "lr_decay initial_accumulator_value", "step sum"),
-    _row("Adadelta", "rho eps", "square_avg acc_delta", "step"),
-    _row("RMSprop", "alpha centered momentum", "square_avg", "step momentum_buffer grad_avg"),
-    _row("Adamax", "betas eps weight_decay", "step exp_avg exp_inf"),
-    _row("AdamW", "betas eps amsgrad", "step exp_avg exp_avg_sq", "max_exp_avg_sq"),
-    _row("Adam", "betas eps amsgrad", "step exp_avg exp_avg_sq", "max_exp_avg_sq"),
-    _row("RAdam", "betas eps weight_decay foreach", "step exp_avg exp_avg_sq"),
-    _row("SparseAdam", "betas eps maximize", "step exp_avg exp_avg_sq", "", ""),
-    _row("SGD", "momentum dampening nesterov", "", "momentum_buffer", ""),
-)  # fmt: skip
+#: Group keys that torch's classes have in common since 2.0, and that no other library's are known to have together.
+_TORCH_ONLY: Final = frozenset({"foreach", "differentiable", "maximize"})
+#: Second moments by the names that optimizers of other libraries have taken from torch.
+_BORROWED_MAGNITUDES: Final = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
 
 def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) -> tuple[str, ...]:
     """The classes of ``torch.optim`` that could have written a state_dict, best first.
 
+    A class is told by the keys of all groups together and by those that most state entries have: a key that one of
+    them has lost does not make a stranger of the optimizer; :func:`lost_keys` speaks of it.
+
     Old files of Adam and AdamW look alike; with ``decoupled_weight_decay`` in the group there is no doubt.
     """
     if not groups:
         return ()
-    options = dict(groups[0].options)
-    shared = frozenset.intersection(*(frozenset(name for name, _ in group.options) for group in groups))
-    entries = {frozenset(name.partition(".")[0] for name, _ in (*entry.tensors, *entry.scalars)) for entry in state}
-    found = [row.name for row in TABLE if _fits(row, shared, entries)]
+    options = frozenset(name for group in groups for name, _ in group.options)
+    entries = Counter(keys for entry in state if (keys := state_keys(entry)))
+    usual = entries.most_common(1)[0][0] if entries else None
+    found = (
+        [row.name for row in TABLE if _fits(row, options) and (usual is None or row.state <= usual <= row.known_state)]
+        or [row.name for row in TABLE if _fits(row, options) and usual is not None and usual <= row.known_state]
+        or [row.name for row in TABLE if usual is not None and _fits_but_for_one(row, options, usual)]
+    )
     if "AdamW" in found and "Adam" in found:
-        return _adam_or_adamw(options)
+        return _adam_or_adamw(dict(groups[0].options))
     return tuple(found[:1])
 
 
-def _fits(row: OptimizerKeys, options: frozenset[str], entries: set[frozenset[str]]) -> bool:
-    if not row.group <= options or options & (_FOREIGN | _WITHOUT.get(row.name, frozenset())):
+def state_keys(entry: StateEntry) -> frozenset[str]:
+    """The state keys of an entry: of a list of tensors (``old_dirs.0``) its own alone."""
+    return frozenset(name.partition(".")[0] for name, _ in (*entry.tensors, *entry.scalars))
+
+
+def lost_keys(algorithm: str | None, groups: Iterable[ParamGroup], state: Iterable[StateEntry]) -> list[str]:
+    """What an optimizer's step needs and the file lacks, as paths below the optimizer: ``state.3.exp_avg_sq``.
+
+    Empty for an optimizer that is not known, and for entries without any value: those of parameters never stepped.
+    """
+    row = BY_NAME.get(algorithm or "")
+    if row is None:
+        return []
+    lost: list[str] = []
+    needed: dict[str, frozenset[str]] = {}
+    for index, group in enumerate(groups):
+        options = dict(group.options)
+        lost += (f"param_groups.{index}.{key}" for key in sorted((row.group | {"lr"}) - options.keys()))
+        own = row.state | {key for option, key in row.brought if options.get(option)}
+        needed.update(dict.fromkeys(group.params, own))
+    for entry in state:
+        if entry.tensors or any(value is not None for _, value in entry.scalars):
+            own = needed.get(entry.key, row.state)
+            lost += (f"state.{entry.key}.{key}" for key in sorted(own - state_keys(entry)))
+    return lost
+
+
+def magnitudes(algorithm: str | None) -> frozenset[str]:
+    """The state keys of an optimizer, known or not, whose values cannot be below zero."""
+    return BY_NAME[algorithm].magnitudes if algorithm in BY_NAME else _BORROWED_MAGNITUDES
+
+
+def _fits(row: OptimizerFacts, options: frozenset[str]) -> bool:
+    return row.group <= options and not options & (_FOREIGN | row.lacks)
+
+
+def _fits_but_for_one(row: OptimizerFacts, options: frozenset[str], usual: frozenset[str]) -> bool:
+    """Whether only one group key is missing, in groups that torch has written, beside state that fits."""
+    if not options >= _TORCH_ONLY or options & (_FOREIGN | row.lacks):
         return False
-    return all(row.state <= entry <= row.state | row.optional for entry in entries if entry)
+    return len(row.group - options) == 1 and row.state <= usual <= row.known_state
 
 
 def _adam_or_adamw(options: dict[str, object]) -> tuple[str, ...]:

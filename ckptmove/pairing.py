@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckptmove.optimizers import TABLE
@@ -27,15 +27,12 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
     from ckptmove.scopes import Index, Shape
 
-How: TypeAlias = Literal["names", "order", "position", "ambiguous", "none"]
+How: TypeAlias = Literal["names", "order", "sorted", "position", "ambiguous", "permuted", "none"]
 
 #: State keys of bookkeeping tensors: 0-d whatever the parameter's shape.
-BOOKKEEPING: Final = frozenset({"step", "mu_product", "eta", "mu"})
-#: State keys that some classes write beside those of the table, by their options.
-_OPTIONAL: Final = frozenset({"step", "max_exp_avg_sq", "grad_avg", "momentum_buffer"})
-#: Classes whose state does not have the shape of its parameter.
-_OTHER_SHAPES: Final = frozenset({"LBFGS", "Adafactor"})
-_STATE_KEYS: Final = {row.name: row.state | row.scalars | _OPTIONAL for row in TABLE if row.name not in _OTHER_SHAPES}
+BOOKKEEPING: Final = frozenset().union(*(row.scalars for row in TABLE))
+#: The state keys of classes whose moments have the shape of their parameter.
+_STATE_KEYS: Final = {row.name: row.known_state for row in TABLE if row.shapes == "parameter"}
 _ALL_STATE_KEYS: Final = frozenset().union(*_STATE_KEYS.values())
 #: Parts that hold copies, which no optimizer steps: target networks, and modules among Lightning's arguments.
 _COPIES: Final = re.compile(r"target|hyper_parameters")
@@ -51,8 +48,10 @@ class Pairing:
         matches: every key that the groups list, in their order, then every key that only the state has; each with its
             tensor, or None where none was found.
         how: ``names``: the optimizer names its parameters; ``order``: in-order match with all known shapes agreeing,
-            and no other; ``position``: as many parameters as model tensors, but a few shapes part; ``ambiguous``:
-            one of several in-order matches; ``none``: no match.
+            and no other; ``sorted``: the same in the order of the tensors' names, in which some scripts list the
+            parameters of each group; ``position``: as many parameters as model tensors, but a few shapes part;
+            ``ambiguous``: one of several in-order matches; ``permuted``: a single group whose moments have the shapes
+            of the model's tensors, but in another order; ``none``: no match.
         reason: why it is no better; empty for a pairing in which nothing is missing.
     """
 
@@ -63,7 +62,7 @@ class Pairing:
     @property
     def is_certain(self) -> bool:
         """Whether a finding may rest on it."""
-        return self.how in {"names", "order", "position"}
+        return self.how in {"names", "order", "sorted", "position"}
 
     def by_key(self) -> dict[str, TensorRecord | None]:
         """The tensors by the keys of their parameters."""
@@ -86,9 +85,7 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
         entry: state of one parameter.
         algorithm: as in ``OptimizerRecord``; None stands for any class but those two.
     """
-    if algorithm in _OTHER_SHAPES:
-        return ()
-    known = _STATE_KEYS[algorithm] if algorithm else _ALL_STATE_KEYS
+    known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
     if not known.issuperset([key for key, _ in entry.tensors]) or not known.issuperset(dict(entry.scalars)):
         return ()
     return tuple((key, tensor) for key, tensor in entry.tensors if key not in BOOKKEEPING)
@@ -141,12 +138,19 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...]) -> Pairing:
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
     if fits:
         return _by_shapes(optimizer, fits)
+    if len(groups) > 1:
+        fits = [fit for scope in scopes if (fit := _fit(shapes, scope.sorted_by_name)) is not None and fit.is_unique]
+        if fits:
+            return replace(_by_shapes(optimizer, fits), how="sorted")
     flat = [shape for group in shapes for shape in group]
     for scope in scopes:
         parted = _parted(flat, scope)
         if parted:
             reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
             return _result(optimizer, scope.parameters, "position", reason)
+    if len(groups) == 1 and any(_is_permuted(flat, scope) for scope in scopes):
+        reason = "the state has the shapes of the model's tensors, but in another order"
+        return _result(optimizer, [], "permuted", reason)
     return _result(optimizer, [], "none", "the shapes of the state do not fit the model's tensors in their order")
 
 
@@ -219,6 +223,13 @@ def _parted(shapes: list[Shape | None], scope: Scope) -> int:
     parted = [(shape, own) for shape, own in pairs if shape is not None and shape != own]
     reordered = Counter(shape for shape, _ in parted) == Counter(own for _, own in parted)
     return 0 if reordered or len(parted) * 2 > len(shapes) else len(parted)
+
+
+def _is_permuted(shapes: list[Shape | None], scope: Scope) -> bool:
+    """Whether every known shape has a tensor of its own in a scope that is large enough."""
+    known = Counter(shape for shape in shapes if shape is not None)
+    enough = len(shapes) <= len(scope.parameters)
+    return bool(known) and enough and known <= Counter(tensor.shape for tensor in scope.parameters)
 
 
 # --- in-order matching -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import matches, supports_capturable, supports_fused
-from ckptmove.optimizers import TABLE
+from ckptmove.optimizers import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -167,7 +167,7 @@ class Policy:
 
     def _settle(self, optimizer: OptimizerRecord) -> None:
         """Find the homes of an optimizer's scalars, after its flags are as the target takes them."""
-        row = _ROWS.get(optimizer.algorithm or "")
+        row = BY_NAME.get(optimizer.algorithm or "")
         # ``load_state_dict`` treats the key "step" alike for every class, a stranger's too.
         scalar_keys = {"step"} | (row.scalars if row else frozenset())
         group_of = {key: index for index, group in reversed([*enumerate(optimizer.groups)]) for key in group.params}
@@ -211,7 +211,6 @@ class Policy:
         return stays
 
 
-_ROWS: Final = {row.name: row for row in TABLE}
 _SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
 
 

@@ -52,6 +52,11 @@ class Scope:
         return {strip_wrappers(key)[1]: tensor for key, tensor in self._members}
 
     @cached_property
+    def sorted_by_name(self) -> Scope:
+        """The same tensors in the order of their keys."""
+        return Scope(self.where, sorted(self._members, key=lambda member: member[0]))
+
+    @cached_property
     def forward(self) -> Index:
         """The parameters' places by shape."""
         return Index(tensor.shape for tensor in self.parameters)

@@ -1,4 +1,4 @@
-"""Rules about optimizers: O201 to O206.
+"""Rules about optimizers: O201 to O208.
 
 Never takes a file for broken that a healthy run could have written.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, counted, load_expression, target_device
+from ckptmove.optimizers import lost_keys
 from ckptmove.pairing import moments, pair_all
 from ckptmove.scopes import is_buffer
 
@@ -152,6 +153,25 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         if faults:
             where = [path for paths in faults.values() for path in paths]
             yield found("O206", "; ".join(faults), where, _weights_alone(inventory))
+
+
+def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """O207: a group or a state entry has lost a key that its optimizer reads."""
+    for optimizer in inventory.optimizers:
+        lost = lost_keys(optimizer.algorithm, optimizer.groups, optimizer.state)
+        if lost:
+            where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
+            more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+            message = f"{optimizer.algorithm} reads {where[0]}{more}: not in the file"
+            yield found("O207", message, where, _weights_alone(inventory))
+
+
+def state_order(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """O208: the moments fit the model's tensors, but not in their order. A script may list them so; a fault may, too."""
+    for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
+        if pairing.how == "permuted":
+            where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
+            yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, _weights_alone(inventory))
 
 
 # --- what they need --------------------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ RULES: Final[tuple[Rule, ...]] = (
     optimizer.state_shape,
     optimizer.state_missing,
     optimizer.group_size,
+    optimizer.state_incomplete,
+    optimizer.state_order,
     resume.rng_on_accelerator,
     resume.resume_incomplete,
     resume.rng_count,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.inventory.numpy_scalars import scalar_value
 from ckptmove.inventory.shapes import as_dict, key_text, members
-from ckptmove.model import FlagValue, OptimizerRecord, ParamGroup, StateEntry
+from ckptmove.model import OPAQUE, FlagValue, OptimizerRecord, ParamGroup, StateEntry
 from ckptmove.optimizers import candidates
 from ckptmove.pickles.tree import Call, Node, Sequence
 
@@ -86,7 +87,8 @@ def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
         elif isinstance(value, Sequence) and not any(isinstance(item, Node) for item in value.items):
             options.append((name, tuple(value.items)))
         else:
-            options.append((name, None))
+            number = scalar_value(value)
+            options.append((name, OPAQUE if number is None else number))
     return ParamGroup(where, params, names, tuple(options), tuple(flags))
 
 

@@ -1,24 +1,24 @@
 """The second half of the restore check: nothing was lost or changed on the way from the original.
 
-Never compares devices or group flags: those are what a conversion is there to change.
+Never compares devices or the flags that follow them: those are what a conversion is there to change.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
 from ckptmove.dtypes import CAST_DOWN
+from ckptmove.inventory.difference import tree_differences
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import dense_records, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
 
 if TYPE_CHECKING:
-    from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.checkpoint import Checkpoint
+    from ckptmove.model import Inventory, TensorRecord
     from ckptmove.verification.state import StoredTensors
-
-_FLAGS: Final = frozenset({"capturable", "fused"})
 
 
 class OriginalTensors:
@@ -38,23 +38,51 @@ class OriginalTensors:
 
 
 def differences(
-    inventory: Inventory, stored: StoredTensors, original: Inventory, original_stored: StoredTensors
+    checkpoint: Checkpoint, stored: StoredTensors, original: Checkpoint, original_stored: StoredTensors
 ) -> Offenders:
-    """Where a checkpoint is not its original, devices and flags aside: names, shapes, values, options."""
+    """Where a checkpoint is not its original, devices and the flags that follow them aside.
+
+    Compares every tensor by name, dtype, shape, stride and bits, and everything else that the pickles hold.
+    """
     found = Offenders()
-    _compare_options(inventory, original, found)
-    ours = {record.name: record for record in dense_records(inventory)}
-    theirs = {record.name: record for record in dense_records(original)}
-    for name in theirs:
-        if name not in ours:
-            found.add(f"{name} is missing")
-    for name, record in ours.items():
-        if name not in theirs:
-            found.add(f"{name} is not in the original")
+    ours, theirs = _by_name(checkpoint.inventory), _by_name(original.inventory)
+    for name in (*theirs, *(name for name in ours if name not in theirs)):
+        mine, others = ours.get(name, []), theirs.get(name, [])
+        if len(mine) != len(others):
+            found.add(f"{name} is missing" if len(mine) < len(others) else f"{name} is not in the original")
             continue
-        text = _difference(record, stored, theirs[name], original_stored)
-        if text:
-            found.add(f"{name}: {text}")
+        for record, other in zip(mine, others, strict=True):
+            text = _difference(record, stored, other, original_stored)
+            if text:
+                found.add(f"{name}: {text}")
+    if not found:  # a tensor more or less is a difference of the trees, too
+        for text in tree_differences(
+            checkpoint.machine.root, device_sites(checkpoint.inventory),
+            original.machine.root, device_sites(original.inventory),
+        ):  # fmt: skip
+            found.add(text)
+    return found
+
+
+def device_sites(inventory: Inventory) -> frozenset[int]:
+    """The places in the object pickle that a conversion may change: tags, named devices, flags, cast classes."""
+    sites: set[int | None] = set()
+    for storage in inventory.storages:
+        sites.update(storage.tag_sites, storage.class_sites)
+    for record in inventory.tensors:
+        sites.update(part.device_site for part in (record, *record.parts))
+    for mention in inventory.mentions:
+        sites |= {mention.site, mention.index_site, mention.tuple_site}
+    for optimizer in inventory.optimizers:
+        sites.update(flag.site for group in optimizer.groups for flag in group.flags)
+    return frozenset(site for site in sites if site is not None)
+
+
+def _by_name(inventory: Inventory) -> dict[str, list[TensorRecord]]:
+    """Every dense tensor by its name; several where two paths read alike."""
+    found: dict[str, list[TensorRecord]] = {}
+    for record in dense_records(inventory):
+        found.setdefault(record.name, []).append(record)
     return found
 
 
@@ -74,25 +102,3 @@ def _difference(ours: TensorRecord, stored: StoredTensors, theirs: TensorRecord,
     else:
         return f"stride {ours.stride} in place of {theirs.stride}"
     return "" if same else "other bits" + (f" than {theirs.dtype} cast to {ours.dtype}" if is_cast else "")
-
-
-def _compare_options(inventory: Inventory, original: Inventory, found: Offenders) -> None:
-    if len(inventory.optimizers) != len(original.optimizers):
-        found.add(f"{len(inventory.optimizers)} optimizers in place of {len(original.optimizers)}")
-        return
-    for ours, theirs in zip(inventory.optimizers, original.optimizers, strict=True):
-        mine, other = _options(ours), _options(theirs)
-        for where in [*other, *(where for where in mine if where not in other)]:
-            if where not in mine or where not in other or repr(mine[where]) != repr(other[where]):
-                found.add(f"{where} is {mine.get(where, 'absent')!r} in place of {other.get(where, 'absent')!r}")
-
-
-def _options(optimizer: OptimizerRecord) -> dict[str, object]:
-    """Every plain value of an optimizer by its path, flags aside."""
-    values: dict[str, object] = {}
-    for group in optimizer.groups:
-        values[f"{group.where}.params"] = group.params
-        values.update((f"{group.where}.{name}", value) for name, value in group.options if name not in _FLAGS)
-    for entry in optimizer.state:
-        values.update((f"{optimizer.where}.state.{entry.key}.{key}".lstrip("."), value) for key, value in entry.scalars)
-    return values

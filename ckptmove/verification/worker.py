@@ -75,7 +75,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             other = stack.enter_context(open_checkpoint(request.against, Limits()))
             other_stored = stack.enter_context(StoredTensors(other.container))
             original = OriginalTensors(other.inventory, other_stored)
-            lost = differences(inventory, stored, other.inventory, other_stored)
+            lost = differences(checkpoint, stored, other, other_stored)
             restore = _with_original(restore, request.against, lost)
         for check in (restore, numbers.check()):
             emit({"check": check_to_json(check)})
@@ -93,4 +93,4 @@ def _with_original(restore: CheckResult, against: str, lost: Offenders) -> Check
         return replace(restore, evidence=evidence)
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
-    return replace(restore, detail=f"{restore.detail}; and what {against} holds", evidence=evidence)
+    return replace(restore, detail=f"{restore.detail}; and all that {against} holds, devices aside", evidence=evidence)

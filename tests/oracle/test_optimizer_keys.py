@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.model import ParamGroup
-from ckptmove.optimizers import TABLE, candidates
+from ckptmove.model import OPAQUE, ParamGroup
+from ckptmove.optimizers import BY_NAME, TABLE, candidates, lost_keys
 
 CLASSES = {
     name: kind
@@ -98,7 +98,7 @@ def test_a_class_is_told_from_its_state_dict(name, options, tmp_path):
     assert group.params == ("0", "1")
     assert [key for key, _ in group.options] == [key for key in saved_group if key != "params"]
     for key, value in group.options:
-        assert value == (None if isinstance(saved_group[key], torch.Tensor) else saved_group[key])
+        assert value == (OPAQUE if isinstance(saved_group[key], torch.Tensor) else saved_group[key])
     assert {flag.name: flag.value for flag in group.flags} == {
         key: saved_group[key] for key in ("capturable", "fused") if isinstance(saved_group.get(key), bool)
     }
@@ -175,6 +175,62 @@ def test_a_stranger_is_not_named(tmp_path):
     group = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "weight_decay": 0, "nesterov": False, "params": [0]}
     (record,) = read({"state": state, "param_groups": [group]}, tmp_path).optimizers
     assert record.algorithm is None
+
+
+MODERN = torch.optim.AdamW([nn.Parameter(torch.zeros(1))]).state_dict()["param_groups"][0]
+WHOLE = {"step": 3, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+
+
+def without(pairs, *keys):
+    return {name: value for name, value in pairs.items() if name not in keys}
+
+
+@pytest.mark.parametrize(
+    ("groups", "entries", "algorithm", "lost"),
+    [
+        ([MODERN], [WHOLE, WHOLE], "AdamW", []),
+        ([MODERN], [WHOLE, WHOLE, without(WHOLE, "exp_avg_sq")], "AdamW", ["state.2.exp_avg_sq"]),
+        ([MODERN], [without(WHOLE, "step"), WHOLE, WHOLE], "AdamW", ["state.0.step"]),
+        ([MODERN], [without(WHOLE, "exp_avg_sq")] * 2, "AdamW", ["state.0.exp_avg_sq", "state.1.exp_avg_sq"]),
+        ([MODERN], [WHOLE, {}], "AdamW", []),
+        ([MODERN, without(MODERN, "betas")], [WHOLE], "AdamW", ["param_groups.1.betas"]),
+        ([without(MODERN, "betas")], [WHOLE], "AdamW", ["param_groups.0.betas"]),
+        ([without(MODERN, "lr")], [WHOLE], "AdamW", ["param_groups.0.lr"]),
+        ([{**MODERN, "amsgrad": True}], [WHOLE], "AdamW", ["state.0.max_exp_avg_sq"]),
+        ([without(OLD_ADAM, "betas")], [WHOLE], None, []),  # no trace of torch's own groups
+        ([without(MODERN, "betas", "eps")], [WHOLE], None, []),
+        ([{**without(MODERN, "betas"), "bias_correction": True}], [WHOLE], None, []),
+        ([without(MODERN, "betas")], [], None, []),
+    ],
+)
+def test_a_lost_key_is_named_and_makes_no_stranger(groups, entries, algorithm, lost, tmp_path):
+    listed = [{**group, "params": [index]} for index, group in enumerate(groups)]
+    (record,) = read({"state": dict(enumerate(entries)), "param_groups": listed}, tmp_path).optimizers
+    assert record.algorithm == algorithm
+    assert lost_keys(record.algorithm, record.groups, record.state) == lost
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_nothing_is_lost_of_what_torch_writes(name, tmp_path):
+    for options in [options for variant, options in VARIANTS if variant == name]:
+        (record,) = read(stepped(name, options).state_dict(), tmp_path).optimizers
+        assert lost_keys(record.algorithm, record.groups, record.state) == []
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {"LBFGS"}))
+def test_what_begins_at_zero_and_what_is_never_negative(name):
+    parameter = nn.Parameter(torch.ones(2, 2))
+    optimizer = CLASSES[name]([parameter], lr=0.1)
+    for sign in (-1, 1):
+        parameter.grad = torch.full((2, 2), sign * 1e-30)
+        parameter.grad = parameter.grad.to_sparse() if name == "SparseAdam" else parameter.grad
+        optimizer.step()
+    for key, value in optimizer.state[parameter].items():
+        # ASGD's average is the parameter itself at first; Adamax takes the largest of the gradient and eps.
+        if torch.is_tensor(value) and key not in {"step", "ax"} | BY_NAME[name].begins_elsewhere:
+            assert value.abs().max() < 1e-7, key
+        if key in BY_NAME[name].magnitudes:
+            assert value.min() >= 0
 
 
 def test_no_groups_name_no_class():

@@ -228,7 +228,6 @@ class TestWithoutAMatch:
     @pytest.mark.parametrize(
         "groups",
         [
-            [[B, W, (2, 4)]],  # the model's own shapes in another order: built so, and no fault
             [[(9,), (8,), (2, 4)]],  # most shapes part
             [[W, B, (2, 4), B]],  # more parameters than tensors
             [[(9, 9)]],
@@ -239,6 +238,20 @@ class TestWithoutAMatch:
 
         assert (found.how, set(names(found))) == ("none", {None})
         assert "shapes" in found.reason
+
+    def test_the_shapes_of_the_model_in_another_order(self) -> None:
+        [found] = pair(MODEL, optimizer([[B, W, (2, 4)]]))
+
+        assert (found.how, found.is_certain, set(names(found))) == ("permuted", False, {None})
+        assert found.reason == "the state has the shapes of the model's tensors, but in another order"
+
+    def test_groups_in_the_order_of_sorted_names(self) -> None:
+        shapes = {"b.weight": W, "b.bias": B, "a.weight": (7, 4), "a.bias": (7,), "head": (2, 7)}
+        model = [tensor(f"model.{name}", shape) for name, shape in shapes.items()]
+        [found] = pair(model, optimizer([[(7, 4), W, (2, 7)], [(7,), B]]))
+
+        assert (found.how, found.is_certain) == ("sorted", True)
+        assert names(found) == [f"model.{name}" for name in ("a.weight", "b.weight", "head", "a.bias", "b.bias")]
 
     def test_no_model_and_no_parameters(self) -> None:
         assert pair([], optimizer([[W]]))[0].reason == "the file holds no model tensors"

@@ -21,6 +21,8 @@ from ckptmove.model import (
     TensorRecord,
 )
 
+from ckptmove.optimizers import BY_NAME
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -71,9 +73,18 @@ class Make:
     def model(self, prefix: str = "model.", device: str = "cuda:0", **changes: Any) -> tuple[TensorRecord, ...]:
         return tuple(self.tensor(f"{prefix}{key}", shape, device=device, **changes) for key, shape in LAYERS.items())
 
-    def group(self, params: Sequence[str], index: int = 0, where: str = "optimizer", **flags: bool) -> ParamGroup:
+    def group(
+        self,
+        params: Sequence[str],
+        index: int = 0,
+        where: str = "optimizer",
+        algorithm: str | None = "Adam",
+        **flags: bool,
+    ) -> ParamGroup:
         names = tuple(FlagValue(name, value, 0) for name, value in flags.items())
-        return ParamGroup(f"{where}.param_groups.{index}".lstrip("."), tuple(params), (), (("lr", 0.1),), names)
+        own = sorted(BY_NAME[algorithm].group) if algorithm else []
+        options = (("lr", 0.1), *((name, 0) for name in own))
+        return ParamGroup(f"{where}.param_groups.{index}".lstrip("."), tuple(params), (), options, names)
 
     def entry(
         self,
@@ -99,7 +110,8 @@ class Make:
         records = tuple(
             (name, self.tensor(f"{root}.{name}", size, role="optimizer", device=place)) for name, size, place in tensors
         )
-        return StateEntry(key, records, (("n_iter", 3),) if algorithm == "LBFGS" else ())
+        plain = {"LBFGS": (("n_iter", 3),), "SparseAdam": (("step", 3),)}
+        return StateEntry(key, records, plain.get(algorithm or "", ()))
 
     def optimizer(
         self,
@@ -117,7 +129,7 @@ class Make:
             for index, shape in enumerate(shapes)
             if shape is not None
         ]
-        group = self.group([str(index) for index in range(len(shapes))], where=where, **flags)
+        group = self.group([str(index) for index in range(len(shapes))], where=where, algorithm=algorithm, **flags)
         names = (algorithm,) if algorithm else ()
         return OptimizerRecord(where, (group,), tuple(state), algorithm, names)
 
@@ -141,6 +153,14 @@ class Make:
     def findings(self, inventory: Inventory, code: str | None = None, **context: Any) -> tuple[Finding, ...]:
         found = find_all(inventory, Context(**context))
         return found if code is None else tuple(finding for finding in found if finding.code == code)
+
+    def without(self, optimizer: OptimizerRecord, key: str, state_key: str) -> OptimizerRecord:
+        """The optimizer with one tensor less in the state of one parameter."""
+        state = tuple(
+            replace(entry, tensors=tuple(pair for pair in entry.tensors if (entry.key, pair[0]) != (key, state_key)))
+            for entry in optimizer.state
+        )
+        return replace(optimizer, state=state)
 
     def replace(self, value: Any, **changes: Any) -> Any:
         return replace(value, **changes)

@@ -74,6 +74,16 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
         {},
         lambda make: make.inventory(optimizers=[make.optimizer([(2,)])]),
     ),
+    "O207": (
+        lambda make: make.inventory(optimizers=[make.without(make.optimizer(), "1", "exp_avg_sq")]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer([(4, 3), (4,), (2, 4), None])]),
+    ),
+    "O208": (
+        lambda make: make.inventory(optimizers=[make.optimizer([(4,), (4, 3), (2, 4), (2,)])]),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer([(4, 3), (2, 4), (2,)])]),
+    ),
     "R301": (
         lambda make: make.inventory([make.tensor("rng", (16,), dtype="uint8", role="rng")]),
         {},

@@ -1,0 +1,138 @@
+"""Where the trees of two pickles differ, devices aside.
+
+Never looks at the contents of storages: a tensor is compared by what is made of its storage, not by what lies there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.devices import is_device_string
+from ckptmove.inventory.shapes import key_text
+from ckptmove.pickles.tree import Call, Dict, Global, Node, Opaque, Persistent, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from ckptmove.pickles.tree import Value
+
+    Pair = tuple[str, Value, int, Value, int]
+
+#: Functions whose first two arguments are a storage and an offset in it: another sharing is no other tensor.
+_REBUILDS: Final = frozenset({
+    "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
+})  # fmt: skip
+_SHOWN: Final = 60
+_MISSING: Final = Opaque("nothing")
+
+
+def tree_differences(
+    ours: Value, our_sites: Collection[int], theirs: Value, their_sites: Collection[int]
+) -> Iterator[str]:
+    """Each place where a tree is not another one: a line for people, in no particular order.
+
+    Args:
+        ours: root of the tree.
+        our_sites: starts in its pickle of what names a device, and of what follows one; such values may differ.
+        theirs: root of the tree that it should equal.
+        their_sites: likewise for that one.
+    """
+    stack: list[Pair] = [("", ours, -1, theirs, -1)]
+    seen: set[tuple[int, int]] = set()
+    while stack:
+        path, mine, my_start, other, other_start = stack.pop()
+        if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
+            continue
+        if not isinstance(mine, Node) or type(mine) is not type(other):
+            if not _is_same(mine, other):
+                yield f"{path or 'the root'} is {_shown(mine)} in place of {_shown(other)}"
+        elif (id(mine), id(other)) not in seen:
+            seen.add((id(mine), id(other)))
+            stack += _members(path, mine, other)
+
+
+def _members(path: str, mine: Node, other: Value) -> list[Pair]:
+    """What two nodes of one type consist of, side by side."""
+    if isinstance(mine, Sequence) and isinstance(other, Sequence):
+        return _items(path, mine, other)
+    if isinstance(mine, Dict) and isinstance(other, Dict):
+        return _pairs(path, mine, other)
+    if isinstance(mine, Call) and isinstance(other, Call):
+        return _call(path, mine, other)
+    if isinstance(mine, Persistent) and isinstance(other, Persistent):
+        is_storage = type(mine.pid) is Tuple and mine.pid.items[:1] == ("storage",)
+        return [] if is_storage else [(path, mine.pid, mine.pid_start, other.pid, other.pid_start)]
+    return [(path, _name(mine), -1, _name(other), -1)]
+
+
+def _items(path: str, mine: Sequence, other: Sequence) -> list[Pair]:
+    if len(mine.items) != len(other.items):
+        return [(f"the length of {path or 'the root'}", len(mine.items), -1, len(other.items), -1)]
+    both = zip(mine.items, mine.starts, other.items, other.starts, strict=True)
+    return [(_join(path, str(index)), *sides) for index, sides in enumerate(both)]
+
+
+def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:
+    found: list[Pair] = []
+    ours, theirs = _by_key(mine), _by_key(other)
+    for key in (*theirs, *(key for key in ours if key not in theirs)):
+        one, two = ours.get(key, (_MISSING, -1)), theirs.get(key, (_MISSING, -1))
+        found.append((_join(path, key[1]), *one, *two))
+    return found
+
+
+def _by_key(pairs: Dict) -> dict[tuple[str, str], tuple[Value, int]]:
+    """The values by the type and the text of their keys; of keys that are objects by the order of these."""
+    found: dict[tuple[str, str], tuple[Value, int]] = {}
+    for index, (key, value, start) in enumerate(pairs.pairs()):
+        place = str(index) if isinstance(key, Node) and not isinstance(key, Tuple) else ""
+        found[type(key).__name__ + place, key_text(key)] = (value, start)
+    return found
+
+
+def _call(path: str, mine: Call, other: Call) -> list[Pair]:
+    found: list[Pair] = [
+        (path, mine.func, -1, other.func, -1),
+        (_join(path, "kwargs"), mine.kwargs, -1, other.kwargs, -1),
+        (path, mine.state, mine.state_start, other.state, other.state_start),
+        (path, mine.appended, -1, other.appended, -1),
+        (path, mine.assigned, -1, other.assigned, -1),
+    ]
+    ours, theirs = mine.args, other.args
+    if mine.name in _REBUILDS and type(ours) is Tuple and type(theirs) is Tuple:
+        ours, theirs = (Tuple(one.items[2:], one.starts[2:]) for one in (ours, theirs))
+    return [*found, (path, ours, mine.args_start, theirs, other.args_start)]
+
+
+def _may_differ(mine: Value, other: Value) -> bool:
+    """Whether two values are a device, or a flag that follows one, on both sides."""
+    if isinstance(mine, str) and isinstance(other, str):
+        return is_device_string(mine) and is_device_string(other)
+    flags = (True, False, None)
+    return type(mine) is type(other) is Tuple or (mine in flags and other in flags)
+
+
+def _is_same(mine: Value, other: Value) -> bool:
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, float) and isinstance(other, float):
+        # NaN is itself here, and -0.0 is not 0.0.
+        return repr(mine) == repr(other)
+    return mine == other
+
+
+def _name(node: Value) -> str:
+    return node.full_name if isinstance(node, Global) else getattr(node, "description", "")
+
+
+def _join(path: str, part: str) -> str:
+    return f"{path}.{part}" if path else part
+
+
+def _shown(value: Value) -> str:
+    if value is _MISSING:
+        return "absent"
+    if isinstance(value, Node):
+        return f"a {type(value).__name__.lower()}" if not isinstance(value, Call) else f"a {value.name or 'call'}"
+    text = key_text(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,52 @@
+"""Numpy's scalars as numbers: a learning rate that a schedule has computed is an ``np.float64`` in the file.
+
+Never imports numpy: a scalar is its dtype and its few bytes (``numpy/_core/src/multiarray/scalartypes.c.src``,
+``gentype_reduce``).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.pickles.tree import Call, Tuple
+
+if TYPE_CHECKING:
+    from ckptmove.pickles.tree import Value
+
+_SCALARS: Final = frozenset({"numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"})
+#: numpy's codes of dtypes as those of ``struct``.
+_FORMATS: Final = {
+    "f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I",
+    "u8": "Q", "b1": "?",
+}  # fmt: skip
+
+
+def scalar_value(value: Value) -> float | bool | None:
+    """The number that a numpy scalar is; None for anything else."""
+    if type(value) is not Call or value.name not in _SCALARS:
+        return None
+    match _items(value.args):
+        case (Call(name="numpy.dtype") as dtype, content):
+            code, raw = _items(dtype.args)[:1], _bytes(content)
+            letter = _FORMATS.get(code[0]) if code and isinstance(code[0], str) else None
+            order = ">" if ">" in _items(dtype.state)[1:2] else "<"
+            if letter is not None and raw is not None and len(raw) == struct.calcsize(order + letter):
+                number: float | bool = struct.unpack(order + letter, raw)[0]
+                return number
+    return None
+
+
+def _items(value: Value) -> tuple[Value, ...]:
+    return value.items if type(value) is Tuple else ()
+
+
+def _bytes(value: Value) -> bytes | None:
+    """Bytes, which protocol 2 writes as latin-1 text."""
+    if isinstance(value, bytes):
+        return value
+    if type(value) is Call and value.name == "_codecs.encode":
+        match _items(value.args):
+            case (str() as text, "latin1") if text.isascii() or max(text) <= "\xff":
+                return text.encode("latin-1")
+    return None
