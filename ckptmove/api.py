@@ -155,6 +155,7 @@ def verify(
     optimizer: str | None = None,
     require_device: bool = False,
     seed: int = 0,
+    ignore: Sequence[str] = (),
 ) -> VerifyResult:
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
@@ -165,6 +166,7 @@ def verify(
         optimizer: class in ``torch.optim`` to use in place of the one that the keys point to.
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
+        ignore: codes of findings that are no failure.
 
     Raises:
         TorchMissing: torch is not installed.
@@ -181,6 +183,7 @@ def verify(
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
+        ignore=tuple(ignore),
     )
     return verify_checkpoint(request)
 

@@ -40,6 +40,8 @@ class VerifyResult:
         target: the device that the step ran for.
         mode: ``real``, ``simulated`` or ``cpu``.
         passed: whether no check failed.
+        proven: whether, besides, every optimizer was stepped on parameters of its own and with options of its own:
+            False where a step was skipped, or something stood in for what the file does not hold.
         checks: in the order of the contract.
         findings: of the file.
     """
@@ -48,5 +50,6 @@ class VerifyResult:
     target: str
     mode: Literal["real", "simulated", "cpu"]
     passed: bool
+    proven: bool
     checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...]

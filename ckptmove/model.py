@@ -180,9 +180,6 @@ class Opaque(Enum):
 
     OBJECT = "an object"
 
-    def __repr__(self) -> str:
-        return self.value
-
 
 OPAQUE: Final = Opaque.OBJECT
 

@@ -142,13 +142,17 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...]) -> Pairing:
         fits = [fit for scope in scopes if (fit := _fit(shapes, scope.sorted_by_name)) is not None and fit.is_unique]
         if fits:
             return replace(_by_shapes(optimizer, fits), how="sorted")
-    flat = [shape for group in shapes for shape in group]
+    return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
+
+
+def _not_in_order(optimizer: OptimizerRecord, flat: list[Shape | None], scopes: tuple[Scope, ...]) -> Pairing:
+    """What can still be said of an optimizer whose state lies in no scope in its order."""
     for scope in scopes:
         parted = _parted(flat, scope)
         if parted:
             reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
             return _result(optimizer, scope.parameters, "position", reason)
-    if len(groups) == 1 and any(_is_permuted(flat, scope) for scope in scopes):
+    if len(optimizer.groups) == 1 and any(_is_permuted(flat, scope) for scope in scopes):
         reason = "the state has the shapes of the model's tensors, but in another order"
         return _result(optimizer, [], "permuted", reason)
     return _result(optimizer, [], "none", "the shapes of the state do not fit the model's tensors in their order")

@@ -13,6 +13,7 @@ from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.streams import Format
 from ckptmove.errors import UsageError
+from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.report import document, github, verification
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _verify(path: str, options: VerifyOptions) -> VerifyResult:
         optimizer=options.optimizer,
         require_device=options.require_device,
         seed=options.seed,
+        ignore=sorted(CATALOGUE.keys() - options.selection.codes),
     )
     return replace(result, findings=options.selection.among(result.findings))
 

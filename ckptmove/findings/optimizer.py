@@ -167,7 +167,7 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
 
 
 def state_order(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """O208: the moments fit the model's tensors, but not in their order. A script may list them so; a fault may, too."""
+    """O208: the moments fit the model's tensors, but not in their order, by a script's will or by a fault."""
     for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
         if pairing.how == "permuted":
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]

@@ -201,6 +201,7 @@ def _result(result: VerifyResult) -> Json:
         "target": result.target,
         "mode": result.mode,
         "passed": result.passed,
+        "proven": result.proven,
         "checks": [
             {
                 "name": check.name,

@@ -12,7 +12,7 @@ import torch
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_differences
 from ckptmove.verification.checks import Offenders
-from ckptmove.verification.restore import dense_records, raw_bytes, same_bytes
+from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
 
 if TYPE_CHECKING:
@@ -24,17 +24,26 @@ if TYPE_CHECKING:
 class OriginalTensors:
     """The original's tensors under the names and with the dtypes of the checkpoint that came from it."""
 
-    def __init__(self, inventory: Inventory, stored: StoredTensors) -> None:
-        self._records = {record.name: record for record in dense_records(inventory)}
+    def __init__(self, inventory: Inventory, original: Inventory, stored: StoredTensors) -> None:
+        """Look up the original's tensors.
+
+        Args:
+            inventory: of the checkpoint, whose records will be asked for.
+            original: of the original.
+            stored: the original's tensors.
+        """
+        self._places = places(inventory)
+        self._records = _by_name(original)
         self._stored = stored
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
         """The original of a record, cast as it was.
 
         Raises:
-            KeyError: the original has no such tensor.
+            LookupError: the original has no such tensor.
         """
-        return self._stored.tensor(self._records[record.name]).to(dtype_of(record.dtype))
+        place = self._places[record.name, record.storage, record.storage_offset]
+        return self._stored.tensor(self._records[record.name][place]).to(dtype_of(record.dtype))
 
 
 def differences(

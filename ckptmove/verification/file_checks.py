@@ -9,8 +9,8 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.devices import is_accelerator
 from ckptmove.errors import UnsupportedDtype
-from ckptmove.model import Severity
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
@@ -18,44 +18,48 @@ from ckptmove.verification.checks import Offenders, amount, failed, passed, skip
 from ckptmove.verification.verdicts import NOTHING_TO_RESUME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ckptmove.contracts import Container
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding, Inventory, OptimizerRecord
+    from ckptmove.moves import StorageEdit
     from ckptmove.pairing import Pairing
 
-#: Facts about the bytes with which no tensor can be trusted.
-_BROKEN: Final = frozenset({"short-storage", "missing-storage", "past-end", "crc-mismatch"})
 _HOW: Final = {
     "names": "name",
     "order": "order",
+    "sorted": "the order of their names",
     "position": "position",
     "ambiguous": "shape, in one of several ways",
 }
-_STRUCTURE_CODES: Final = frozenset({"O204", "O205", "O206"})
+#: The check that a finding fails. Every error is here, and the warning with which nothing is proven.
+FAILED_BY: Final = {
+    "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
+    "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
+    "S702": "file", "F801": "file", "F802": "file", "F803": "restore",
+    "N501": "numbers", "N502": "numbers",
+}  # fmt: skip
 
 
-def check_file(container: Container, inventory: Inventory) -> CheckResult:
-    """Whether every record is whole and has the bytes that its CRC speaks of, and the pickle is none that attacks.
-
-    Args:
-        container: the container.
-        inventory: with the facts that its directory and its CRCs showed.
-    """
-    broken = Offenders()
-    for fact in inventory.facts:
-        if fact.kind in _BROKEN:
-            broken.add(f"{fact.record} ({fact.kind}, {amount(fact.nbytes, 'byte')})")
-    for use in inventory.globals:
-        if use.verdict == "dangerous":
-            broken.add(f"the pickle would call {use.name} (S702)")
+def check_file(container: Container) -> CheckResult:
+    """What the file is, and whether its bytes were compared with checksums; findings about it fail the check."""
     size = container.source.size
     checked = container.has_checksums()
-    if broken:
-        return failed("file", str(broken), bytes=size, broken=broken.count)
     crcs = "every CRC matches" if checked else "saved without CRCs, so that its bytes could not be compared with any"
     return passed("file", f"{container.name} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checked)
+
+
+def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:
+    """A check, failed by the findings that belong to it; one that has failed by itself keeps its own words."""
+    faults = Offenders()
+    for finding in findings:
+        if FAILED_BY.get(finding.code) == check.name:
+            unnamed = finding.where[:1] if not any(path in finding.message for path in finding.where) else ()
+            faults.add(": ".join([f"{finding.message} ({finding.code})", *unnamed]))
+    if check.status == "failed" or not faults:
+        return check
+    return failed(check.name, str(faults), **dict(check.evidence))
 
 
 def check_placement(inventory: Inventory, target: str) -> CheckResult:
@@ -75,9 +79,12 @@ def check_placement(inventory: Inventory, target: str) -> CheckResult:
     # Training does not compute with a stored metric: wherever it lies, the resume does not care.
     idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other"}
     moves: dict[tuple[str, str], list[str]] = {}
+    mended = 0
     for edit in plan.edits:
         astray = [name for name in edit.names or (f"storage {edit.storage}",) if name not in idle]
-        moves.setdefault((edit.source, edit.target), []).extend(astray)
+        own = [name for name in astray if not _is_mended_at_load(name, edit)]
+        mended += len(astray) - len(own)
+        moves.setdefault((edit.source, edit.target), []).extend(own)
     misplaced = sum(map(len, moves.values()))
     wrong = [_move_line(*ends, astray) for ends, astray in moves.items() if astray]
     flags = Offenders()
@@ -85,13 +92,24 @@ def check_placement(inventory: Inventory, target: str) -> CheckResult:
         flags.add(f"{flag.where} is {flag.source}, has to be {flag.target}")
     figures = {"tensors": len(inventory.tensors), "misplaced": misplaced, "flags": flags.count}
     if not wrong and not flags:
+        rest = f"; load_state_dict itself moves {amount(mended, 'counter')}" if mended else ""
         total = amount(len(inventory.tensors), "tensor")
-        return passed("placement", f"all of {total} are where {target} wants them", **figures)
+        return passed("placement", f"{total} placed as {target} wants it{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
     parts += [f"{amount(flags.count, 'option')} to follow: {flags}"] * bool(flags)
     if target == "cpu" and not flags:
         mend += ", or torch.load(..., map_location='cpu') in the script"
     return failed("placement", "; ".join([*parts, mend]), **figures)
+
+
+def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:
+    """Whether ``load_state_dict`` moves a counter by itself, so that where it lies in the file makes no difference.
+
+    ``_process_value_according_to_param_policy`` in ``torch/optim/optimizer.py`` takes ``step`` along to the device of
+    a parameter whose group is capturable or fused, and any other tensor of the state in any case.
+    """
+    to_accelerator = edit.reason == "optimizer-scalar" and is_accelerator(edit.target)
+    return to_accelerator or name.rpartition(".")[2] == "mu_product"
 
 
 def _move_line(source: str, target: str, names: Sequence[str]) -> str:
@@ -100,9 +118,15 @@ def _move_line(source: str, target: str, names: Sequence[str]) -> str:
 
 
 def check_structure(
-    inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]], findings: Sequence[Finding]
+    inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]], ignored: Collection[str]
 ) -> CheckResult:
-    """Whether groups, state and parameters match in number and shape, before anything is loaded."""
+    """Whether groups, state and parameters match in number and shape, before anything is loaded.
+
+    Args:
+        inventory: the checkpoint.
+        pairings: its optimizers, each with its parameters.
+        ignored: codes of findings that are no failure.
+    """
     if not pairings:
         return skipped("structure", NOTHING_TO_RESUME)
     faults = Offenders()
@@ -113,34 +137,21 @@ def check_structure(
         listed += len(keys)
         stated += len(optimizer.state)
         paired += sum(record is not None for _, record in pairing.matches)
-        for fault in _misfiled(optimizer, keys):
-            faults.add(fault)
-    for finding in findings:
-        if finding.code in _STRUCTURE_CODES and finding.severity is Severity.ERROR:
-            faults.add(f"{finding.message} ({finding.code})")
+        for key in sorted(key for key, count in Counter(keys).items() if count > 1):
+            faults.add(f"parameter {key} of {optimizer.where or 'the optimizer'} is listed more than once")
     models = sum(record.role == "model" for record in inventory.tensors)
     figures = {
         "optimizers": len(pairings), "groups": groups, "listed": listed, "with_state": stated, "paired": paired,
         "model_tensors": models,
     }  # fmt: skip
-    for fault in _homeless(inventory) if models and not paired else ():
-        faults.add(fault)
+    for fault in _homeless(inventory) if models and not paired and "O204" not in ignored else ():
+        faults.add(f"{fault} (O204)")
     if faults:
         return failed("structure", str(faults), **figures)
     found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
     found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"
-    return passed("structure", detail, **figures) if paired else skipped("structure", detail)
-
-
-def _misfiled(optimizer: OptimizerRecord, keys: Sequence[str]) -> Iterator[str]:
-    """State that belongs to no group, and parameters that are in the groups twice."""
-    counts = Counter(keys)
-    for entry in optimizer.state:
-        if entry.key not in counts:
-            yield f"{optimizer.where}.state.{entry.key} belongs to no group".lstrip(".")
-    for key in sorted(key for key, count in counts.items() if count > 1):
-        yield f"parameter {key} of {optimizer.where or 'the optimizer'} is listed more than once"
+    return passed("structure", detail, **figures) if paired else skipped("structure", detail, **figures)
 
 
 def _homeless(inventory: Inventory) -> Iterator[str]:

@@ -112,9 +112,11 @@ def _flat(storage: Any) -> torch.Tensor:
 
 
 def _reason(error: UnpicklingError) -> str:
-    """The global or opcode that torch names, without its advice to turn the safety off."""
-    _, found, reason = str(error).partition("WeightsUnpickler error:")
-    return reason.strip().splitlines()[0].partition(". Please use")[0].rstrip(".") if found else _first_line(error)
+    """What the weights-only unpickler said, without the advice to turn it off that ``torch.load`` wraps around it."""
+    cause = error.__context__
+    if not isinstance(cause, UnpicklingError):
+        return "torch does not say why"
+    return str(cause).strip().partition("\n")[0].partition(". Please use")[0].rstrip(".")
 
 
 def _first_line(error: BaseException) -> str:

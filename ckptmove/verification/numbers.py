@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.findings.catalogue import found
+from ckptmove.optimizers import magnitudes
 from ckptmove.verification.checks import Offenders, amount, failed, passed
-from ckptmove.verification.optimizers import SECOND_MOMENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.verification.counters import Counters
 
 #: Roles whose values training goes on from; a metric may well be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema"})
-_COUNTERS: Final = frozenset({"step"})
+#: Buffers of batch norm that the forward pass takes the root of.
+_VARIANCE: Final = "running_var"
 #: Two values in a byte: torch has no arithmetic for it.
 _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
 
@@ -33,10 +37,12 @@ class NumbersTally:
     Attributes:
         state_keys: by name of a state tensor: its key (``exp_avg_sq``), with the class of its optimizer.
         trained: names of the tensors that an optimizer trains; empty where that is not known.
+        counters: the step counts.
     """
 
     state_keys: dict[str, tuple[str, str | None]]
     trained: frozenset[str]
+    counters: Counters
     _tensors: int = 0
     _elements: int = 0
     _infinite_buffers: int = 0
@@ -45,8 +51,8 @@ class NumbersTally:
     _where: dict[str, list[str]] = field(default_factory=lambda: {"N501": [], "N502": []})
 
     @classmethod
-    def of(cls, inventory: Inventory, trained: frozenset[str]) -> NumbersTally:
-        """A tally for one checkpoint, with the plain step counts of old files already looked at."""
+    def of(cls, inventory: Inventory, trained: frozenset[str], counters: Counters) -> NumbersTally:
+        """A tally for one checkpoint."""
         tally = cls(
             {
                 record.name: (key, optimizer.algorithm)
@@ -55,19 +61,17 @@ class NumbersTally:
                 for key, record in entry.tensors
             },
             trained,
+            counters,
         )
-        for optimizer in inventory.optimizers:
-            for entry in optimizer.state:
-                for key, value in entry.scalars:
-                    if key in _COUNTERS and isinstance(value, (int, float)) and value < 0:
-                        tally.note_negative(f"{optimizer.where}.state.{entry.key}.{key}".lstrip("."), value)
+        for path, count in counters.negative:
+            tally.note_negative(path, count)
         return tally
 
     def look(self, record: TensorRecord, values: torch.Tensor) -> None:
         """Look at one dense tensor of the checkpoint."""
         if record.role not in _ROLES or record.dtype in _NOT_COMPARED:
             return
-        if not (values.is_floating_point() or values.is_complex() or self._is_count(record.name)):
+        if not (values.is_floating_point() or values.is_complex()):
             return
         self._tensors += 1
         self._elements += values.numel()
@@ -76,41 +80,40 @@ class NumbersTally:
         lowest, highest = _range(values)
         if not (math.isfinite(lowest) and math.isfinite(highest)):
             self._note_not_finite(record, values)
-        elif lowest < 0 and self._is_count(record.name):
+        elif lowest < 0 and self._is_magnitude(record):
             self.note_negative(record.name, lowest)
 
     def note_negative(self, name: str, value: float) -> None:
-        """Count a second moment or a step count below zero."""
+        """Count a second moment, a variance or a step count below zero."""
         self._negative.add(f"{name} holds {value:.6g}")
         self._where["N502"].append(name)
 
-    def check(self) -> CheckResult:
-        """The outcome."""
+    def check(self, ignored: Collection[str]) -> CheckResult:
+        """The outcome; what belongs to an ignored code is no failure."""
         figures = {
             "tensors": self._tensors,
             "elements": self._elements,
             "not_finite": self._not_finite.count,
             "negative": self._negative.count,
             "infinite_buffers": self._infinite_buffers,
+            "wrong_counts": self.counters.faults.count,
         }
         faults = []
-        if self._not_finite:
+        if self._not_finite and "N501" not in ignored:
             faults.append(f"not finite: {self._not_finite}")
-        if self._negative:
+        if self._negative and "N502" not in ignored:
             faults.append(f"below zero: {self._negative}")
+        if self.counters.faults:
+            faults.append(str(self.counters.faults))
         if faults:
             return failed("numbers", "; ".join(faults), **figures)
-        buffers = (
-            f"; {amount(self._infinite_buffers, 'buffer')} with infinities, as masks have"
-            if self._infinite_buffers
-            else ""
-        )
-        return passed(
-            "numbers",
-            f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')} are finite, "
-            f"second moments and step counts not negative{buffers}",
-            **figures,
-        )
+        values = f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')}"
+        parts = [f"{values} are finite, second moments and step counts not negative"]
+        if self._not_finite or self._negative:
+            parts = [f"{values} looked at; what is not finite or below zero is ignored"]
+        if self._infinite_buffers:
+            parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, as masks have")
+        return passed("numbers", "; ".join([*parts, *self.counters.apart]), **figures)
 
     def findings(self) -> tuple[Finding, ...]:
         """N501 and N502, where there is reason."""
@@ -126,16 +129,18 @@ class NumbersTally:
             findings.append(found("N502", message, negative, fix))
         return tuple(findings)
 
-    def _is_count(self, name: str) -> bool:
-        key, algorithm = self.state_keys.get(name, ("", None))
-        return key in SECOND_MOMENTS or key in _COUNTERS or (key == "sum" and algorithm == "Adagrad")
+    def _is_magnitude(self, record: TensorRecord) -> bool:
+        key, algorithm = self.state_keys.get(record.name, ("", None))
+        is_variance = record.role == "model" and record.name.rpartition(".")[2] == _VARIANCE
+        return is_variance or key in magnitudes(algorithm)
 
     def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
         wide = _comparable(values)
         nans = int(wide.isnan().sum())
         infinities = int(wide.isinf().sum())
-        if not nans and record.role == "model" and self.trained and record.name not in self.trained:
-            self._infinite_buffers += 1
+        is_buffer = record.role == "model" and self.trained and record.name not in self.trained
+        if is_buffer and not nans and not bool((wide == math.inf).any()):
+            self._infinite_buffers += 1  # a mask that is added before a softmax
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
         self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")

@@ -9,25 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import UsageError
+from ckptmove.optimizers import BY_NAME
 
 if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord, ParamGroup
 
-#: Their update of an element reads that element alone, so that a large parameter can be stepped in windows.
-PER_ELEMENT: Final = frozenset({
-    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-})  # fmt: skip
-#: Their update of an element reads the whole parameter, and no other one.
-PER_PARAMETER: Final = frozenset({"Adafactor", "Muon"})
 #: Their step cannot be tried without the model.
 NOT_STEPPED: Final[dict[str, str]] = {
     "LBFGS": "a step of LBFGS evaluates the model again and again",
     "SparseAdam": "SparseAdam steps on sparse gradients, which only the model can make",
 }
-#: State keys whose values are sums or maxima of squares or magnitudes: below zero they are wrong.
-SECOND_MOMENTS: Final = frozenset({
-    "acc_delta", "col_var", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "row_var", "square_avg", "variance",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +57,8 @@ def check_override(name: str | None) -> None:
     Raises:
         UsageError: ``--optimizer`` names no class of ``torch.optim`` that is known here.
     """
-    known = PER_ELEMENT | PER_PARAMETER | NOT_STEPPED.keys()
-    if name is not None and name not in known:
-        raise UsageError(f"'{name}' is not a class of torch.optim that is known here: {', '.join(sorted(known))}")
+    if name is not None and name not in BY_NAME:
+        raise UsageError(f"'{name}' is not a class of torch.optim that is known here: {', '.join(sorted(BY_NAME))}")
 
 
 def uses_state(name: str, group: ParamGroup) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import moments
-from ckptmove.verification.optimizers import PER_ELEMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def pieces_of(
             if known is not None:
                 name = known.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
                 whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
-                yield from _cut(whole) if algorithm in PER_ELEMENT else (whole,)
+                yield from _cut(whole) if BY_NAME[algorithm].update == "element" else (whole,)
 
 
 def batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

@@ -20,6 +20,7 @@ class VerifyRequest:
         optimizer: class in ``torch.optim`` to use in place of the one that the keys point to, or None.
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
+        ignore: codes of findings that are no failure.
     """
 
     path: str
@@ -28,6 +29,7 @@ class VerifyRequest:
     optimizer: str | None = None
     require_device: bool = False
     seed: int = 0
+    ignore: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The request as one JSON document."""
@@ -36,4 +38,5 @@ class VerifyRequest:
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:
         """The request of a document that :meth:`to_json` made."""
-        return cls(**json.loads(text))
+        facts = json.loads(text)
+        return cls(**{**facts, "ignore": tuple(facts["ignore"])})

@@ -48,6 +48,19 @@ class RestoreTally:
     places: dict[str, int] = field(default_factory=dict)
 
 
+def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
+    """For every dense tensor, by name, storage and offset: its place among those whose paths read alike.
+
+    A key may hold dots, so that ``{"a.b": …}`` and ``{"a": {"b": …}}`` read the same.
+    """
+    counts: dict[str, int] = {}
+    found: dict[tuple[str, str | None, int], int] = {}
+    for record in dense_records(inventory):
+        found.setdefault((record.name, record.storage, record.storage_offset), counts.get(record.name, 0))
+        counts[record.name] = counts.get(record.name, 0) + 1
+    return found
+
+
 def dense_records(inventory: Inventory) -> Iterator[TensorRecord]:
     """Every dense tensor of a checkpoint that has bytes: the parts of a sparse one in its place."""
     for record in inventory.tensors:
@@ -85,9 +98,10 @@ def survey(inventory: Inventory, stored: StoredTensors, loaded: Loaded, numbers:
 class LoadedTensors:
     """What ``torch.load`` returned, as a source of tensors that gives its pages back as it goes."""
 
-    def __init__(self, loaded: Loaded, stored: StoredTensors) -> None:
+    def __init__(self, loaded: Loaded, stored: StoredTensors, inventory: Inventory) -> None:
         self._loaded = loaded
         self._stored = stored
+        self._places = places(inventory)
         self._release = PageRelease(enabled=loaded.is_mapped and not stored.swaps)
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
@@ -96,7 +110,8 @@ class LoadedTensors:
         Raises:
             KeyError: ``torch.load`` returned no such tensor.
         """
-        tensor = self._loaded.tensors[record.name][0]
+        place = self._places[record.name, record.storage, record.storage_offset]
+        tensor = self._loaded.tensors[record.name][place]
         span = self._stored.span(record)
         if span is not None:
             self._release.seen(tensor.data_ptr(), span.start, span.nbytes)

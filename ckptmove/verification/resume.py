@@ -5,16 +5,20 @@ Never steps an optimizer that it does not know.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import supports_capturable
-from ckptmove.verification.optimizers import choose, uses_state
+from ckptmove.errors import UnsupportedDtype
+from ckptmove.moves import MoveRequest
+from ckptmove.plan import plan_move
+from ckptmove.verification.optimizers import choose
 from ckptmove.verification.pieces import pieces_of
 from ckptmove.verification.place import TorchDevice
+from ckptmove.verification.recipe import make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.step import make_recipe
 from ckptmove.verification.trial import Trial, TrialTally, try_optimizer
 from ckptmove.verification.verdicts import NOTHING_TO_RESUME, Circumstances, conclude, not_proven, without_step
 
@@ -27,8 +31,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.loaded import Loaded
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import Place, Site
+    from ckptmove.verification.recipe import Recipe
     from ckptmove.verification.request import VerifyRequest
-    from ckptmove.verification.step import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,15 @@ class Bench:
 
 def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The outcomes of step, parity and fresh."""
-    request = bench.request
-    around = Circumstances(path=request.path, site=bench.site, require_device=request.require_device, seed=request.seed)
+    around = Circumstances(
+        site=bench.site,
+        require_device=bench.request.require_device,
+        seed=bench.request.seed,
+        mend=_mend(bench),
+        has_model=any(record.role == "model" for record in bench.checkpoint.inventory.tensors),
+    )
     if not bench.pairings:
-        return without_step(NOTHING_TO_RESUME)
+        return without_step(NOTHING_TO_RESUME, around)
     if bench.site.reason:
         return not_proven(around)
     tally = TrialTally()
@@ -69,6 +78,16 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
             if not tally.error:
                 _try(bench, optimizer, pairing, second, place, around, tally)
     return conclude(tally, around)
+
+
+def _mend(bench: Bench) -> str:
+    """The command for an option or a dtype that the target refuses; empty where the file holds none of them."""
+    command = f"ckptmove convert {shlex.quote(bench.request.path)} --to {bench.site.target}"
+    try:
+        plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))
+    except UnsupportedDtype:
+        return f"{command} --cast"
+    return command if any(flag.mention is None for flag in plan.flags) else ""
 
 
 def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:
@@ -82,7 +101,7 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
         return bench.stored
     if bench.loaded.tensors:
         around.compared_with = f"{where} from what torch.load returns"
-        return LoadedTensors(bench.loaded, bench.stored)
+        return LoadedTensors(bench.loaded, bench.stored, bench.checkpoint.inventory)
     around.compared_with = f"{where} after a second reading; torch.load refuses the file, so that it shows no more"
     return again
 
@@ -105,15 +124,13 @@ def _try(
     if recipe is None:
         around.left_out.append(f"{named}this torch has no {choice.name}")
         return
-    refusal = _refused_flag(bench, recipe, optimizer)
-    if refusal:
-        tally.error = refusal
+    tally.error = refused_options(recipe, optimizer) or _refused_flag(bench, recipe, optimizer)
+    if tally.error:
         return
     around.classes.append(choice.name)
     around.notes += [choice.note] * bool(choice.note)
     if recipe.assumed:
-        around.notes.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
-    around.reads_state |= any(uses_state(choice.name, group) for group in optimizer.groups)
+        around.assumed.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact

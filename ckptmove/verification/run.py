@@ -13,19 +13,18 @@ from ckptmove.checkpoint import open_checkpoint
 from ckptmove.devices import parse_target, split
 from ckptmove.errors import TorchMissing
 from ckptmove.evidence import VerifyResult
-from ckptmove.findings.context import Context
+from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
 from ckptmove.verification.checks import CHECKS
 from ckptmove.verification.child import child, collect, worker_command
-from ckptmove.verification.file_checks import check_file, check_placement, check_structure
+from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.model import Inventory
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
@@ -57,27 +56,31 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
             pass  # an original that cannot be read is an error of the input, not an outcome
     with open_checkpoint(request.path, limits) as checkpoint:
         inventory = checkpoint.inventory
-        target = parse_target(request.to) if request.to is not None else default_target(inventory)
+        to = request.to if request.to is not None else target_device(inventory, Context()) or "cpu"
+        target = parse_target(to)
         asked = replace(request, to=target)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = inventory.facts + checkpoint.container.check()
             checked = replace(inventory, facts=facts)
-            findings = find_all(checked, Context(target=target, device_count=_device_count(target)))
+            context = Context(target=target, device_count=_device_count(target))
+            findings = tuple(one for one in find_all(checked, context) if one.code not in request.ignore)
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             here = (
-                check_file(checkpoint.container, checked),
+                check_file(checkpoint.container),
                 check_placement(inventory, target),
-                check_structure(inventory, pairings, findings),
+                check_structure(inventory, pairings, request.ignore),
             )
             answers = collect(process)
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    checks = tuple(found[name] for name in CHECKS)
+    checks = tuple(hold_against(found[name], findings) for name in CHECKS)
+    passed = all(check.status != "failed" for check in checks)
     return VerifyResult(
         path=request.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
-        passed=all(check.status != "failed" for check in checks),
+        passed=passed,
+        proven=passed and dict(found["step"].evidence).get("proven") is True,
         checks=checks,
         findings=(*findings, *answers.findings),
     )
@@ -86,12 +89,3 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
 def _device_count(target: str) -> int:
     """How many devices the target machine has: at least as many as the target's index speaks of."""
     return 1 + (split(target)[1] or 0)
-
-
-def default_target(inventory: Inventory) -> str:
-    """The device where most bytes of the model lie; of all tensors, where there is no model; else the CPU."""
-    placed = [record for record in inventory.tensors if record.storage is not None]
-    weights: dict[str, int] = {}
-    for record in [record for record in placed if record.role == "model"] or placed:
-        weights[record.device] = weights.get(record.device, 0) + record.nbytes
-    return parse_target(max(weights, key=weights.__getitem__)) if weights else "cpu"

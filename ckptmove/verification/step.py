@@ -8,43 +8,21 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckptmove.verification.optimizers import SECOND_MOMENTS
-from ckptmove.verification.pieces import WINDOW_ELEMENTS
+from ckptmove.optimizers import magnitudes
+from ckptmove.verification.recipe import NOISE_PERIOD
 from ckptmove.verification.state import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
+    from ckptmove.model import StateEntry, TensorRecord
     from ckptmove.verification.pieces import Piece, TensorSource
     from ckptmove.verification.place import Place
-
-_NOISE_PERIOD: Final = 65_537
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a step needs besides parameters and state.
-
-    Attributes:
-        name: class in ``torch.optim``.
-        optimizer: the class itself.
-        groups: plain options of every group, flags included.
-        tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change).
-        noise: values that gradients are made of.
-        assumed: options that the file holds as objects, and not as plain values: the class's defaults stand in.
-    """
-
-    name: str
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-    groups: tuple[dict[str, object], ...]
-    tensors: tuple[dict[str, TensorRecord], ...]
-    noise: torch.Tensor
-    assumed: tuple[str, ...]
+    from ckptmove.verification.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,58 +49,32 @@ class Stepped:
         state: the new state.
         strays: state keys whose tensor changed its device, or is not with its parameter: text for people.
         casts: state keys that ``load_state_dict`` gave another dtype, with the dtypes before and after.
+        vanished: state keys that the update divides by, of which a cast made some zero: text for people.
     """
 
     parameter: torch.Tensor
     state: dict[str, Any] = field(default_factory=dict)
     strays: list[str] = field(default_factory=list)
     casts: list[tuple[str, str, str]] = field(default_factory=list)
+    vanished: list[str] = field(default_factory=list)
 
 
-def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
-    """The recipe for an optimizer; None where this torch has no class of that name."""
-    kind = getattr(torch.optim, name, None)
-    if kind is None:
-        return None
-    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
-    defaults = kind([torch.zeros(1, 1)]).defaults
-    groups, tensors = [], []
-    assumed: dict[str, None] = {}
-    for group in optimizer.groups:
-        options = dict(group.options)
-        own = {key: records[f"{group.where}.{key}"] for key in options if f"{group.where}.{key}" in records}
-        for key, value in options.items():
-            if value is None and key not in own and defaults.get(key) is not None:
-                options[key] = defaults[key]
-                assumed[key] = None
-        groups.append(options)
-        tensors.append(own)
-    return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
-
-
-def make_noise(seed: int) -> torch.Tensor:
-    """Seeded values of either sign and of magnitude 0.5 to 1.5.
-
-    Of that magnitude, so that no second moment underflows in half precision; repeated until a complex window of any
-    offset fits into them.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    magnitudes = torch.rand(_NOISE_PERIOD, generator=generator) + 0.5
-    signs = torch.randint(2, (_NOISE_PERIOD,), generator=generator) * 2 - 1
-    return (magnitudes * signs).repeat(2 + 2 * WINDOW_ELEMENTS // _NOISE_PERIOD)
-
-
-def scaled(piece: Piece, source: TensorSource) -> Draft:
+def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
     """A piece with a gradient of the magnitude that its own moments have.
 
     Beside a larger one the state would be lost in rounding, and whether the step read it could not be seen.
+
+    Args:
+        piece: the piece.
+        source: of its state.
+        name: class in ``torch.optim``.
     """
     magnitude = 0.0
     for key, record in piece.entry.tensors if piece.entry is not None else ():
         values = piece.cut(source.tensor(record), record)
         if values.dim() and values.numel():
             largest = float(values.abs().max())
-            magnitude = max(magnitude, math.sqrt(largest) if key in SECOND_MOMENTS or key == "sum" else largest)
+            magnitude = max(magnitude, math.sqrt(largest) if key in magnitudes(name) else largest)
     dtype = dtype_of(piece.parameter.dtype)
     # The square of a gradient must not underflow in half precision, whose exponents end at 2**-24.
     least = 2.0**-4 if dtype == torch.float16 else 2.0**-40
@@ -135,8 +87,8 @@ def scaled(piece: Piece, source: TensorSource) -> Draft:
 def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: float) -> torch.Tensor:
     """Seeded values in the shape of others: the same for a piece, whatever device or batch it is stepped in."""
     count = values.numel() * (2 if values.is_complex() else 1)
-    start = (zlib.crc32(piece.name.encode(errors="replace")) + piece.offset) % _NOISE_PERIOD
-    enough = noise if start + count <= len(noise) else noise[:_NOISE_PERIOD].repeat(2 + count // _NOISE_PERIOD)
+    start = (zlib.crc32(piece.name.encode(errors="replace")) + piece.offset) % NOISE_PERIOD
+    enough = noise if start + count <= len(noise) else noise[:NOISE_PERIOD].repeat(2 + count // NOISE_PERIOD)
     flat = enough[start : start + count] * scale
     if values.is_complex():
         return torch.view_as_complex(flat.view(*values.shape, 2)).to(values.dtype)
@@ -178,12 +130,22 @@ def take_step(
     ]
     optimizer.load_state_dict({"state": state, "param_groups": saved})
     before = [_devices(optimizer.state.get(parameter, {}), place) for parameter in parameters]
-    casts = [_casts(state.get(index, {}), optimizer.state.get(p, {})) for index, p in enumerate(parameters)]
+    restored = [optimizer.state.get(parameter, {}) for parameter in parameters]
+    casts = [_casts(state.get(index, {}), one) for index, one in enumerate(restored)]
+    vanished = [
+        _vanished(
+            state.get(index, {}), one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)]
+        )
+        for index, one in enumerate(restored)
+    ]
     optimizer.step()
-    return [
-        _stepped(parameter, optimizer.state.get(parameter, {}), place, before[index], casts[index])
+    stepped = [
+        _stepped(parameter, optimizer.state.get(parameter, {}), place, before[index])
         for index, parameter in enumerate(parameters)
     ]
+    for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
+        one.casts, one.vanished = own_casts, own_vanished
+    return stepped
 
 
 def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
@@ -228,14 +190,18 @@ def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple
     ]
 
 
-def _stepped(
-    parameter: torch.Tensor,
-    state: Mapping[str, Any],
-    place: Place,
-    before: Mapping[str, str],
-    casts: list[tuple[str, str, str]],
-) -> Stepped:
-    stepped = Stepped(place.to_cpu(parameter), casts=casts)
+def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Place, keys: Sequence[str]) -> list[str]:
+    """Of keys that were cast: how many of their values were not zero, and are now."""
+    found = []
+    for key in keys:
+        count = int(((place.to_cpu(stored[key]) != 0) & (place.to_cpu(restored[key]) == 0)).sum())
+        if count:
+            found.append(f"load_state_dict casts {key} to {restored[key].dtype}, which makes {count:,} of its values 0")
+    return found
+
+
+def _stepped(parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str]) -> Stepped:
+    stepped = Stepped(place.to_cpu(parameter))
     home = place.device_of(parameter)
     for key, value in state.items():
         if not isinstance(value, torch.Tensor):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord
     from ckptmove.verification.pieces import Piece, TensorSource
     from ckptmove.verification.place import Place
-    from ckptmove.verification.step import Recipe
+    from ckptmove.verification.recipe import Recipe
 
 #: What torch raises where it refuses a step, and what this package raises where there is nothing to step from.
 STEP_ERRORS: Final = (
@@ -83,6 +83,7 @@ class TrialTally:
         error: what torch refused, with the parameter; empty where it did not.
         apart: where the two steps disagree.
         furthest: greatest difference between the two.
+        bare: why parameters have no state that could show in a step, with how many there are for each reason.
         with_state: parameters with state other than zero that the step reads.
         changed: those of them for which a step without it gave another result.
     """
@@ -100,6 +101,7 @@ class TrialTally:
     error: str = ""
     apart: Offenders = field(default_factory=Offenders)
     furthest: float = 0.0
+    bare: dict[str, set[str]] = field(default_factory=dict)
     with_state: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
 
@@ -109,7 +111,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
     for batch in batches(pieces):
         drafts: list[Draft] = []
         try:
-            drafts += (scaled(piece, trial.source) for piece in batch)
+            drafts += (scaled(piece, trial.source, trial.recipe.name) for piece in batch)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
             tally.error = _locate(trial, batch, drafts, error)
@@ -155,8 +157,8 @@ def _judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
     for key, value in (("it", after.parameter), *after.state.items()):
         if isinstance(value, torch.Tensor) and not _all_finite(value):
             tally.faults.add(f"{name}: {'the step' if key == 'it' else key} is not finite after the step")
-    for stray in after.strays:
-        tally.faults.add(f"{name}: {stray}")
+    for fault in (*after.strays, *after.vanished):
+        tally.faults.add(f"{name}: {fault}")
     for cast in after.casts if not piece.offset else ():
         tally.casts[cast] = tally.casts.get(cast, 0) + 1
     _count(trial, piece, after, tally)
@@ -246,11 +248,13 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
 
     A parameter is done with as soon as one of its pieces came out otherwise.
     """
-    wanted = [
-        (draft, after)
-        for draft, after in zip(drafts, others, strict=False)
-        if draft.piece.name not in tally.changed and _has_state(trial, draft)
-    ]
+    wanted = []
+    for draft, after in zip(drafts, others, strict=False):
+        reason = _bareness(trial, draft)
+        if reason:
+            tally.bare.setdefault(reason, set()).add(draft.piece.name)
+        elif draft.piece.name not in tally.changed:
+            wanted.append((draft, after))
     if not wanted:
         return
     tally.with_state.update(draft.piece.name for draft, _ in wanted)
@@ -265,9 +269,15 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
             tally.changed.add(draft.piece.name)
 
 
-def _has_state(trial: Trial, draft: Draft) -> bool:
-    """Whether a piece has state that its step reads, and that is large enough to show beside its gradient."""
+def _bareness(trial: Trial, draft: Draft) -> str:
+    """Why a piece has no state whose loss would show in its step; empty where it has some."""
     piece = draft.piece
-    if piece.entry is None or not uses_state(trial.recipe.name, trial.optimizer.groups[piece.group]):
-        return False
-    return draft.magnitude > 0 and _stored_count(piece, trial.source) != 0
+    if not uses_state(trial.recipe.name, trial.optimizer.groups[piece.group]):
+        return "stepped by SGD without momentum, which reads no state"
+    if piece.entry is None or not piece.entry.tensors:
+        return "without state yet"
+    if _stored_count(piece, trial.source) == 0:
+        return "saved before the first step"
+    if draft.magnitude == 0:
+        return "with state of zeros, or of values too small to show in a step"
+    return ""

@@ -5,7 +5,6 @@ Never calls a simulated device a real one.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,33 +24,35 @@ class Circumstances:
     """Under what circumstances the steps were made.
 
     Attributes:
-        path: the checkpoint.
         site: where.
         require_device: whether a simulated device is a failure.
         seed: of the gradients.
+        mend: the command that mends what torch refuses on the target, where the file holds such a thing.
+        has_model: whether the file holds tensors of a model.
         classes: the optimizers that were stepped.
-        notes: what was assumed of them.
+        notes: what was taken for granted of them that does not matter.
+        assumed: what stood in for something that the file does not tell.
         left_out: optimizers that were not, and why.
-        reads_state: whether any of those that were stepped reads state at all.
         compared_with: what the parity check compares with.
         exact: whether the two have to agree bit for bit.
     """
 
-    path: str
     site: Site
     require_device: bool
     seed: int
+    mend: str
+    has_model: bool
     classes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    reads_state: bool = False
     compared_with: str = ""
     exact: bool = True
 
     @property
-    def mend(self) -> str:
-        """The command that places everything where the target wants it."""
-        return f"ckptmove convert {shlex.quote(self.path)} --to {self.site.target}"
+    def lacks_device(self) -> bool:
+        """Whether a real device was asked for, and there is none."""
+        return self.require_device and self.site.mode == "simulated"
 
     @property
     def target(self) -> str:
@@ -64,18 +65,24 @@ def conclude(tally: TrialTally, around: Circumstances) -> tuple[CheckResult, Che
     step = _step(tally, around)
     if tally.error or not tally.parameters:
         return step, skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
-    return step, _parity(tally, around), _fresh(tally, around)
+    return step, _parity(tally, around), _fresh(tally)
 
 
-def without_step(reason: str) -> tuple[CheckResult, CheckResult, CheckResult]:
+def without_step(reason: str, around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The outcomes where there is no step that could be made."""
-    return skipped("step", reason), skipped("parity", reason), skipped("fresh", reason)
+    step = _no_device(around) if around.lacks_device else skipped("step", reason)
+    return step, skipped("parity", reason), skipped("fresh", reason)
 
 
 def not_proven(around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The outcomes where the target is neither here nor can be simulated: that proves nothing, so it does not pass."""
     reason = f"not proven: there is no {around.site.target} here, and it cannot be simulated: {around.site.reason}"
     return failed("step", reason), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
+
+
+def _no_device(around: Circumstances, **figures: object) -> CheckResult:
+    reason = f"there is no {around.site.target} here, which --require-device asks for: it was only simulated"
+    return failed("step", reason, **figures)
 
 
 def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
@@ -89,21 +96,34 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         "moved": len(tally.moved),
         "counted": tally.counted,
         "standins": len(tally.standins),
+        "proven": False,
     }
-    if tally.error:
-        # A flag or a device is what a conversion mends; a wrong class or shape it does not.
-        mend = f"; mend: {around.mend}" if "capturable" in tally.error or "same device" in tally.error else ""
-        return failed("step", f"torch refuses the step on {around.target}: {tally.error}{mend}", **figures)
+    failure = _failure(tally, around)
+    if failure:
+        return failed("step", failure, **figures)
+    if around.lacks_device:
+        return _no_device(around, **figures)
     if not tally.parameters:
         reason = "; ".join(around.left_out) or "the file holds neither a parameter nor a moment of its shape"
         return skipped("step", reason, **figures)
+    parts = _step_parts(tally, around)
+    if tally.standins and around.has_model:
+        reason = f"not proven: {amount(len(tally.standins), 'parameter')} of the optimizer not told in the model"
+        return skipped("step", "; ".join([reason, *parts]), **figures)
+    figures["proven"] = not (tally.standins or around.assumed or around.left_out)
+    return passed("step", "; ".join(parts), **figures)
+
+
+def _failure(tally: TrialTally, around: Circumstances) -> str:
+    """What is wrong with the step; empty where nothing is."""
+    if tally.error:
+        mend = f"; mend: {around.mend}" if around.mend else ""
+        return f"torch refuses the step on {around.target}: {tally.error}{mend}"
     if tally.faults:
-        return failed("step", f"after the step on {around.target}: {tally.faults}", **figures)
-    if not tally.moved and not tally.stirred and tally.idle != tally.parameters:
-        return failed("step", f"neither a parameter nor a moment changed on {around.target}", **figures)
-    if around.require_device and around.site.mode == "simulated":
-        return failed("step", f"passed, but on a simulated {around.site.target}: there is none here", **figures)
-    return passed("step", "; ".join(_step_parts(tally, around)), **figures)
+        return f"after the step on {around.target}: {tally.faults}"
+    if tally.parameters and not tally.moved and not tally.stirred and tally.idle != tally.parameters:
+        return f"neither a parameter nor a moment changed on {around.target}"
+    return ""
 
 
 def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
@@ -120,7 +140,7 @@ def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
         parts.append(f"{amount(len(tally.standins), 'parameter')} not told in the file: zeros stood in")
     for (key, before, after), count_of in tally.casts.items():
         parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}: that loses precision")
-    return [*parts, *dict.fromkeys(around.notes), *around.left_out]
+    return [*parts, *dict.fromkeys([*around.notes, *around.assumed]), *around.left_out]
 
 
 def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
@@ -132,16 +152,14 @@ def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
     return passed("parity", f"equal {how} to {around.compared_with}{gap}", **figures)
 
 
-def _fresh(tally: TrialTally, around: Circumstances) -> CheckResult:
+def _fresh(tally: TrialTally) -> CheckResult:
     same = sorted(tally.with_state - tally.changed)
     figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
-    if not around.reads_state:
-        return skipped("fresh", "SGD without momentum reads no state", **figures)
+    bare = [f"{amount(len(names), 'parameter')} {reason}" for reason, names in tally.bare.items()]
     if not tally.with_state:
-        reason = "no state is stored yet, or all of it is zero: a fresh start gives the same"
-        return skipped("fresh", reason, **figures)
+        return skipped("fresh", f"a fresh start gives the same: {'; '.join(bare)}", **figures)
     if same:
         names = ", ".join(same[:5])
         return failed("fresh", f"a step without the stored state gives the same: it is not used for {names}", **figures)
-    changed = amount(len(tally.changed), "parameter")
-    return passed("fresh", f"without the stored state the step gives another result for {changed}", **figures)
+    changed = f"without the stored state the step gives another result for {amount(len(tally.changed), 'parameter')}"
+    return passed("fresh", "; ".join([changed, *bare]), **figures)

@@ -17,6 +17,7 @@ from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
 from ckptmove.verification.against import OriginalTensors, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
+from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.loaded import load
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
@@ -68,16 +69,16 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             for _, record in (pairing.matches if pairing.is_certain else ())
             if record is not None
         )
-        numbers = NumbersTally.of(inventory, trained)
+        numbers = NumbersTally.of(inventory, trained, look_at_counters(inventory, stored))
         restore = survey(inventory, stored, loaded, numbers)
         original: OriginalTensors | None = None
         if request.against is not None:
             other = stack.enter_context(open_checkpoint(request.against, Limits()))
             other_stored = stack.enter_context(StoredTensors(other.container))
-            original = OriginalTensors(other.inventory, other_stored)
+            original = OriginalTensors(inventory, other.inventory, other_stored)
             lost = differences(checkpoint, stored, other, other_stored)
             restore = _with_original(restore, request.against, lost)
-        for check in (restore, numbers.check()):
+        for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(check)})
         for finding in numbers.findings():
             emit({"finding": finding_to_json(finding)})

@@ -20,7 +20,6 @@ from ckptmove.model import (
     StorageRef,
     TensorRecord,
 )
-
 from ckptmove.optimizers import BY_NAME
 
 if TYPE_CHECKING:

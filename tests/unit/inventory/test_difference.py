@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import pickle
 from collections import OrderedDict
@@ -110,6 +111,29 @@ def test_a_named_device_may_differ_and_what_is_no_device_may_not(tmp_path):
     assert compared(ours, {**ours, "device": torch.device("cpu"), "where": "cpu"}, tmp_path) == []
     assert compared(ours, {**ours, "where": "cudas"}, tmp_path) == ["where is 'cuda:0' in place of 'cudas'"]
     assert compared(ours, {**ours, "where": 3}, tmp_path) == ["where is 'cuda:0' in place of 3"]
+
+
+class WithIds(pickle.Pickler):
+    def persistent_id(self, obj):
+        return obj.pid if isinstance(obj, argparse.Namespace) else None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (("storage", 1), ("storage", 2), []),
+        (("module", "a"), ("module", "a"), []),
+        (("module", "a"), ("module", "b"), ["x.1 is 'a' in place of 'b'"]),
+        ("text", "other", ["x is 'text' in place of 'other'"]),
+    ],
+)
+def test_persistent_ids_of_storages_are_not_compared_and_others_are(ours, theirs, said):
+    roots = []
+    for pid in (ours, theirs):
+        stream = io.BytesIO()
+        WithIds(stream, 2).dump({"x": argparse.Namespace(pid=pid)})
+        roots.append(interpret(stream.getvalue(), Limits()).root)
+    assert list(tree_differences(roots[0], (), roots[1], ())) == said
 
 
 def test_out_of_band_buffers_are_compared_by_what_they_are():

@@ -41,7 +41,9 @@ def test_the_other_byte_order():
     assert scalar_value(Call(Global("numpy.core.multiarray", "scalar"), Tuple((dtype, raw), (0, 0)), 0)) == 0.25
 
 
-@pytest.mark.parametrize("value", [torch.tensor(0.1), np.complex64(1j), np.str_("x"), np.datetime64("2020-01-01"), [[]]])
+@pytest.mark.parametrize(
+    "value", [torch.tensor(0.1), np.complex64(1j), np.str_("x"), np.datetime64("2020-01-01"), [[]]]
+)
 def test_what_is_no_number_is_opaque(value, tmp_path):
     assert options_of(saved(tmp_path, value))["lr"] is OPAQUE
 

@@ -24,7 +24,9 @@ def result(*evidence, mode="simulated", passed=True):
         CheckResult(name="step", status="passed" if passed else "failed", detail="a\x1b[2Jb"),
         CheckResult(name="parity", status="skipped", detail="nothing to compare"),
     )
-    return VerifyResult(path="a.pth", target="cuda:0", mode=mode, passed=passed, checks=checks, findings=())
+    return VerifyResult(
+        path="a.pth", target="cuda:0", mode=mode, passed=passed, proven=passed, checks=checks, findings=()
+    )
 
 
 def test_the_schema_is_a_schema() -> None:
@@ -105,5 +107,5 @@ def test_checks_are_lines_that_a_terminal_cannot_obey() -> None:
 
 
 def test_a_result_without_checks_is_still_a_report() -> None:
-    empty = VerifyResult(path="a", target="cpu", mode="cpu", passed=True, checks=(), findings=())
+    empty = VerifyResult(path="a", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=())
     assert list(verification.verification_lines(Page(), empty, verbose=False)) == ["a on cpu", "passed, cpu"]

@@ -93,7 +93,9 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
 def test_findings_stand_below_the_checks() -> None:
     check = CheckResult(name="numbers", status="failed", detail="NaN: 100%")
     bad = finding(code="N501", name="not-finite", severity=Severity.ERROR, message="NaN", where=("a",))
-    result = VerifyResult(path="a", target="mps", mode="real", passed=False, checks=(check,), findings=(bad,))
+    result = VerifyResult(
+        path="a", target="mps", mode="real", passed=False, proven=False, checks=(check,), findings=(bad,)
+    )
     assert list(verification.verification_lines(Page(), result, verbose=False))[2:] == [
         "1 error (N501)",
         "failed, real mps",

@@ -46,6 +46,18 @@ def test_values_that_training_cannot_go_on_from(make, answers, spoil, code, said
     assert said in found["findings"][0]["message"]
 
 
+def test_what_is_ignored_does_not_fail(make, answers):
+    tree = make.tree("AdamW")
+    negative_moment(tree)
+    spoil_weight(tree)
+    path = make.save(tree)
+    assert "below zero" in answers(path, "cpu", ignore=("N501",))["numbers"]["detail"]
+    assert "not finite" in answers(path, "cpu", ignore=("N502",))["numbers"]["detail"]
+    found = answers(path, "cpu", ignore=("N501", "N502"))["numbers"]
+    assert found["status"] == "passed"
+    assert found["detail"].endswith("looked at; what is not finite or below zero is ignored")
+
+
 def test_both_at_once_and_nan_beside_inf(make, answers):
     tree = make.tree("AdamW")
     negative_moment(tree)
@@ -69,6 +81,28 @@ def test_a_mask_in_a_buffer_may_be_infinite_but_not_nan(make, answers):
     assert "1 buffer with infinities, as masks have" in found["numbers"]["detail"]
     tree["model"]["mask"][0, 0] = NAN
     assert answers(make.save(tree), "cpu")["numbers"]["status"] == "failed"
+
+
+def test_a_buffer_of_plus_infinity_is_no_mask(make, answers):
+    tree = make.tree("AdamW")
+    tree["model"]["buffer"] = torch.full((3,), INF)
+    assert "model.buffer holds 3 Inf" in answers(make.save(tree), "cpu")["numbers"]["detail"]
+
+
+def test_a_variance_below_zero(make, answers):
+    tree = make.tree("AdamW", model=torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5)))
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+    tree["model"]["1.running_var"][2] = -0.5
+    assert "model.1.running_var holds -0.5" in answers(make.save(tree), "cpu")["numbers"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "key"), [("Adadelta", "acc_delta"), ("Adafactor", "variance"), ("Adamax", "exp_inf")]
+)
+def test_every_magnitude_is_looked_at(make, answers, optimizer, key):
+    tree = make.tree(optimizer)
+    tree["optimizer"]["state"][1][key][0] = -1.0
+    assert f"state.1.{key} holds -1" in answers(make.save(tree), "cpu")["numbers"]["detail"]
 
 
 def test_without_an_optimizer_nothing_is_known_to_be_a_buffer(make, answers):

@@ -12,6 +12,7 @@ import torch
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import DamagedArchive, SourceChanged
 from ckptmove.model import Span
+from ckptmove.verification.counters import Counters
 from ckptmove.verification.loaded import Loaded, load, named_tensors
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.pages import PageRelease
@@ -24,7 +25,7 @@ def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None)
         loaded = load(checkpoint.container)
         spoil(loaded)
         inventory = change(checkpoint.inventory)
-        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset()))
+        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), Counters()))
 
 
 def with_first(inventory, **changes):
@@ -132,6 +133,20 @@ def test_a_refusal_of_weights_only_is_said_and_not_got_around(make):
     assert dict(check.evidence)["weights_only"] is False
 
 
+class Attack:
+    def __reduce__(self):
+        return os.system, ("exit 1",)
+
+
+def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
+    check = restore(make.save({"w": torch.ones(3), "x": Attack()}))
+    assert check.detail.endswith(
+        "refuses the file: Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
+    )
+    operand = restore(make.save({"w": torch.ones(3), "set": frozenset({1})}))
+    assert "weights_only" not in operand.detail.partition("refuses the file: ")[2]
+
+
 def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
     path = tmp_path / "text.pt"
     path.write_text("no checkpoint")
@@ -147,7 +162,9 @@ def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
 
 def restore_with(path, loaded):
     with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
-        return survey(checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset()))
+        return survey(
+            checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
+        )
 
 
 def test_refusals_without_words_are_passed_on(make, monkeypatch):
@@ -157,9 +174,8 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
         raise UnpicklingError
 
     monkeypatch.setattr(torch, "load", refuse)
-    assert load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path="x"))).refusal == (
-        "UnpicklingError: no message"
-    )
+    refused = load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path="x")))
+    assert refused.refusal == "torch does not say why"
 
 
 def test_big_endian_files_are_swapped(make):
@@ -216,11 +232,21 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
     size = 5_000_000
     path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
     with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
-        source = LoadedTensors(load(checkpoint.container), stored)
-        one, two = (source.tensor(record) for record in checkpoint.inventory.tensors)
+        first, second = checkpoint.inventory.tensors
+        bare = replace(first, storage=None)
+        loaded = load(checkpoint.container)
+        source = LoadedTensors(loaded, stored, checkpoint.inventory)
+        one, two = source.tensor(first), source.tensor(second)
         assert one.sum() == size
         assert two.sum() == 2 * size
-        assert source.tensor(replace(checkpoint.inventory.tensors[0], storage=None)) is not None
+        assert LoadedTensors(loaded, stored, replace(checkpoint.inventory, tensors=(bare,))).tensor(bare).sum() == size
+
+
+def test_tensors_whose_paths_read_alike_are_told_apart(make):
+    tree = {"a": {"b": torch.ones(2)}, "a.b": torch.full((2,), 2.0)}
+    with open_checkpoint(make.save(tree)) as checkpoint, StoredTensors(checkpoint.container) as stored:
+        source = LoadedTensors(load(checkpoint.container), stored, checkpoint.inventory)
+        assert [source.tensor(record).sum().item() for record in checkpoint.inventory.tensors] == [2.0, 4.0]
 
 
 def test_memory_that_is_no_mapping_is_left_alone():
@@ -236,5 +262,5 @@ def test_memory_that_is_no_mapping_is_left_alone():
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
     with open_checkpoint(make("AdamW")) as checkpoint, StoredTensors(checkpoint.container) as stored:
         with pytest.raises(KeyError):
-            LoadedTensors(Loaded(), stored).tensor(checkpoint.inventory.tensors[0])
+            LoadedTensors(Loaded(), stored, checkpoint.inventory).tensor(checkpoint.inventory.tensors[0])
         assert stored.extent(Span(5, 5), "float32").numel() == 0

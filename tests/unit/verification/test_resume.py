@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 
@@ -58,18 +61,33 @@ def test_sgd_with_its_options(make, answers, options):
 def test_sgd_without_momentum_has_nothing_to_restore(make, answers):
     found = answers(make("SGD"), "cpu")
     assert statuses(found) == ["passed", "passed", "skipped"]
-    assert found["fresh"]["detail"] == "SGD without momentum reads no state"
+    assert found["fresh"]["detail"] == (
+        "a fresh start gives the same: 4 parameters stepped by SGD without momentum, which reads no state"
+    )
 
 
 def test_state_that_is_not_there_yet(make, answers):
     found = answers(make("AdamW", steps=0), "cpu")
     assert statuses(found) == ["passed", "passed", "skipped"]
-    assert "no state is stored yet" in found["fresh"]["detail"]
+    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters without state yet"
 
 
 def test_adagrad_at_its_first_step_is_fresh_although_its_sums_are_not_zero(make, answers):
     found = answers(make("Adagrad", steps=0, initial_accumulator_value=0.1), "cpu")
     assert statuses(found) == ["passed", "passed", "skipped"]
+    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters saved before the first step"
+
+
+def test_state_of_zeros_is_said_beside_state_that_shows(make, answers):
+    tree = make.tree("AdamW")
+    for key in ("exp_avg", "exp_avg_sq"):
+        tree["optimizer"]["state"][2][key].zero_()
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert found["fresh"]["detail"] == (
+        "without the stored state the step gives another result for 3 parameters; "
+        "1 parameter with state of zeros, or of values too small to show in a step"
+    )
 
 
 def test_no_optimizer_at_all(make, answers):
@@ -119,13 +137,20 @@ def test_a_learning_rate_that_is_a_tensor(make, answers):
 
 
 def test_an_option_that_is_an_object(make, answers):
-    import numpy as np
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"][0]["lr"] = Fraction(1, 1000)
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["passed"] * 3
+    assert "lr not stored as plain values: the defaults stood in" in found["step"]["detail"]
+    assert found["step"]["evidence"]["proven"] is False
 
+
+def test_a_learning_rate_that_numpy_has_computed(make, answers):
     tree = make.tree("AdamW")
     tree["optimizer"]["param_groups"][0]["lr"] = np.float64(1e-3)
     found = answers(make.save(tree), "cuda:0")
     assert statuses(found) == ["passed"] * 3
-    assert "lr not stored as plain values: the defaults stood in" in found["step"]["detail"]
+    assert found["step"]["evidence"]["proven"] is True
 
 
 def test_extra_keys_of_a_scheduler_do_not_matter(make, answers):

@@ -186,8 +186,116 @@ def test_the_second_optimizer_is_not_tried_after_a_refusal(make, answers):
 def test_a_real_device_is_asked_for_and_there_is_none(make, answers):
     found = answers(make("AdamW"), "cuda:0", require_device=True)
     assert statuses(found) == ["failed", "passed", "passed"]
-    assert found["step"]["detail"] == "passed, but on a simulated cuda:0: there is none here"
+    assert found["step"]["detail"] == (
+        "there is no cuda:0 here, which --require-device asks for: it was only simulated"
+    )
     assert answers(make("AdamW", device="cpu"), "cpu", require_device=True)["step"]["status"] == "passed"
+
+
+def weights_only(tree):
+    del tree["optimizer"]
+
+
+def unknown(tree):
+    tree["optimizer"]["param_groups"][0]["correct_bias"] = True
+
+
+@pytest.mark.parametrize("change", [weights_only, unknown])
+def test_a_real_device_is_asked_for_and_there_is_nothing_to_step(make, answers, change):
+    tree = make.tree("AdamW")
+    change(tree)
+    path = make.save(tree)
+    assert statuses(answers(path, "cuda:0")) == ["skipped"] * 3
+    found = answers(path, "cuda:0", require_device=True)
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert found["step"]["detail"].startswith("there is no cuda:0 here, which --require-device asks for")
+
+
+def test_a_class_that_is_not_stepped_lacks_the_device_too(make, answers):
+    tree = make.tree("SGD", momentum=0.9)
+    found = answers(make.save(tree), "cuda:0", require_device=True, optimizer="LBFGS")
+    assert found["step"]["status"] == "failed"
+
+
+def lose(*path):
+    def change(tree):
+        *parents, last = path
+        place = tree["optimizer"]
+        for key in parents:
+            place = place[key]
+        del place[last]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lose("state", 0, "exp_avg_sq"), "model.0.weight: KeyError: 'exp_avg_sq'"),
+        (lose("state", 3, "step"), "KeyError: 'step'"),
+        (lose("param_groups", 0, "betas"), "KeyError: 'betas'"),
+        (lose("param_groups", 0, "lr"), "KeyError: 'lr'"),
+    ],
+)
+def test_a_lost_key_fails_the_step(make, answers, change, said):
+    tree = make.tree("AdamW")
+    change(tree)
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert said in found["step"]["detail"]
+
+
+def test_state_in_another_order_is_not_proven_on_zeros(make, answers):
+    tree = make.tree("AdamW")
+    state = tree["optimizer"]["state"]
+    state[0], state[1] = state[1], state[0]
+    found = answers(make.save(tree), "cuda:0")
+    assert statuses(found) == ["skipped", "passed", "passed"]
+    assert found["step"]["detail"].startswith(
+        "not proven: 4 parameters of the optimizer not told in the model; AdamW on"
+    )
+    assert found["step"]["evidence"]["proven"] is False
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("lr", None, "optimizer.param_groups.0.lr is None"),
+        ("lr", -1.0, "optimizer.param_groups.0: Invalid learning rate: -1.0"),
+        ("lr", float("inf"), "optimizer.param_groups.0.lr is inf"),
+        ("betas", (0.9, float("nan")), "optimizer.param_groups.0.betas is (0.9, nan)"),
+        ("betas", (1.0, 0.999), "optimizer.param_groups.0: Invalid beta parameter at index 0: 1.0"),
+        ("eps", -1e-8, "optimizer.param_groups.0: Invalid epsilon value: -1e-08"),
+        ("weight_decay", -0.1, "optimizer.param_groups.0: Invalid weight_decay value: -0.1"),
+        ("lr", "fast", "TypeError"),
+    ],
+)
+@pytest.mark.parametrize("target", ["cpu", "cuda:0"])
+def test_options_that_the_constructor_refuses(make, answers, option, value, said, target):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"][0][option] = value
+    found = answers(make.save(tree), target)
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert said in found["step"]["detail"]
+    assert "mend:" not in found["step"]["detail"]
+
+
+def test_second_moments_that_a_cast_makes_zero(make, answers):
+    tree = make.tree("AdamW")
+    tree["model"] = {name: value.half() for name, value in tree["model"].items()}
+    for state in tree["optimizer"]["state"].values():
+        state["exp_avg_sq"].fill_(1e-9)
+    found = answers(make.save(tree), "cuda:0")
+    assert found["step"]["status"] == "failed"
+    assert (
+        "model.0.weight: load_state_dict casts exp_avg_sq to torch.float16, which makes 30 of its values 0"
+        in found["step"]["detail"]
+    )
+
+
+def test_float64_on_mps_is_mended_by_a_cast(make, answers):
+    found = answers(make("Adam", dtype=torch.float64, device="mps"), "mps")
+    assert found["step"]["detail"].endswith("--to mps --cast")
 
 
 def test_a_target_that_cannot_be_simulated_is_not_proven(make, answers, monkeypatch):

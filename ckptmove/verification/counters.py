@@ -1,0 +1,85 @@
+"""Whether the step counts of an optimizer are counts, and agree with the moments beside them.
+
+Never reads a moment but beside a count of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptmove.optimizers import BY_NAME
+from ckptmove.verification.checks import Offenders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, StateEntry
+    from ckptmove.verification.state import StoredTensors
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the step counts of a checkpoint are.
+
+    Attributes:
+        negative: paths and values of counts below zero.
+        faults: what else no training writes.
+        apart: groups whose parameters differ in their counts: text for people. A layer that was frozen at first makes
+            a healthy one.
+    """
+
+    negative: list[tuple[str, float]] = field(default_factory=list)
+    faults: Offenders = field(default_factory=Offenders)
+    apart: list[str] = field(default_factory=list)
+
+
+def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
+    """Read every step count; one whose bytes cannot be had is left to the checks of the file."""
+    counters = Counters()
+    for optimizer in inventory.optimizers:
+        groups = {key: group for group in optimizer.groups for key in group.params}
+        spans: dict[str, tuple[float, float]] = {}
+        for entry, path, count in _counts(optimizer, stored):
+            if count < 0:
+                counters.negative.append((path, count))
+            elif optimizer.algorithm is not None:
+                fault = _fault(optimizer.algorithm, entry, count, stored)
+                if fault:
+                    counters.faults.add(f"{path} is {count:g}{fault}")
+            _widen(spans, groups.get(entry.key), count)
+        counters.apart += (
+            f"step counts from {low:g} to {high:g} in {where}" for where, (low, high) in spans.items() if low != high
+        )
+    return counters
+
+
+def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[StateEntry, str, float]]:
+    for entry in optimizer.state:
+        record = entry.tensor("step")
+        value = dict(entry.scalars).get("step")
+        if record is not None and math.prod(record.shape) == 1 and stored.span(record) is not None:
+            value = stored.tensor(record).item()
+        if isinstance(value, (int, float)):
+            yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), float(value)
+
+
+def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensors) -> str:
+    """What is wrong with a count, after its value; empty where nothing is."""
+    if not count.is_integer():
+        return ", which is no number of steps"
+    if count:
+        return ""
+    row = BY_NAME[algorithm]
+    for key, record in entry.tensors:
+        begins_at_zero = key in row.known_state - row.scalars - row.begins_elsewhere
+        if begins_at_zero and stored.span(record) is not None and bool(stored.tensor(record).any()):
+            return f", and {key} beside it is not zero: the count was lost"
+    return ""
+
+
+def _widen(spans: dict[str, tuple[float, float]], group: ParamGroup | None, count: float) -> None:
+    if group is not None:
+        low, high = spans.get(group.where, (count, count))
+        spans[group.where] = (min(low, count), max(high, count))

@@ -1,0 +1,107 @@
+"""What a step is made with: the class, its options, and the values that gradients are made of.
+
+Never makes a step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ckptmove.model import OPAQUE
+from ckptmove.verification.pieces import WINDOW_ELEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+
+#: Values before they repeat.
+NOISE_PERIOD: Final = 65_537
+#: Options that say how a step is made and not which; whether they are refused depends on the device.
+_HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a step needs besides parameters and state.
+
+    Attributes:
+        name: class in ``torch.optim``.
+        optimizer: the class itself.
+        groups: plain options of every group, flags included.
+        tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change).
+        noise: values that gradients are made of.
+        assumed: options that the file holds as objects, and not as plain values: the class's defaults stand in.
+    """
+
+    name: str
+    optimizer: Callable[..., torch.optim.Optimizer]
+    groups: tuple[dict[str, object], ...]
+    tensors: tuple[dict[str, TensorRecord], ...]
+    noise: torch.Tensor
+    assumed: tuple[str, ...]
+
+
+def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
+    """The recipe for an optimizer; None where this torch has no class of that name."""
+    kind = getattr(torch.optim, name, None)
+    if kind is None:
+        return None
+    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
+    defaults = kind([torch.zeros(1, 1)]).defaults
+    groups, tensors = [], []
+    assumed: dict[str, None] = {}
+    for group in optimizer.groups:
+        options = dict(group.options)
+        own = {key: records[f"{group.where}.{key}"] for key in options if f"{group.where}.{key}" in records}
+        for key, value in options.items():
+            if value is OPAQUE and key not in own:
+                options[key] = defaults.get(key)
+                assumed[key] = None
+        groups.append(options)
+        tensors.append(own)
+    return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
+
+
+def refused_options(recipe: Recipe, optimizer: OptimizerRecord) -> str:
+    """What the class's own constructor says of a group's options, which ``load_state_dict`` does not look at.
+
+    Returns:
+        The first refusal, with the path of the group; empty where there is none.
+    """
+    known = inspect.signature(recipe.optimizer).parameters
+    defaults = recipe.optimizer([torch.zeros(1, 1)]).defaults
+    for group, options in zip(optimizer.groups, recipe.groups, strict=True):
+        plain = {key: value for key, value in options.items() if key in known and key not in _HOW}
+        for key, value in plain.items():
+            if value is None and defaults[key] is not None:
+                return f"{group.where}.{key} is None"
+            if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *_items(value))):
+                return f"{group.where}.{key} is {value}"
+        given = {key: value for key, value in plain.items() if isinstance(value, (bool, int, float, tuple))}
+        try:
+            recipe.optimizer([torch.zeros(1, 1)], **given)
+        except (ValueError, TypeError) as error:
+            return f"{group.where}: {error}"
+    return ""
+
+
+def _items(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def make_noise(seed: int) -> torch.Tensor:
+    """Seeded values of either sign and of magnitude 0.5 to 1.5.
+
+    Of that magnitude, so that no second moment underflows in half precision; repeated until a complex window of any
+    offset fits into them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    magnitudes = torch.rand(NOISE_PERIOD, generator=generator) + 0.5
+    signs = torch.randint(2, (NOISE_PERIOD,), generator=generator) * 2 - 1
+    return (magnitudes * signs).repeat(2 + 2 * WINDOW_ELEMENTS // NOISE_PERIOD)

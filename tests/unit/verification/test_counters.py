@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def numbers(make, answers, change, optimizer="AdamW", **options):
+    tree = make.tree(optimizer, **options)
+    change(tree["optimizer"]["state"])
+    return answers(make.save(tree), "cpu")["numbers"]
+
+
+def set_step(value, *keys):
+    def change(state):
+        for key in keys or state:
+            state[key]["step"] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.tensor(0.0), "optimizer.state.1.step is 0, and exp_avg beside it is not zero: the count was lost"),
+        (0, "optimizer.state.1.step is 0, and exp_avg beside it is not zero: the count was lost"),
+        (torch.tensor(2.5), "optimizer.state.1.step is 2.5, which is no number of steps"),
+        (2.5, "optimizer.state.1.step is 2.5, which is no number of steps"),
+        (float("nan"), "optimizer.state.1.step is nan, which is no number of steps"),
+        (-3, "below zero: optimizer.state.1.step holds -3"),
+        (torch.tensor(-3.0), "below zero: optimizer.state.1.step holds -3"),
+    ],
+)
+def test_counts_that_no_training_writes(make, answers, value, said):
+    found = numbers(make, answers, set_step(value, 1))
+    assert found["status"] == "failed"
+    assert said in found["detail"]
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "Adamax", "NAdam", "RMSprop", "Rprop", "Adadelta", "Adafactor"])
+def test_a_count_of_zero_beside_moments(make, answers, optimizer):
+    found = numbers(make, answers, set_step(torch.tensor(0.0)), optimizer)
+    assert found["status"] == "failed"
+    assert found["evidence"]["wrong_counts"] == 4
+
+
+@pytest.mark.parametrize(("optimizer", "key"), [("Adagrad", "sum"), ("Rprop", "step_size")])
+def test_what_does_not_begin_at_zero_may_stand_beside_a_count_of_zero(make, answers, optimizer, key):
+    def change(state):
+        for entry in state.values():
+            for name, value in entry.items():
+                if name != key:
+                    entry[name] = torch.zeros_like(value)
+
+    assert numbers(make, answers, change, optimizer)["status"] == "passed"
+
+
+def test_an_optimizer_that_is_built_and_not_stepped(make, answers):
+    found = numbers(make, answers, lambda state: None, "Adagrad", steps=0, initial_accumulator_value=0.1)
+    assert found["status"] == "passed"
+
+
+def test_counts_that_differ_are_said(make, answers):
+    found = numbers(make, answers, set_step(torch.tensor(9.0), 2))
+    assert found["status"] == "passed"
+    assert found["detail"].endswith("; step counts from 3 to 9 in optimizer.param_groups.0")
+
+
+def test_the_counts_of_a_stranger_are_its_own(make, answers):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"][0]["correct_bias"] = True
+    set_step(torch.tensor(2.5), 1)(tree["optimizer"]["state"])
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+
+
+def test_counts_that_are_no_numbers_are_left_to_the_step(make, answers):
+    assert numbers(make, answers, set_step("three", 0))["status"] == "passed"
+    assert numbers(make, answers, set_step(torch.ones(2), 0))["status"] == "passed"
+
+
+def test_state_of_no_group_has_a_count_too(make, answers):
+    def change(state):
+        state[9] = {**state[0], "step": torch.tensor(-1.0)}
+
+    assert "optimizer.state.9.step holds -1" in numbers(make, answers, change)["detail"]
