@@ -46,7 +46,7 @@ def test_an_unknown_storage_has_no_span(opened):
 
 
 def test_a_sound_file_has_no_facts_but_its_compression(opened):
-    kinds = {fact.kind for fact in opened.container.facts(opened.storages())}
+    kinds = {fact.kind for fact in opened.container.locate(opened.storages())}
     assert kinds == ({"compressed-storage"} if opened.specimen.deflated else set())
 
 
@@ -54,7 +54,7 @@ def test_facts_about_storages_that_do_not_fit(opened):
     first, second, *rest = opened.storages()
     long = dataclasses.replace(first, nbytes=first.nbytes + 5)
     lost = dataclasses.replace(second, key="lost", nbytes=8)
-    facts = [fact for fact in opened.container.facts((long, lost, *rest)) if fact.kind != "compressed-storage"]
+    facts = [fact for fact in opened.container.locate((long, lost, *rest)) if fact.kind != "compressed-storage"]
     assert {(fact.kind, fact.record.rpartition("/")[2], fact.nbytes) for fact in facts} == {
         ("short-storage", first.key, 5),
         ("missing-storage", "lost", 8),
