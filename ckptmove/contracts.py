@@ -168,12 +168,24 @@ class Container(Protocol):
         """
         ...
 
-    def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none, or they are not stored plainly."""
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Find the bytes of the storages, once, before anything else is asked about them; no storage is read.
+
+        Where one of them lies may hang on the sizes of all the others.
+
+        Args:
+            storages: every storage that the object pickle names, whether a tensor views it or not.
+
+        Returns:
+            What is amiss with their bytes.
+
+        Raises:
+            DamagedArchive: the pickle and the file cannot both be right about where they lie.
+        """
         ...
 
-    def facts(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """What is amiss with the records, seen from the directory alone and without reading a storage."""
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where it has none, or they are not stored plainly."""
         ...
 
     def check(self) -> tuple[ArchiveFact, ...]:
@@ -192,6 +204,10 @@ class Container(Protocol):
             casts: storages by key that change dtype: before and after.
 
         Returns:
-            Segments that make up the output from its first byte to its last; storages keep their alignment.
+            Segments that make up the output from its first byte to its last; storages keep the alignment that the
+            format gives them.
+
+        Raises:
+            DamagedArchive: the bytes that are to be copied or cast are not all there.
         """
         ...

@@ -39,18 +39,22 @@ class Sample:
     wrong: str | None
     findings: tuple[str, ...]
     build: Callable[[], object]
+    legacy: bool = False
 
 
 SAMPLES: list[Sample] = []
 
 
 def sample(
-    file: str, *findings: str, wrong: str | None = None
+    file: str, *findings: str, wrong: str | None = None, legacy: bool = False
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Enter a builder in the list, with the findings that are expected when no target is given."""
+    """Enter a builder in the list, with the findings that are expected when no target is given.
+
+    A legacy file is the stream that torch wrote before 1.6.
+    """
 
     def enter(build: Callable[[], object]) -> Callable[[], object]:
-        SAMPLES.append(Sample(file=file, wrong=wrong, findings=findings, build=build))
+        SAMPLES.append(Sample(file=file, wrong=wrong, findings=findings, build=build, legacy=legacy))
         return build
 
     return enter
@@ -278,6 +282,28 @@ def dtype_zoo() -> object:
     return place(zoo, "cuda:0")
 
 
+@sample("legacy-adamw-cuda1.pth", "D103", "R302", legacy=True)
+def legacy_adamw_cuda1() -> object:
+    """A healthy AdamW run on the second GPU, as torch 1.4 saved it: a stream, `step` a plain number."""
+    run = train(adamw, seed=19)
+    state = run.state()
+    for held in state["state"].values():
+        held["step"] = int(held["step"])
+    known = ("lr", "betas", "eps", "weight_decay", "amsgrad", "params")
+    state["param_groups"] = [{name: group[name] for name in known} for group in state["param_groups"]]
+    return {"epoch": 2, "state_dict": place(run.weights(), "cuda:1"), "optimizer": place(state, "cuda:1")}
+
+
+@sample("legacy-shared-views.pth", legacy=True)
+def legacy_shared_views() -> object:
+    """Weights that are views of one buffer, as cuDNN flattens an RNN's: a stream with one storage."""
+    weights = train(adam, seed=20).weights()
+    buffer = torch.cat([weight.reshape(-1) for weight in weights.values()])
+    parts = buffer.split([weight.numel() for weight in weights.values()])
+    views = {name: part.view(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
+    return {"epoch": 2, "state_dict": place(views, "cuda:0")}
+
+
 def write(folder: Path) -> dict[str, Any]:
     """Write every sample and the manifest into `folder`; return the manifest."""
     torch.set_default_dtype(torch.float64)
@@ -286,7 +312,8 @@ def write(folder: Path) -> dict[str, Any]:
     for one in SAMPLES:
         placement.clear()
         tree = one.build()
-        torch.save(tree, folder / one.file)
+        with placement.numbered_storages():
+            torch.save(tree, folder / one.file, _use_new_zipfile_serialization=not one.legacy)
         content = (folder / one.file).read_bytes()
         entry = {
             "file": one.file,

@@ -9,7 +9,9 @@ storage live".
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
+from unittest import mock
 
 import torch
 from torch import nn
@@ -53,6 +55,18 @@ def clear() -> None:
     """Forget every storage."""
     PLACED.clear()
     SAVED.clear()
+
+
+@contextmanager
+def numbered_storages() -> Iterator[None]:
+    """Let a legacy file call its storages 0, 1, 2 and so on: torch names them by addresses, which no two runs share."""
+    numbers: dict[int, int] = {}
+
+    def number(storage: UntypedStorage) -> int:
+        return numbers.setdefault(storage.data_ptr(), len(numbers))
+
+    with mock.patch.object(torch.UntypedStorage, "_cdata", property(number)):
+        yield
 
 
 def saved_devices() -> dict[str, int]:

@@ -10,6 +10,7 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
@@ -51,7 +52,6 @@ _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 _DESCRIBED: Final[dict[ContainerName, str]] = {
-    "torch-legacy": "a legacy torch file",
     "torch-tar": "a tar of torch 0.1",
     "torchscript": "a TorchScript archive",
     "safetensors": "a safetensors file",
@@ -76,14 +76,17 @@ def open_container(path: str, limits: Limits) -> Container:
 
     Raises:
         UnsupportedContainer: recognised, but not read.
-        MissingFile, AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, LimitExceeded: as they say.
+        MissingFile, AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they
+            say.
     """
     source = open_source(path)
     try:
         name, directory = _examine(source, limits)
-        if name != "torch-zip" or directory is None:
-            raise UnsupportedContainer(path, name, _DESCRIBED[name])
-        return TorchZip(source, directory, limits)
+        if name == "torch-zip" and directory is not None:
+            return TorchZip(source, directory, limits)
+        if name == "torch-legacy":
+            return TorchLegacy(source, limits)
+        raise UnsupportedContainer(path, name, _DESCRIBED[name])
     except CkptMoveError:
         source.close()
         raise

@@ -126,19 +126,12 @@ class TorchZip:
             raise CrcMismatch(self.source.path, self._pickle.name)
         return data
 
-    def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none, or they are deflated.
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the records of the storages, seen from the directory, which says where they lie.
 
-        Raises:
-            DamagedArchive: the record's header is not one, or the record reaches into the directory.
+        Args:
+            storages: every storage that the object pickle names.
         """
-        record = self._storages.get(key)
-        if record is None or record.method != STORED:
-            return None
-        return self._span(record)
-
-    def facts(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """What is amiss with the records, seen from the directory alone and without reading a storage."""
         found: list[ArchiveFact] = []
         for storage in storages:
             record = self._storages.get(storage.key)
@@ -157,6 +150,17 @@ class TorchZip:
             if past > 0:
                 found.append(ArchiveFact("past-end", record.name, past))
         return tuple(found)
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where it has none, or they are deflated.
+
+        Raises:
+            DamagedArchive: the record's header is not one, or the record reaches into the directory.
+        """
+        record = self._storages.get(key)
+        if record is None or record.method != STORED:
+            return None
+        return self._span(record)
 
     def check(self) -> tuple[ArchiveFact, ...]:
         """Read every record and compare it with its CRC: one ``crc-mismatch`` for each that differs.

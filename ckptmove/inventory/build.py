@@ -32,6 +32,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         DamagedPickle: a tensor is not written as torch writes it.
     """
     walk = Walk(limits, machine.end - machine.begin)
+    walk.reader.gather(machine.persistents)
     walk.run(machine.root)
     storages = walk.reader.storages()
     origin = find_origin(machine.root, walk.modules, machine.globals)
@@ -51,7 +52,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         optimizers=tuple(draft.freeze() for draft in walk.optimizers),
         facts=(
-            *container.facts(storages),
+            *container.locate(storages),
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
         ),
         contents=frozenset(walk.contents),

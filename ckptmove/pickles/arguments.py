@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES
-from ckptmove.pickles.tree import Call, Global, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Global, Persistent, Sequence, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 LARGEST: Final = 2**63 - 1
 #: Far more than any operator takes, and few enough that a product stays cheap.
 _MOST_AXES: Final = 1000
+#: Place of the view in a persistent id.
+_VIEW_FIELD: Final = 5
+#: The dense tensors that a sparse one is made of, by layout.
+SPARSE_PARTS: Final[dict[str, tuple[str, ...]]] = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
 
 
 class NotATensor(Exception):
@@ -43,6 +53,19 @@ def count(value: Value) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST:
         raise NotATensor
     return value
+
+
+def view_of(value: Value) -> tuple[int, int] | None:
+    """The part of a storage that a persistent id stands for: its first element and their number; None for all of it.
+
+    In the streams of torch before 0.4 a storage could be a view of another one, which is named by the other's id with
+    ``(view_key, offset, view_size)`` as sixth field.
+    """
+    pid = value.pid if type(value) is Persistent else None
+    if type(pid) is not Tuple or len(pid.items) <= _VIEW_FIELD or pid.items[_VIEW_FIELD] is None:
+        return None
+    _, first, numel = items(pid.items[_VIEW_FIELD])
+    return count(first), count(numel)
 
 
 def sizes(value: Value) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from ckptmove.errors import DamagedPickle
 from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.pickles.arguments import (
     LARGEST,
+    SPARSE_PARTS,
     NotATensor,
     arguments,
     bytes_of,
@@ -28,11 +29,12 @@ from ckptmove.pickles.arguments import (
     layout_name,
     numpy_shape,
     sizes,
+    view_of,
 )
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ckptmove.model import Role
     from ckptmove.pickles.tree import Value
@@ -72,6 +74,11 @@ class TensorReader:
             self._storages[key] = replace(self._storages[key], tag_sites=tuple(tags), class_sites=tuple(classes))
         return tuple(self._storages.values())
 
+    def gather(self, persistents: Iterable[Persistent]) -> None:
+        """Take in every storage that a pickle names, also those that hang on nothing: torch makes them all."""
+        for node in persistents:
+            self.storage(node, "", "other")
+
     def is_tensor(self, call: Call) -> bool:
         """Whether a call is one of torch's rebuild functions."""
         return self._function(call) is not None
@@ -104,10 +111,12 @@ class TensorReader:
         """A storage that was saved by itself, as a flat record; None for a persistent id that is no storage."""
         try:
             storage = self._storage(node)
+            first, numel = view_of(node) or (0, storage.numel)
         except (NotATensor, ValueError):
             return None
+        nbytes = numel * ITEM_BYTES[storage.dtype]
         return TensorRecord(
-            name, role, storage.device, storage.dtype, (storage.numel,), (1,), storage.key, 0, storage.nbytes, "storage"
+            name, role, storage.device, storage.dtype, (numel,), (1,), storage.key, first, nbytes, "storage"
         )
 
     # --- dispatch ----------------------------------------------------------------------------------------------------
@@ -172,7 +181,7 @@ class TensorReader:
     # --- storages ----------------------------------------------------------------------------------------------------
 
     def _storage(self, value: Value) -> StorageRef:
-        """``('storage', class, key, location, numel)``; a legacy stream adds a view as a sixth field."""
+        """``('storage', class, key, location, numel)``; a legacy stream adds a sixth field, see :func:`view_of`."""
         pid = value.pid if type(value) is Persistent else None
         if type(pid) is not Tuple:
             raise NotATensor
@@ -209,16 +218,21 @@ class TensorReader:
         item_bytes = ITEM_BYTES[dtype]
         if numel * item_bytes > LARGEST:
             raise NotATensor
-        if span and (offset + span) * item_bytes > storage.nbytes:
-            self._note_overrun(name, dtype, offset + span, storage)
+        room = storage.nbytes
+        view = view_of(found[0])
+        if view is not None:
+            room = min(room, sum(view) * item_bytes)
+            offset += view[0]
+        if span and (offset + span) * item_bytes > room:
+            self._note_overrun(name, dtype, offset + span, room)
         return TensorRecord(
             name, role, storage.device, dtype, shape, stride, storage.key, offset, numel * item_bytes,
             "tensor", "", len(found) > 4 and found[4] is True,  # noqa: PLR2004  v1 has four arguments
         )  # fmt: skip
 
-    def _note_overrun(self, name: str, dtype: str, end: int, storage: StorageRef) -> None:
+    def _note_overrun(self, name: str, dtype: str, end: int, room: int) -> None:
         elements = PACKED.get(dtype, 1)
-        missing = -(-end // elements) * ITEM_BYTES[dtype] - storage.nbytes
+        missing = -(-end // elements) * ITEM_BYTES[dtype] - room
         if missing > 0:
             self.overruns.append((name, missing))
 
@@ -254,7 +268,7 @@ class TensorReader:
         """``(layout, (indices, values, size[, is_coalesced]))``, or ``(layout, (compressed, plain, values, size))``."""
         layout = layout_name(args.items[0])
         data = items(args.items[1])
-        labels = _SPARSE_PARTS.get(layout)
+        labels = SPARSE_PARTS.get(layout)
         if labels is None:
             raise NotATensor
         parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, data, strict=False))
@@ -305,14 +319,6 @@ class TensorReader:
 
 if TYPE_CHECKING:
     _Rebuild = Callable[[TensorReader, Tuple, str, Role], TensorRecord]
-
-_SPARSE_PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "sparse_coo": ("indices", "values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
 
 _REBUILDS: Final[dict[str, _Rebuild]] = {
     "torch._utils._rebuild_tensor": TensorReader._dense,  # noqa: SLF001  a table of this class's own methods

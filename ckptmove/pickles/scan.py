@@ -61,13 +61,24 @@ def operation_end(data: bytes, start: int) -> int:
     shape = SHAPE_OF.get(data[start])
     if shape is None:
         raise DamagedPickle(f"no such opcode 0x{data[start]:02x}", offset=start)
-    end = start + 1 + shape if shape >= 0 else _variable_end(data, start + 1, shape)
+    end = start + 1 + shape if shape >= 0 else variable_end(data, start + 1, shape)
     if not 0 < end <= len(data):
         raise DamagedPickle("an argument reaches past the end", offset=start)
     return end
 
 
-def _variable_end(data: bytes, begin: int, shape: int) -> int:
+def variable_end(data: bytes | bytearray, begin: int, shape: int) -> int:
+    """Where an argument of a shape below 0 ends, whether the data reach so far or not.
+
+    Args:
+        data: the pickle, or its beginning.
+        begin: offset of the argument.
+        shape: as in ``SHAPE_OF``.
+
+    Returns:
+        Offset of the first byte after it; 0 where the data have not the end of its lines. Where they have not the whole
+        count that leads it, an offset past their end.
+    """
     if shape == _LINE:
         return data.find(b"\n", begin) + 1
     if shape == _TWO_LINES:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.model import Limits
-    from ckptmove.pickles.tree import Global, Value
+    from ckptmove.pickles.tree import Global, Persistent, Value
 
     Handler: TypeAlias = Callable[["Machine", int], int]
 
@@ -26,6 +26,7 @@ class Machine:
         marks: stacks below each mark.
         memo: memoised values by index.
         memo_starts: start of the operation that pushed each memoised string or global.
+        persistents: persistent ids, in the order of the pickle: the reader meets them all, reachable or not.
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
         reads: operations that push a memoised string or global, or the top of the stack once more (DUP): their own
             start, and the start of what they repeat, which may itself be such an operation.
@@ -48,6 +49,7 @@ class Machine:
         "marks",
         "memo",
         "memo_starts",
+        "persistents",
         "protocol",
         "reads",
         "root",
@@ -64,6 +66,7 @@ class Machine:
         self.marks: list[tuple[list[Value], list[int]]] = []
         self.memo: dict[int, Value] = {}
         self.memo_starts: dict[int, int] = {}
+        self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
         self.reads: list[tuple[int, int]] = []
         self.frames: list[int] = []

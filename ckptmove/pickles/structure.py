@@ -107,13 +107,16 @@ def _build(machine: Machine, position: int) -> int:
 
 def _persistent_line(machine: Machine, position: int) -> int:
     raw, end = line(machine, position)
-    machine.stack.append(Persistent(raw.decode("utf-8", "surrogatepass"), position))
+    value = Persistent(raw.decode("utf-8", "surrogatepass"), position)
+    machine.persistents.append(value)
+    machine.stack.append(value)
     machine.starts.append(position)
     return end
 
 
 def _persistent(machine: Machine, position: int) -> int:
-    machine.stack[-1] = Persistent(machine.stack[-1], machine.starts[-1])
+    value = machine.stack[-1] = Persistent(machine.stack[-1], machine.starts[-1])
+    machine.persistents.append(value)
     machine.starts[-1] = position
     return position + 1
 

@@ -149,7 +149,8 @@ class Call(Node):
     @property
     def name(self) -> str:
         """Full name of the callable, or an empty string where it is not a global."""
-        return self.func.full_name if type(self.func) is Global else ""
+        func = self.func.module if type(self.func) is Persistent else self.func
+        return func.full_name if type(func) is Global else ""
 
 
 class Persistent(Node):
@@ -165,6 +166,15 @@ class Persistent(Node):
     def __init__(self, pid: Value, pid_start: int) -> None:
         self.pid = pid
         self.pid_start = pid_start
+
+    @property
+    def module(self) -> Value:
+        """The class that ``('module', class, source_file, source)`` stands for, or None where the id is no such one.
+
+        From torch/serialization.py ``_legacy_load``, whose reader puts the class in its place.
+        """
+        items = self.pid.items if type(self.pid) is Tuple else ()
+        return items[1] if len(items) > 1 and items[0] == "module" else None
 
 
 class Opaque(Node):

@@ -20,7 +20,7 @@ ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector"],
     ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
     ["streams.source", "streams.sink", "cast", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
-    ["pickles.state", "pickles.arguments"],
+    ["pickles.state", "pickles.arguments", "pickles.stream"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
     ["pickles.memory"],

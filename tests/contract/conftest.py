@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from torch.utils.serialization import config
 
 from ckptmove.containers.sniff import open_container
+from ckptmove.contracts import BytesSegment
 from ckptmove.model import Limits, StorageRef
 
 if TYPE_CHECKING:
@@ -59,67 +60,180 @@ def _big_endian():
     return _rezipped(zipfile.ZIP_STORED, change=lambda name, data: b"big" if name == "byteorder" else data)
 
 
+def _legacy(protocol=2):
+    stream = io.BytesIO()
+    torch.save(_state(), stream, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+    return stream.getvalue()
+
+
+def _legacy_of_another_machine():
+    data = _legacy()
+    flag = b"little_endianq\x02\x88"
+    assert data.count(flag) == 1
+    return data.replace(flag, flag[:-1] + b"\x89")
+
+
 @dataclass(frozen=True)
 class Specimen:
-    """A file of some container and what zipfile says of it."""
+    """A file of some container and what others say of it."""
 
     make: Callable[[], bytes]
+    look: Callable[[bytes, bytes], Seen]
+    name: str = "torch-zip"
     byteorder: str = "little"
     checksums: bool = True
     deflated: bool = False
-    #: Whether torch itself laid it out, so that there and back must be the same bytes.
-    by_torch: bool = True
     alignment: int = 64
+    #: Kinds of the facts about a file in which nothing is damaged.
+    facts: frozenset[str] = frozenset()
 
 
-TORCH_ZIP = {
-    "saved": Specimen(_saved),
-    "without-crcs": Specimen(_without_crcs, checksums=False),
-    "aligned-4096": Specimen(_aligned, alignment=4096),
-    "stored-by-hand": Specimen(lambda: _rezipped(zipfile.ZIP_STORED), by_torch=False),
-    "deflated-by-hand": Specimen(lambda: _rezipped(zipfile.ZIP_DEFLATED), deflated=True, by_torch=False),
-    "big-endian": Specimen(_big_endian, byteorder="big", by_torch=False),
+@dataclass(frozen=True)
+class Seen:
+    """The pickle of a file, and the bytes of its storages by key, as others read them."""
+
+    pickle: bytes
+    storages: dict[str, bytes]
+
+
+def _records(data):
+    """By name without the folder, as zipfile reads them; it stumbles over CRCs that were left out."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found = {}
+        for info in archive.infolist():
+            if info.filename.endswith("/"):
+                continue
+            stream = archive.open(info)
+            stream._expected_crc = None
+            found[info.filename.partition("/")[2]] = stream.read()
+        return found
+
+
+def look_into_zip(data, original):
+    found = _records(data)
+    storages = {name.removeprefix("data/"): raw for name, raw in found.items() if name.startswith("data/")}
+    return Seen(found["data.pkl"], storages)
+
+
+class _Anything:
+    """Takes the place of every class and every function of a pickle."""
+
+    def __init__(self, *arguments):
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's own, which calls nothing, and remembers the size of the elements of each storage."""
+
+    def __init__(self, stream):
+        super().__init__(stream)
+        self.item_bytes = {}
+
+    def find_class(self, module, name):
+        return torch.serialization.StorageType(name) if name.endswith("Storage") else _Anything
+
+    def persistent_load(self, pid):
+        self.item_bytes[pid[2]] = torch._utils._element_size(pid[1].dtype)
+
+
+def look_into_legacy(data, original):
+    """Each storage is led by the number of its elements; how large they are, only the original pickle says."""
+    stream = io.BytesIO(original)
+    for _ in range(3):
+        pickle.load(stream)
+    unpickler = _Unpickler(stream)
+    unpickler.load()
+    stream = io.BytesIO(data)
+    for _ in range(3):
+        pickle.load(stream)
+    begin = stream.tell()
+    _Unpickler(stream).load()
+    own = data[begin : stream.tell()]
+    storages = {}
+    for key in pickle.load(stream):
+        numel = int.from_bytes(stream.read(8), "little")
+        storages[key] = stream.read(numel * unpickler.item_bytes[key])
+    return Seen(own, storages)
+
+
+_ZIP = Specimen(_saved, look_into_zip)
+_LEGACY = Specimen(_legacy, look_into_legacy, name="torch-legacy", checksums=False, alignment=1)
+ZIPS = {
+    "saved": _ZIP,
+    "without-crcs": replace(_ZIP, make=_without_crcs, checksums=False),
+    "aligned-4096": replace(_ZIP, make=_aligned, alignment=4096),
+    "stored-by-hand": replace(_ZIP, make=lambda: _rezipped(zipfile.ZIP_STORED)),
+    "deflated-by-hand": replace(
+        _ZIP,
+        make=lambda: _rezipped(zipfile.ZIP_DEFLATED),
+        deflated=True,
+        facts=frozenset({"compressed-storage"}),
+    ),
+    "big-endian": replace(_ZIP, make=_big_endian, byteorder="big"),
+}
+LEGACY = {
+    "legacy": _LEGACY,
+    **{f"legacy-protocol-{one}": replace(_LEGACY, make=lambda one=one: _legacy(one)) for one in (1, 3, 4, 5)},
+    # torch reads and writes little-endian storages on every machine.
+    "legacy-of-a-big-endian-machine": replace(_LEGACY, make=_legacy_of_another_machine),
+    "legacy-and-more": replace(_LEGACY, make=lambda: _legacy() + b"more", facts=frozenset({"orphan-record"})),
 }
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A container, its file, and its records as zipfile reads them, by name without the folder."""
+    """A container, its file, and what others see in it."""
 
     specimen: Specimen
     path: Path
     container: object
-    records: dict[str, bytes]
+    seen: Seen
 
     def storages(self):
-        """Storages as the pickle would name them, by record."""
-        keys = [name.removeprefix("data/") for name in self.records if name.startswith("data/")]
-        sizes = {key: len(self.records[f"data/{key}"]) for key in keys}
-        return tuple(StorageRef(key, "cpu", "uint8", size, size, (), ()) for key, size in sizes.items())
+        """Storages as the pickle would name them."""
+        return tuple(_reference(key, raw) for key, raw in self.seen.storages.items())
+
+    def look(self, data):
+        """What others see in an output."""
+        return self.specimen.look(data, self.path.read_bytes())
+
+    def output(self, segments):
+        """The bytes that segments without casts stand for."""
+        data = self.path.read_bytes()
+        pieces = [
+            segment.data if isinstance(segment, BytesSegment) else data[segment.span.start : segment.span.end]
+            for segment in segments
+        ]
+        return b"".join(pieces)
+
+    def records(self, data=None):
+        """The records of a zip archive, by name without the folder."""
+        return _records(self.path.read_bytes() if data is None else data)
 
 
-def _records(path, specimen):
-    with zipfile.ZipFile(path) as archive:
-        if not specimen.checksums:
-            for info in archive.infolist():
-                archive.open(info)  # its header agrees
-            data = path.read_bytes()
-            return {
-                info.filename.partition("/")[2]: data[start : start + info.file_size]
-                for info in archive.infolist()
-                for start in [info.header_offset + 30 + sum(data[info.header_offset + at] for at in (26, 28))]
-            }
-        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+_DTYPES = {2400: ("int64", 8), 3: ("bool", 1)}
 
 
-@pytest.fixture(params=TORCH_ZIP)
-def opened(request, tmp_path):
-    specimen = TORCH_ZIP[request.param]
-    path = tmp_path / "specimen.pt"
+def _reference(key, raw):
+    dtype, item_bytes = _DTYPES.get(len(raw), ("float64", 8))
+    return StorageRef(key, "cpu", dtype, len(raw) // item_bytes, len(raw), (), ())
+
+
+def _open(specimen, path):
     path.write_bytes(specimen.make())
     container = open_container(str(path), Limits())
-    yield Opened(specimen, path, container, _records(path, specimen))
+    yield Opened(specimen, path, container, specimen.look(path.read_bytes(), path.read_bytes()))
     container.source.close()
+
+
+@pytest.fixture(params=ZIPS | LEGACY)
+def opened(request, tmp_path):
+    yield from _open((ZIPS | LEGACY)[request.param], tmp_path / "specimen.pt")
+
+
+@pytest.fixture(params=ZIPS)
+def opened_zip(request, tmp_path):
+    yield from _open(ZIPS[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture

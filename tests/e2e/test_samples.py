@@ -42,6 +42,7 @@ OPTIMIZERS = {
     "rmsprop-centered-cuda0.pt": torch.optim.RMSprop,
     "lightning-mapped-to-cpu.ckpt": torch.optim.AdamW,
     "nanogpt-compiled-fused.pt": torch.optim.AdamW,
+    "legacy-adamw-cuda1.pth": torch.optim.AdamW,
 }
 made_by_this_torch = pytest.mark.skipif(
     torch.__version__.partition("+")[0] != MANIFEST["torch"],
@@ -188,6 +189,13 @@ def test_saved_view_drags_its_whole_storage():
     tree, _ = load_with_tags(ENTRIES["saved-view.pt"])
     view = tree["embedding.weight"]
     assert view.untyped_storage().nbytes() == 128 * view.numel() * view.element_size()
+
+
+def test_legacy_views_share_one_storage():
+    tree, tags = load_with_tags(ENTRIES["legacy-shared-views.pth"])
+    assert tags == {"cuda:0": 1}
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tree["state_dict"].values()}) == 1
+    assert (SAMPLES / "legacy-shared-views.pth").read_bytes().startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
 
 
 def test_zoo_ties_storages_and_holds_the_rare_dtypes():

@@ -219,7 +219,7 @@ def test_whatever_is_broken_only_our_errors_escape(tmp_path, data, rewrite, open
         broken[at] = data.draw(st.sampled_from([0, 1, 8, 0x7F, 0xFF]))
     (tmp_path / "x.pt").write_bytes(broken)
     with contextlib.suppress(CkptMoveError), opened(tmp_path / "x.pt") as container:
-        container.facts(())
+        container.locate(())
         with contextlib.suppress(CkptMoveError):
             container.check()
         rewrite(tmp_path / "x.pt", tmp_path / "y.pt", lambda pickle: pickle + b" ")

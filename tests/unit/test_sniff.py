@@ -161,10 +161,17 @@ def test_a_torch_archive_is_opened(tmp_path):
     container.source.close()
 
 
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_legacy_file_is_opened(tmp_path, protocol):
+    (tmp_path / "w.zip").write_bytes(saved(_use_new_zipfile_serialization=False, pickle_protocol=protocol))
+    container = open_container(str(tmp_path / "w.zip"), Limits())
+    assert (container.name, container.byteorder, container.torch_version) == ("torch-legacy", "little", None)
+    container.source.close()
+
+
 @pytest.mark.parametrize(
     ("data", "described"),
     [
-        (saved(_use_new_zipfile_serialization=False), "a legacy torch file"),
         (zipped("m/data.pkl", "m/constants.pkl"), "a TorchScript archive"),
         (pickle.dumps({}), "a bare pickle"),
         (tarred("sys_info"), "a tar of torch 0.1"),

@@ -396,7 +396,7 @@ class Bare:
     source = NoSource()
 
     @staticmethod
-    def facts(storages):
+    def locate(storages):
         return ()
 
 

@@ -79,6 +79,28 @@ def test_persistent_ids_of_both_kinds():
     assert (binary.pid.items, binary.pid.starts, binary.pid_start) == ((17, 18), (1, 3), 5)
 
 
+def test_every_persistent_id_is_kept_also_one_that_is_thrown_away():
+    machine = interpret(b"(K\x01Q0P2\nK\x03Qt.", LIMITS)
+    assert [persistent.pid for persistent in machine.persistents] == [1, "2", 3]
+
+
+@pytest.mark.parametrize(
+    ("pid", "name"),
+    [
+        (b"(U\x06modulecapp\nNet\nNNt", "app.Net"),
+        (b"(U\x06modulecapp\nNet\nU\x01fU\x01st", "app.Net"),
+        (b"(U\x07storagecapp\nNet\nNNt", ""),
+        (b"(U\x06moduleU\x03NetNNt", ""),
+        (b"(U\x06modulet", ""),
+        (b"K\x01", ""),
+    ],
+)
+def test_a_module_stands_for_its_class(pid, name):
+    call = interpret(pid + b"Q)\x81.", LIMITS).root
+    assert type(call.func) is Persistent
+    assert call.name == name
+
+
 def test_extensions_and_buffers_are_opaque():
     machine = interpret(b"(\x82\x05\x83\x05\x01\x84\x05\0\0\x01\x97\x98t.", LIMITS)
     assert type(machine.root) is Tuple
