@@ -83,10 +83,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
-    """The tensors that records belong to; a record that belongs to none by its own name.
-
-    Facts name a storage by its key, or by its record, which ends in ``/data/KEY``.
-    """
+    """The tensors that records belong to; a record that belongs to none by its own name."""
     names: dict[str, list[str]] = {storage.key: [] for storage in inventory.storages}
     for tensor in inventory.tensors:
         for one in tensor.dense():
@@ -94,8 +91,7 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
                 names[one.storage].append(tensor.name)
     found_names: list[str] = []
     for fact in facts:
-        key = fact.record if fact.record in names else fact.record.rpartition("/data/")[2]
-        found_names += names.get(key) or [fact.record]
+        found_names += names.get(fact.storage_key) or [fact.record]
     return list(dict.fromkeys(found_names))
 
 
