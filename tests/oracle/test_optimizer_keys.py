@@ -140,7 +140,6 @@ def test_several_groups_with_names(tmp_path):
     assert [group.param_names for group in record.groups] == [("layer.0", "layer.1"), ("layer.2",)]
     assert [dict(group.options)["lr"] for group in record.groups] == [0.5, 0.1]
     assert [group.is_set("capturable") for group in record.groups] == [False, True]
-    assert record.group_of("2") is record.groups[1]
 
 
 OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
