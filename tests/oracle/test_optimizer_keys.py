@@ -142,6 +142,20 @@ def test_several_groups_with_names(tmp_path):
     assert [group.is_set("capturable") for group in record.groups] == [False, True]
 
 
+def test_groups_and_params_may_be_tuples(tmp_path):
+    optimizer = stepped("Adam", {"capturable": False})
+    state_dict = optimizer.state_dict()
+    (expected,) = read(state_dict, tmp_path).optimizers
+    state_dict["param_groups"] = tuple(
+        {**group, "params": tuple(group["params"])} for group in state_dict["param_groups"]
+    )
+    optimizer.load_state_dict(state_dict)  # torch takes it
+    (record,) = read(state_dict, tmp_path).optimizers
+    assert [group.params for group in record.groups] == [group.params for group in expected.groups]
+    assert [group.options for group in record.groups] == [group.options for group in expected.groups]
+    assert (record.algorithm, len(record.state)) == ("Adam", 2)
+
+
 OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
 
 

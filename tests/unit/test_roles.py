@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from ckptmove import roles
 from ckptmove.model import Role
 from ckptmove.roles import ROLE_WORDS, role_of_key, role_of_leaf
 
@@ -34,6 +35,12 @@ KEYS = {
 @pytest.mark.parametrize(("key", "role"), KEYS.items())
 def test_role_of_key(key, role):
     assert role_of_key(key) == role
+
+
+def test_indices_of_lists_do_not_drive_words_out_of_the_cache():
+    before = roles._role_of_words.cache_info()
+    assert {role_of_key(str(index)) for index in range(10)} == {None}
+    assert roles._role_of_words.cache_info() == before
 
 
 def test_every_role_has_its_words():
