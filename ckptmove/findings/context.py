@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import is_accelerator, split
+from ckptmove.scopes import RootKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,19 +74,16 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 
 def load_expression(inventory: Inventory, where: str = "") -> str:
     """Python that loads the file, and takes what stands at a path of nested dicts."""
-    keys: list[str] = []
-    roots = set(inventory.root_keys)
-    rest = where
-    while rest:
-        end = next((end for end in _ends(rest) if rest[:end] in roots), 0) if not keys else 0
-        key = rest[:end] if end else rest.partition(".")[0]
-        keys.append(f"[{key!r}]")
-        rest = rest[len(key) + 1 :]
-    return f"torch.load({inventory.path!r}, map_location='cpu')" + "".join(keys)
+    keys = "".join(f"[{key!r}]" for key in _keys(inventory, where)) if where else ""
+    return f"torch.load({inventory.path!r}, map_location='cpu'){keys}"
 
 
-def _ends(path: str) -> list[int]:
-    return [place for place, letter in enumerate(path) if letter == "."] + [len(path)]
+def _keys(inventory: Inventory, where: str) -> list[str]:
+    """The keys of nested dicts in a path; only those of the root hold dots."""
+    end = RootKeys(inventory).first(where)
+    if end != -1:
+        return [where[:end], *where[end + 1 :].split(".")]
+    return [where] if where in inventory.root_keys else where.split(".")
 
 
 def census(tags: Iterable[str]) -> str:
