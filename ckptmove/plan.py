@@ -98,6 +98,11 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     )
 
 
+def dtypes_out_of_place(inventory: Inventory, request: MoveRequest) -> tuple[tuple[str, str], ...]:
+    """The tensors, by name and dtype, that a conversion would send where their dtype is not to be had."""
+    return _dtypes(_out_of_place(_place(inventory, Policy(inventory, request)).holders.values()))
+
+
 def _place(inventory: Inventory, policy: Policy) -> _Placement:
     """Ask the policy about every tensor, and settle on one answer for each storage."""
     storages = {storage.key: storage for storage in inventory.storages}

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import counted, load_expression
+from ckptmove.findings.context import load_expression
 from ckptmove.scopes import RootKeys, model_tensors, strip_wrappers
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
         if len(found_prefixes) == 1 and (prefix := found_prefixes.pop()):
             where = names[container]
             place = f" of {container}" if container else ""
-            message = f"every key{place} starts with '{prefix}' ({counted(len(where), 'tensor')})"
+            message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
             yield found("K601", message, where, _strip_line(inventory, container, prefix))
 
 

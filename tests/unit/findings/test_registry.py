@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.findings.context import Context
+from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import RULES, find_all
 from ckptmove.model import ArchiveFact, GlobalUse, Mention, Severity
 
@@ -197,6 +197,28 @@ def test_a_healthy_file_of_each_optimizer_has_nothing_above_info(make, algorithm
 
 def test_an_empty_file_has_no_findings(make) -> None:
     assert make.findings(make.inventory(())) == ()
+
+
+def test_a_file_is_judged_for_where_most_of_its_model_lies(make) -> None:
+    meta = make.tensor("model.big", (1000,), device="meta", storage=None)
+    lost = make.tensor("model.odd", (1000,), device="unknown", storage=None, kind="wrapper-subclass")
+    some = make.tensor("other.x", device="cuda:1", role="other")
+
+    def target(*tensors, context=Context()):  # noqa: B008  frozen
+        return target_device(make.inventory(tensors), context)
+
+    assert target(meta, lost, some, *make.model(device="mps")) == "mps"
+    assert target(meta, lost, some) == "cuda:1"
+    assert target(meta, lost) is None
+    assert target(meta, context=Context(target="cuda:2")) == "cuda:2"
+    assert not make.findings(make.inventory((meta, lost)))
+
+
+@pytest.mark.parametrize(("device", "to"), [("xla:0", "cpu"), ("cuda", "cuda:0"), ("mps", "mps")])
+def test_the_command_that_mends_names_a_device_that_convert_takes(make, device, to) -> None:
+    [finding] = make.findings(make.inventory((*make.model(device=device), make.tensor("model.x", device="cpu"))))
+
+    assert finding.fix == f"ckptmove convert 'runs/my run.pth' --to {to}"
 
 
 def test_findings_come_in_the_order_of_their_codes(make) -> None:
