@@ -157,6 +157,23 @@ def parse_mapping(text: str) -> tuple[str, str]:
     source, equals, destination = (part.strip() for part in text.partition("="))
     if not (source and equals and destination):
         raise UsageError(f"'{text}' is not a mapping of devices, which is written SRC=DST")
+    return parse_pair(source, destination)
+
+
+def parse_pair(source: str, destination: str) -> tuple[str, str]:
+    """Read one source and its destination, as a ``map_location`` dict pairs them.
+
+    Args:
+        source: a tag, or a glob over tags.
+        destination: a device.
+
+    Returns:
+        The glob over source tags, and the destination's tag.
+
+    Raises:
+        UnknownDevice: torch knows no such device.
+        UsageError: the destination cannot be in a file.
+    """
     if not is_device_string(source) and _WILDCARDS.isdisjoint(source):
         raise UnknownDevice(source, suggest(source))
     return source, parse_target(destination)

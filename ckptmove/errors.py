@@ -232,6 +232,21 @@ class UnsupportedDtype(Refused):
         self.tensors = tensors
 
 
+class UncastableDtype(UnsupportedDtype):
+    """The target device cannot hold a dtype, and it cannot be cast to one that it holds.
+
+    Attributes:
+        reason: why not, as a clause: ``its bytes are compressed in the archive``.
+    """
+
+    kind = "uncastable-dtype"
+
+    def __init__(self, target: str, tensors: tuple[tuple[str, str], ...], reason: str) -> None:
+        super().__init__(target, tensors)
+        self.message += f", which cannot be cast: {reason}"
+        self.reason = reason
+
+
 class UneditablePickle(Refused):
     """A planned edit falls on a place that no pickler of Python writes, and that cannot be edited safely.
 

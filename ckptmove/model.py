@@ -10,16 +10,6 @@ from enum import Enum
 from typing import Final, Literal, TypeAlias
 
 Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
-ROLES: Final[tuple[Role, ...]] = (
-    "model",
-    "optimizer",
-    "scheduler",
-    "ema",
-    "scaler",
-    "rng",
-    "criterion",
-    "other",
-)
 ContainerName: TypeAlias = Literal[
     "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory"
 ]
@@ -260,10 +250,6 @@ class OptimizerRecord:
     algorithm: str | None = None
     candidates: tuple[str, ...] = ()
 
-    def group_of(self, key: str) -> ParamGroup | None:
-        """The group that lists a parameter's key."""
-        return next((group for group in self.groups if key in group.params), None)
-
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFact:
@@ -280,6 +266,11 @@ class ArchiveFact:
     kind: Literal["short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage"]
     record: str
     nbytes: int
+
+    @property
+    def storage_key(self) -> str:
+        """The key of the storage that it is about, if it is about one: the record of a storage is ``.../data/KEY``."""
+        return self.record.rpartition("/data/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckptmove import devices
+from ckptmove.keep import flag_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +23,7 @@ _SHOWN = 3
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     """One line for each option that met nothing, and one for devices that stay named in configs."""
     names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]
-    names += [
-        f"{group.where}.{flag.name}" for one in inventory.optimizers for group in one.groups for flag in group.flags
-    ]
+    names += [path for path, _ in flag_paths(inventory)]
     for glob in plan.request.keep:
         if not any(fnmatchcase(name, glob) for name in names):
             yield f"--keep {glob} names nothing in the file; globs match whole names, as in 'ema.*'"

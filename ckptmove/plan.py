@@ -6,11 +6,12 @@ Never reads or writes a byte, and never decides on a tensor: ``policy`` does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.devices import same_device, split, unsupported_dtypes
 from ckptmove.dtypes import CAST_DOWN
-from ckptmove.errors import UnsupportedDtype
+from ckptmove.errors import UncastableDtype, UnsupportedDtype
+from ckptmove.keep import with_wrappers
 from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.moves import FlagEdit, Kept, MovePlan, StorageEdit
 from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
@@ -22,12 +23,19 @@ if TYPE_CHECKING:
     from ckptmove.moves import MoveRequest
 
 
+#: Why a dtype cannot be changed.
+_COMPRESSED: Final = "its bytes are compressed in the archive"
+_SUBCLASS: Final = "a subclass of Tensor states its dtype once more"
+_NO_CLASS: Final = "it is not the dtype of a storage"
+
+
 @dataclass(slots=True)
 class _Holder:
     """What carries one tag in the file: a storage, or the device of a tensor that is not tagged by its storage.
 
     Attributes:
-        storage: as it is now; for the device of a tensor, a storage that has the tensor's name and no class.
+        storage: as it is now; for the device of a tensor, a storage that has the tensor's name and no class, and no
+            sites where that device is a mention.
         rank: of the rule that decides: the highest of all tensors that view it.
         tag: where it goes.
         names: the tensors that view it.
@@ -52,9 +60,9 @@ _Placed: TypeAlias = "tuple[TensorRecord, _Holder | None, int]"
 
 @dataclass(slots=True)
 class _Placement:
-    """Every holder and every tensor."""
+    """Every holder, by the key of its storage or the place of its device, and every tensor."""
 
-    holders: list[_Holder]
+    holders: dict[str | int, _Holder]
     tensors: list[_Placed]
 
 
@@ -73,17 +81,26 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
         The plan; empty where the checkpoint is already as asked.
 
     Raises:
-        UnsupportedDtype: a tensor would go to a device that lacks its dtype, and no cast was asked for or is possible.
+        UnsupportedDtype: a tensor would go to a device that lacks its dtype, and no cast was asked for.
+        UncastableDtype: likewise, and no cast is possible.
     """
     policy = Policy(inventory, request)
     placement = _place(inventory, policy)
-    casts = _casts(placement.holders, cast=request.cast)
+    lost = _out_of_place(placement.holders.values())
+    if lost:
+        _require_cast(lost, inventory, cast=request.cast)
+    casts = frozenset(holder.storage.key for holder in lost)
     return MovePlan(
         request=request,
-        edits=tuple(_edits(placement.holders, casts)),
+        edits=tuple(_edits(placement.holders.values(), casts)),
         kept=tuple(_kept(placement.tensors, policy)),
         flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, placement, policy)),
     )
+
+
+def dtypes_out_of_place(inventory: Inventory, request: MoveRequest) -> tuple[tuple[str, str], ...]:
+    """The tensors, by name and dtype, that a conversion would send where their dtype is not to be had."""
+    return _dtypes(_out_of_place(_place(inventory, Policy(inventory, request)).holders.values()))
 
 
 def _place(inventory: Inventory, policy: Policy) -> _Placement:
@@ -94,10 +111,10 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
     tensors: list[_Placed] = []
     for record in inventory.tensors:
         answer = policy.decide(record)
-        site = record.device_site
+        site = policy.device_site(record)
         if site is not None:
             values_only.update(part.storage for part in record.dense())
-            _hold(holders, site, _device_of(record, site), answer, record.name)
+            _hold(holders, site, _device_of(record), answer, record.name)
         else:
             for part in record.parts or (record,):
                 if part.storage is not None:
@@ -110,7 +127,7 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
             # No tensor views it: what only feeds a tensor of another device stays, the rest goes as its device does.
             rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
             holders[unseen] = _Holder(storage, rank, tag, [])
-    return _Placement(list(holders.values()), tensors)
+    return _Placement(holders, tensors)
 
 
 def _hold(
@@ -123,40 +140,49 @@ def _hold(
         holder.take(*answer, name)
 
 
-def _device_of(record: TensorRecord, site: int) -> StorageRef:
-    return StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, (site,), ())
+def _device_of(record: TensorRecord) -> StorageRef:
+    sites = () if record.device_site is None else (record.device_site,)
+    return StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, sites, ())
 
 
 def _nameless(storage: StorageRef) -> TensorRecord:
     return TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
 
 
-def _casts(holders: Collection[_Holder], *, cast: bool) -> dict[str, tuple[str, str]]:
-    """The dtypes before and after of each storage that would go where its dtype is not to be had."""
-    casts: dict[str, tuple[str, str]] = {}
-    lost: list[tuple[str, str]] = []
+def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
+    """What would go where its dtype is not to be had."""
     lacking = {tag: unsupported_dtypes(tag) for tag in {holder.tag for holder in holders}}
-    if not any(lacking.values()):
-        return casts
-    target = ""
-    for holder in holders:
-        dtype = holder.storage.dtype
-        if dtype in lacking[holder.tag]:
-            if cast and holder.storage.class_sites:
-                casts[holder.storage.key] = (dtype, CAST_DOWN[dtype])
-            else:
-                target = target or holder.tag
-                lost.extend((name, dtype) for name in holder.names or [holder.storage.key])
-    if lost:
-        raise UnsupportedDtype(target, tuple(lost))
-    return casts
+    lost = (holder for holder in holders if holder.storage.dtype in lacking[holder.tag])
+    return list(lost) if any(lacking.values()) else []
 
 
-def _edits(holders: Iterable[_Holder], casts: dict[str, tuple[str, str]]) -> Iterator[StorageEdit]:
+def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> None:
+    """Refuse, unless a cast was asked for and all of it is possible."""
+    compressed = {fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"}
+    inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
+    for holder in lost:
+        reason = ""
+        if not inside.isdisjoint(holder.names):
+            reason = _SUBCLASS
+        elif not holder.storage.class_sites:
+            reason = _NO_CLASS
+        elif holder.storage.key in compressed:
+            reason = _COMPRESSED
+        if reason:
+            raise UncastableDtype(holder.tag, _dtypes([holder]), reason)
+    if not cast:
+        raise UnsupportedDtype(lost[0].tag, _dtypes(lost))
+
+
+def _dtypes(holders: Iterable[_Holder]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, one.storage.dtype) for one in holders for name in one.names or (one.storage.key,))
+
+
+def _edits(holders: Iterable[_Holder], casts: Collection[str]) -> Iterator[StorageEdit]:
     for holder in holders:
         storage = holder.storage
-        cast = casts.get(storage.key)
-        if holder.tag != storage.device or cast is not None:
+        cast = (storage.dtype, CAST_DOWN[storage.dtype]) if storage.key in casts else None
+        if storage.tag_sites and (holder.tag != storage.device or cast is not None):  # without any, it is a mention
             yield StorageEdit(
                 storage.key, tuple(holder.names), storage.device, holder.tag, storage.nbytes, RULES[holder.rank].name,
                 cast, storage.tag_sites, storage.class_sites,
@@ -181,24 +207,28 @@ def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
 def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy: Policy) -> Iterator[FlagEdit]:
     if not mentions:
         return
-    before, after = _sent_devices(placement.holders)
+    before, after = _sent_devices(placement.holders.values())
     leaves_cpu = any(
         record.role == "model" and holder is not None and holder.storage.device == "cpu" and holder.tag != "cpu"
         for record, holder, _ in placement.tensors
     )
     for mention in mentions:
         kind, _ = split(mention.value)
-        if not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
+        own = None if mention.site is None else placement.holders.get(mention.site)
+        if own is not None:  # the device of one tensor, which follows no other
+            target = mention.value if same_device(own.tag, mention.value) else own.tag
+        elif not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
             continue
-        target = _follow(mention.value, before, policy)
-        if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
-            target = _follow(target, after, policy)
+        else:
+            target = _follow(mention.value, before, policy)
+            if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
+                target = _follow(target, after, policy)
         if target != mention.value:
             yield FlagEdit(mention.where, mention.value, target, DEVICE_MENTION.name, mention)
 
 
 def _is_editable(mention: Mention, policy: Policy) -> bool:
-    if policy.keeps(mention.where) or mention.site is None:
+    if mention.site is None or policy.keeps_site(mention.site):
         return False
     if mention.kind == "torch.device":
         return mention.tuple_site is not None

@@ -7,12 +7,11 @@ Where optimizers create their scalars is what ``_init_group`` of each class in `
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from fnmatch import translate
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import matches, supports_capturable, supports_fused
+from ckptmove.keep import kept_sites, kept_tensors, wrapper_devices
 from ckptmove.optimizers import BY_NAME
 
 if TYPE_CHECKING:
@@ -53,12 +52,11 @@ class FollowRule:
 
 
 def _keep(policy: Policy, record: TensorRecord) -> str | None:
-    return record.device if policy.keeps(record.name) else None
+    return record.device if policy.keeps(record) else None
 
 
-def _without_bytes(_: Policy, record: TensorRecord) -> str | None:
-    immovable = record.device == "meta" or (record.storage is None and record.device_site is None)
-    return record.device if immovable else None
+def _without_bytes(policy: Policy, record: TensorRecord) -> str | None:
+    return record.device if policy.is_immovable(record) else None
 
 
 def _rng_state(_: Policy, record: TensorRecord) -> str | None:
@@ -113,13 +111,18 @@ class Policy:
         homes: names of optimizer scalars, each with the tag where its optimizer would create it.
         nested_sizes: names of the parts of nested tensors that describe their layout.
         refused: flags of groups that cannot stay set, each with the path of its value.
+        wrappers: names of wrapper subclasses, each with the place in the pickle where its device is said.
     """
 
-    __slots__ = ("_answers", "_keep", "_mapped", "homes", "nested_sizes", "refused", "request")
+    __slots__ = (
+        "_answers", "_kept_sites", "_kept_tensors", "_mapped", "homes", "nested_sizes", "refused", "request", "wrappers"
+    )  # fmt: skip
 
     def __init__(self, inventory: Inventory, request: MoveRequest) -> None:
         self.request = request
-        self._keep = re.compile("|".join(map(translate, request.keep))) if request.keep else None
+        self.wrappers = wrapper_devices(inventory)
+        self._kept_tensors = kept_tensors(inventory, request.keep)
+        self._kept_sites = kept_sites(inventory, request.keep)
         self._mapped: dict[str, str | None] = {}
         self._answers: dict[tuple[str, str, bool, str | None, bool, bool], tuple[int, str]] = {}
         self.homes: dict[str, str] = {}
@@ -137,10 +140,10 @@ class Policy:
         kind = (
             record.device,
             record.role,
-            record.storage is None and record.device_site is None,
+            record.storage is None and self.device_site(record) is None,
             self.homes.get(name),
             name in self.nested_sizes,
-            self._keep is not None and self.keeps(name),
+            name in self._kept_tensors,
         )
         answer = self._answers.get(kind)
         if answer is None:
@@ -149,9 +152,25 @@ class Policy:
             )
         return answer
 
-    def keeps(self, path: str) -> bool:
-        """Whether ``--keep`` names a path."""
-        return self._keep is not None and self._keep.match(path) is not None
+    def keeps(self, record: TensorRecord) -> bool:
+        """Whether ``--keep`` names a tensor, by any of its names, or one that it cannot be parted from."""
+        return record.name in self._kept_tensors
+
+    def keeps_site(self, site: int) -> bool:
+        """Whether ``--keep`` names a value by any of the paths that lead to it.
+
+        Args:
+            site: start of the operation that pushes the value: one for all paths.
+        """
+        return site in self._kept_sites
+
+    def device_site(self, record: TensorRecord) -> int | None:
+        """Where the pickle says the device of a tensor that is not tagged by its storage; None for all others."""
+        return self.wrappers.get(record.name, record.device_site)
+
+    def is_immovable(self, record: TensorRecord) -> bool:
+        """Whether a tensor can be nowhere else: it is meta, or nothing in the file that could be edited says where."""
+        return record.device == "meta" or (record.storage is None and self.device_site(record) is None)
 
     def mapped(self, tag: str) -> str | None:
         """Where ``--map`` sends a device; None where it says nothing."""
@@ -204,7 +223,7 @@ class Policy:
             if not flag.value:
                 continue
             where = f"{group.where}.{flag.name}"
-            if all(map(_SUPPORT[flag.name], wanted)) or self.keeps(where):
+            if all(map(_SUPPORT[flag.name], wanted)) or self.keeps_site(flag.site):
                 stays = True
             else:
                 self.refused.append((where, flag))
@@ -215,4 +234,9 @@ _SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
 
 
 def _scalars(entry: StateEntry, keys: Iterable[str]) -> Iterator[TensorRecord]:
-    return (record for key, record in entry.tensors if key in keys and record.shape in {(), (1,)})
+    """The bookkeeping tensors among some keys; a wrapper subclass goes as a whole, with what is inside of it."""
+    return (
+        record
+        for key, record in entry.tensors
+        if key in keys and record.shape in {(), (1,)} and record.kind != "wrapper-subclass"
+    )

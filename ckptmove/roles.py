@@ -36,14 +36,18 @@ _WHOLE_KEYS: Final[dict[str, Role]] = {
 _CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|LearningRateMonitor)\b")
 
 
-@lru_cache(maxsize=4096)
 def role_of_key(key: str) -> Role | None:
     """The role that a key points to, or None where it says nothing.
 
     Args:
         key: one part of a path: ``optimizer_state_dict``, ``model_ema``, ``MixedPrecisionPlugin``.
     """
-    key = key[:200]
+    # Indices of lists are many, all different, and hold no word: they would only drive the others out of the cache.
+    return None if key.isdecimal() else _role_of_words(key[:200])
+
+
+@lru_cache(maxsize=4096)
+def _role_of_words(key: str) -> Role | None:
     whole = _WHOLE_KEYS.get(key.lower())
     if whole is not None:
         return whole

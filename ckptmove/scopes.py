@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.model import Inventory, TensorRecord
 
@@ -106,15 +106,57 @@ class FreePlaces:
         return places[end]
 
 
+class RootKeys:
+    """The keys of a checkpoint's root, which may hold dots as the paths below them do."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._keys = frozenset(inventory.root_keys)
+
+    @cached_property
+    def _hashes(self) -> frozenset[int]:
+        return frozenset([value for key in self._keys for end, value in _hashes(key) if end == len(key)])
+
+    def first(self, path: str) -> int:
+        """Where the shortest key of the root ends that a path begins with, a dot after it; -1 where none does."""
+        for end, value in _hashes(path):
+            if end < len(path) and value in self._hashes and path[:end] in self._keys:
+                return end
+        return -1
+
+    def split(self, name: str) -> tuple[str, str]:
+        """A tensor's name as the path that its state_dict stands under, and its key there.
+
+        The path is empty where the root itself is the state_dict.
+        """
+        end = -1 if name in self._keys or not self._keys else self.first(name)
+        if end == -1:
+            return "", name
+        following, _, rest = name[end + 1 :].partition(".")
+        if following in _INNER_CONTAINERS and rest:
+            end += 1 + len(following)
+        return name[:end], name[end + 1 :]
+
+
+def _hashes(path: str) -> Iterator[tuple[int, int]]:
+    """Where each part of a path ends, with a hash of all parts up to there: none is read twice, however many."""
+    value = begin = 0
+    while begin <= len(path):
+        dot = path.find(".", begin)
+        end = len(path) if dot == -1 else dot
+        value = hash((value, path[begin:end]))
+        yield end, value
+        begin = end + 1
+
+
 def model_scopes(inventory: Inventory) -> tuple[Scope, ...]:
     """The scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
 
     Scopes without a parameter are left out.
     """
-    roots = frozenset(inventory.root_keys)
+    roots = RootKeys(inventory)
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
     for tensor in model_tensors(inventory):
-        container, key = split_container(tensor.name, roots)
+        container, key = roots.split(tensor.name)
         parts.setdefault(container, []).append((key, tensor))
     whole = Scope("", [member for inside in parts.values() for member in inside])
     if len(parts) == 1:
@@ -141,36 +183,12 @@ def model_tensors(inventory: Inventory) -> tuple[TensorRecord, ...]:
     return tuple(tensor for tensor in inventory.tensors if tensor.role == "model")
 
 
-def split_container(name: str, roots: frozenset[str]) -> tuple[str, str]:
-    """A tensor's name as the path that its state_dict stands under, and its key there.
-
-    The path is empty where the root itself is the state_dict.
-
-    Args:
-        name: of a tensor of the model.
-        roots: the keys of the root; they may hold dots.
-    """
-    if not roots or name in roots:
-        return "", name
-    end = name.find(".")
-    while end != -1 and name[:end] not in roots:
-        end = name.find(".", end + 1)
-    if end == -1:
-        return "", name
-    following, _, rest = name[end + 1 :].partition(".")
-    if following in _INNER_CONTAINERS and rest:
-        end += 1 + len(following)
-    return name[:end], name[end + 1 :]
-
-
 def strip_wrappers(key: str) -> tuple[str, str]:
     """A key of a state_dict as the prefixes that wrappers have put before it, and the rest."""
-    if not key.startswith(WRAPPERS):
-        return "", key
-    rest = key
-    while (prefix := next((one for one in WRAPPERS if rest.startswith(one)), None)) is not None:
-        rest = rest[len(prefix) :]
-    return key[: len(key) - len(rest)], rest
+    end = 0
+    while key.startswith(WRAPPERS, end):
+        end = key.index(".", end) + 1
+    return key[:end], key[end:]
 
 
 def is_buffer(name: str) -> bool:

@@ -299,7 +299,7 @@ def legacy_shared_views() -> object:
     """Weights that are views of one buffer, as cuDNN flattens an RNN's: a stream with one storage."""
     weights = train(adam, seed=20).weights()
     buffer = torch.cat([weight.reshape(-1) for weight in weights.values()])
-    parts = buffer.split([weight.numel() for weight in weights.values()])
+    parts = torch.split(buffer, [weight.numel() for weight in weights.values()])
     views = {name: part.view(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
     return {"epoch": 2, "state_dict": place(views, "cuda:0")}
 

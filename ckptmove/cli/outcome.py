@@ -162,6 +162,11 @@ def _(error: errors.UnsupportedDtype) -> str:
     return f"cast what {error.target} cannot hold to the next smaller dtype with --cast"
 
 
+@hint_for.register(errors.UncastableDtype)
+def _(error: errors.UncastableDtype) -> str:
+    return f"leave it where it is with --keep {shlex.quote(error.tensors[0][0])}, or save it again from torch, cast"
+
+
 @hint_for.register(errors.UneditablePickle)
 def _(error: errors.UneditablePickle) -> str:
     del error

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import counted, load_expression
+from ckptmove.findings.context import load_expression
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     facts = [fact for fact in inventory.facts if fact.kind == "crc-mismatch"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        message = f"{counted(len(facts), 'record')} ({nbytes:,} bytes) differ from the CRC in the archive"
+        message = f"{amount(len(facts), 'record')} ({nbytes:,} bytes) differ from the CRC in the archive"
         fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
         yield found("F801", message, _where(inventory, facts), fix)
 
@@ -57,7 +58,7 @@ def compressed_records(inventory: Inventory, _context: Context) -> Iterator[Find
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = (
-            f"{counted(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): mmap=True reads garbage"
+            f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): mmap=True reads garbage"
         )
         fix = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.stored'!r})"
         yield found("F803", message, _where(inventory, facts), fix)
@@ -72,10 +73,10 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record"]
     if not wasted and not orphans:
         return
-    parts = [f"{nbytes:,} bytes in {counted(len(wasted), 'storage')} are reached by no tensor"] if wasted else []
+    parts = [f"{nbytes:,} bytes in {amount(len(wasted), 'storage')} are reached by no tensor"] if wasted else []
     if orphans:
         held = sum(fact.nbytes for fact in orphans)
-        parts.append(f"{held:,} bytes in {counted(len(orphans), 'record')} belong to no storage")
+        parts.append(f"{held:,} bytes in {amount(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
     again = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
     fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
@@ -83,10 +84,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
-    """The tensors that records belong to; a record that belongs to none by its own name.
-
-    Facts name a storage by its key, or by its record, which ends in ``/data/KEY``.
-    """
+    """The tensors that records belong to; a record that belongs to none by its own name."""
     names: dict[str, list[str]] = {storage.key: [] for storage in inventory.storages}
     for tensor in inventory.tensors:
         for one in tensor.dense():
@@ -94,8 +92,7 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
                 names[one.storage].append(tensor.name)
     found_names: list[str] = []
     for fact in facts:
-        key = fact.record if fact.record in names else fact.record.rpartition("/data/")[2]
-        found_names += names.get(key) or [fact.record]
+        found_names += names.get(fact.storage_key) or [fact.record]
     return list(dict.fromkeys(found_names))
 
 

@@ -82,11 +82,11 @@ _ENTRIES: Final = (
         code="D104",
         name="device-mention",
         severity=Severity.WARNING,
-        when="a torch.device, a device string or device_ids in the stored objects names another device than the "
-        "model's",
+        when="a torch.device, a device string or device_ids in the stored objects names another accelerator than the "
+        "model's device",
         why="map_location moves tensors only: after torch.load(map_location='cpu'), args.device is still 'cuda:3'. A "
         "script that reads its device from the checkpoint then goes to the old one, and fails there, or uses the "
-        "wrong GPU without a word.",
+        "wrong GPU without a word. The cpu is everywhere, and often meant: it is not counted.",
         mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects; --rewrite-strings moves strings too. "
         "Device ids are for your script to set.",
     ),
@@ -105,7 +105,7 @@ _ENTRIES: Final = (
         code="O202",
         name="capturable-unsupported",
         severity=Severity.ERROR,
-        when="a group is capturable=True, and the target (cpu, mps) cannot do that",
+        when="a group is capturable=True and not fused, and the target (cpu, mps) cannot do that",
         why="The flag comes back from the file through load_state_dict, whatever the constructor was given, and the "
         "first step raises 'If capturable=True, params and state_steps must be on supported devices'.",
         mend="'ckptmove convert PATH --to DEVICE' sets the flag to what the target can do.",

@@ -10,7 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.devices import is_accelerator, split
+from ckptmove.devices import is_accelerator, parse_target, split
+from ckptmove.errors import UsageError
+from ckptmove.scopes import RootKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,9 +36,13 @@ class Context:
 
 
 def target_device(inventory: Inventory, context: Context) -> str | None:
-    """The target, or else the device where most bytes of the model lie; None where there is no tensor at all.
+    """The target, or else the device where most bytes of the model lie; None where no tensor lies anywhere.
 
-    A file without a model goes by its optimizer's state, and one without that by everything it holds.
+    A file without a model goes by its optimizer's state, and one without that by everything it holds. Meta tensors lie
+    nowhere, and neither does a tensor whose file does not say where.
+
+    Returns:
+        A tag as the file has it: not every one is a target that :func:`ckptmove.devices.parse_target` takes.
     """
     known = context.target or context.home
     if known is not None:
@@ -52,9 +58,14 @@ def fullest_device(tensors: Iterable[TensorRecord]) -> str | None:
     """The device with most bytes of some tensors; None for none."""
     nbytes: dict[str, int] = {}
     for tensor in tensors:
-        if tensor.device != "meta":
+        if is_placed(tensor):
             nbytes[tensor.device] = nbytes.get(tensor.device, 0) + tensor.nbytes
     return max(nbytes, key=lambda device: nbytes[device], default=None)
+
+
+def is_placed(tensor: TensorRecord) -> bool:
+    """Whether a tensor lies on a device, and the file says on which."""
+    return tensor.device not in {"meta", "unknown"}
 
 
 def is_out_of_range(tag: str, context: Context) -> bool:
@@ -64,35 +75,31 @@ def is_out_of_range(tag: str, context: Context) -> bool:
 
 
 def convert_command(inventory: Inventory, context: Context, *options: str) -> str:
-    """The command that moves the file to where it is to resume, on a device that the machine has."""
+    """The command that moves the file to where it is to resume, on a device that the machine and a file can have."""
     target = target_device(inventory, context) or "cpu"
     if is_out_of_range(target, context):
         target = f"{split(target)[0]}:0"
+    try:
+        target = parse_target(target)
+    except UsageError:
+        target = "cpu"
     return " ".join(["ckptmove convert", shlex.quote(inventory.path), "--to", shlex.quote(target), *options])
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:
     """Python that loads the file, and takes what stands at a path of nested dicts."""
-    keys: list[str] = []
-    roots = set(inventory.root_keys)
-    rest = where
-    while rest:
-        end = next((end for end in _ends(rest) if rest[:end] in roots), 0) if not keys else 0
-        key = rest[:end] if end else rest.partition(".")[0]
-        keys.append(f"[{key!r}]")
-        rest = rest[len(key) + 1 :]
-    return f"torch.load({inventory.path!r}, map_location='cpu')" + "".join(keys)
+    keys = "".join(f"[{key!r}]" for key in _keys(inventory, where)) if where else ""
+    return f"torch.load({inventory.path!r}, map_location='cpu'){keys}"
 
 
-def _ends(path: str) -> list[int]:
-    return [place for place, letter in enumerate(path) if letter == "."] + [len(path)]
+def _keys(inventory: Inventory, where: str) -> list[str]:
+    """The keys of nested dicts in a path; only those of the root hold dots."""
+    end = RootKeys(inventory).first(where)
+    if end != -1:
+        return [where[:end], *where[end + 1 :].split(".")]
+    return [where] if where in inventory.root_keys else where.split(".")
 
 
 def census(tags: Iterable[str]) -> str:
     """Devices with counts, the most frequent first: ``cuda:0 (10), cpu (2)``."""
     return ", ".join(f"{tag} ({count})" for tag, count in Counter(tags).most_common())
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun: ``1 tensor``, ``2 tensors``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

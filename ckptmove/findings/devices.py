@@ -14,13 +14,14 @@ from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
     census,
     convert_command,
-    counted,
     fullest_device,
     is_out_of_range,
+    is_placed,
     load_expression,
     target_device,
 )
 from ckptmove.pairing import pair_all
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D101: model and loss are used in one forward pass, so their tensors belong on one device."""
-    tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and _is_placed(tensor)]
+    tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and is_placed(tensor)]
     homes = _distinct(tensors)
     home = fullest_device(tensors) or "cpu"
     away = {tag for tag in {tensor.device for tensor in tensors} if not same_device(tag, home)}
@@ -42,7 +43,7 @@ def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     names = census(tensor.device for tensor in tensors)
     several = sum(map(is_accelerator, homes)) > 1
     why = "right for a model-parallel run only" if several else "one forward pass needs them on one"
-    message = f"{counted(len(tensors), 'tensor')} of the model lie on several devices: {names}; {why}"
+    message = f"{amount(len(tensors), 'tensor')} of the model lie on several devices: {names}; {why}"
     yield found("D101", message, strays, convert_command(inventory, context))
 
 
@@ -52,7 +53,7 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
     Where the whole model is on one device, no pairing is needed to know where a parameter is. Where it is not, only a
     certain pairing tells; without one, a moment is only wrong on a device that has no part of the model at all.
     """
-    model = [tensor for tensor in inventory.tensors if tensor.role == "model" and _is_placed(tensor)]
+    model = [tensor for tensor in inventory.tensors if tensor.role == "model" and is_placed(tensor)]
     homes = _distinct(model)
     if not homes:
         return
@@ -81,16 +82,16 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
     held = [census(tensor.device for tensor in tensors)] if tensors else []
     held += [f"torch.device objects for {census(mention.value for mention in objects)}"] if objects else []
     kind = split(tensors[0].device if tensors else objects[0].value)[0]
-    has = counted(context.device_count, f"{kind} device")
+    has = amount(context.device_count, f"{kind} device")
     message = f"{'tensors on ' if tensors else ''}{' and '.join(held)}, but the target machine has {has}"
     where = [*(tensor.name for tensor in tensors), *(mention.where for mention in objects)]
     yield found("D103", message, where, convert_command(inventory, context))
 
 
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """D104: a config, a ``torch.device`` or ``device_ids`` names a device on which nothing lies."""
+    """D104: a config, a ``torch.device`` or ``device_ids`` names an accelerator on which nothing lies."""
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"] or inventory.tensors
-    tags = list(dict.fromkeys(tensor.device for tensor in model if _is_placed(tensor)))
+    tags = list(dict.fromkeys(tensor.device for tensor in model if is_placed(tensor)))
     strays = [mention for mention in inventory.mentions if tags and not _agrees(mention, tags, context)]
     if not strays:
         return
@@ -102,10 +103,6 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 
 # --- what they need --------------------------------------------------------------------------------------------------
-
-
-def _is_placed(tensor: TensorRecord) -> bool:
-    return tensor.device != "meta"
 
 
 def _distinct(tensors: Iterable[TensorRecord]) -> list[str]:
@@ -122,7 +119,7 @@ def _strays(optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str
     parameters = pairing.by_key() if pairing is not None else {}
     for entry in optimizer.state:
         parameter = parameters.get(entry.key)
-        possible = homes if parameter is None or not _is_placed(parameter) else [parameter.device]
+        possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
         for _, tensor in entry.tensors:
             if not tensor.shape or tensor.device in possible:
                 continue
@@ -142,6 +139,7 @@ def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> 
 def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
     """Whether a mention fits the devices of the model.
 
+    The CPU is on every machine, and what names it beside a model on a GPU mostly means it (``offload_device``).
     ``cuda`` without an index fits every index. ``map_location`` says where a file is read to, not where anything is.
     A bare number under ``gpus`` or ``devices`` counts devices (Lightning) and names none. Device ids of DataParallel
     name replicas besides the device that holds the model, so one of them has to fit, and all have to exist.
@@ -150,8 +148,10 @@ def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
     if mention.kind != "device_ids":
         kind, index = split(mention.value)
         places = [split(tag) for tag in tags]
-        return key == "map_location" or any(
-            kind == other and (index is None or index == (own or 0)) for other, own in places
+        return (
+            key == "map_location"
+            or not is_accelerator(mention.value)
+            or any(kind == other and (index is None or index == (own or 0)) for other, own in places)
         )
     if not mention.value.startswith("[") and key in {"gpus", "devices"}:
         return True

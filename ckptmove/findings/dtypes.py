@@ -1,6 +1,6 @@
 """Rules about dtypes: T401.
 
-Never knows which device lacks what: that is ``ckptmove.devices``.
+Never knows which device lacks what, and never decides what moves: ``plan`` does both for ``convert``.
 """
 
 from __future__ import annotations
@@ -8,40 +8,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import same_device, split, unsupported_dtypes
+from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, target_device
-from ckptmove.pairing import BOOKKEEPING
+from ckptmove.findings.context import census, convert_command, load_expression, target_device
+from ckptmove.moves import MoveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.findings.context import Context
-    from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.model import Finding, Inventory
 
 
 def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """T401: the target lacks a dtype of a tensor that belongs there.
+    """T401: the target lacks a dtype of a tensor that ``convert`` would send there.
 
     Without a named target only tensors that claim to be there are judged: others may be on the CPU for this reason.
     """
     target = target_device(inventory, context)
     lacking = unsupported_dtypes(target) if target is not None else frozenset()
-    if target is None or not lacking:
+    held = {one.dtype for one in inventory.storages} | {one.dtype for one in inventory.tensors}
+    if target is None or lacking.isdisjoint(held):
         return
-    tensors = [
-        tensor
-        for tensor in inventory.tensors
-        if tensor.dtype in lacking
-        and not _stays(tensor)
-        and (context.target is not None or same_device(tensor.device, target))
+    from ckptmove.plan import dtypes_out_of_place  # noqa: PLC0415  only a file with such a dtype pays for it
+
+    away = {tensor.name for tensor in inventory.tensors if not same_device(tensor.device, target)}
+    lost = [
+        (name, dtype)
+        for name, dtype in dtypes_out_of_place(inventory, MoveRequest(to=target))
+        if context.target is not None or name not in away
     ]
-    if tensors:
-        message = f"{split(target)[0]} has no {census(tensor.dtype for tensor in tensors)}"
-        where = [tensor.name for tensor in tensors]
-        yield found("T401", message, where, convert_command(inventory, context, "--cast"))
+    if lost:
+        message = f"{split(target)[0]} has no {census(dtype for _, dtype in lost)}"
+        yield found("T401", message, [name for name, _ in lost], _fix(inventory, context, target))
 
 
-def _stays(tensor: TensorRecord) -> bool:
-    """RNG states and step counters stay on the CPU, whatever the target; a float64 model has float64 counters."""
-    key = tensor.name.rpartition(".")[2]
-    return tensor.role == "rng" or (tensor.role == "optimizer" and not tensor.shape and key in BOOKKEEPING)
+def _fix(inventory: Inventory, context: Context, target: str) -> str:
+    from ckptmove.plan import plan_move  # noqa: PLC0415  as above
+
+    try:
+        plan_move(inventory, MoveRequest(to=target, cast=True))
+    except UncastableDtype as error:
+        name, dtype = error.tensors[0]
+        return f"checkpoint = {load_expression(inventory)}  # and cast {name} from {dtype}: here {error.reason}"
+    return convert_command(inventory, context, "--cast")

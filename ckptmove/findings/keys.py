@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import counted, load_expression
-from ckptmove.scopes import model_tensors, split_container, strip_wrappers
+from ckptmove.findings.context import load_expression
+from ckptmove.scopes import RootKeys, model_tensors, strip_wrappers
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 
 def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """K601: every key of a state_dict starts with what a wrapper puts before it; one finding for each state_dict."""
-    roots = frozenset(inventory.root_keys)
+    roots = RootKeys(inventory)
     names: dict[str, list[str]] = {}
     prefixes: dict[str, set[str]] = {}
     for tensor in model_tensors(inventory):
-        container, key = split_container(tensor.name, roots)
+        container, key = roots.split(tensor.name)
         names.setdefault(container, []).append(tensor.name)
         prefixes.setdefault(container, set()).add(strip_wrappers(key)[0])
     for container, found_prefixes in prefixes.items():
         if len(found_prefixes) == 1 and (prefix := found_prefixes.pop()):
             where = names[container]
             place = f" of {container}" if container else ""
-            message = f"every key{place} starts with '{prefix}' ({counted(len(where), 'tensor')})"
+            message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
             yield found("K601", message, where, _strip_line(inventory, container, prefix))
 
 

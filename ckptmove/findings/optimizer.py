@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, counted, load_expression, target_device
+from ckptmove.findings.context import convert_command, load_expression, target_device
 from ckptmove.optimizers import lost_keys
 from ckptmove.pairing import moments, pair_all
 from ckptmove.scopes import is_buffer
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,14 +48,18 @@ def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Find
 
 
 def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O202: the first step asserts that a capturable group is on a device that can capture."""
+    """O202: the first step asserts that a capturable group is on a device that can capture, unless it is fused."""
     target = target_device(inventory, context)
     if target is None or supports_capturable(target):
         return
     for optimizer in inventory.optimizers:
-        where = [f"{group.where}.capturable" for group in optimizer.groups if group.is_set("capturable")]
+        where = [
+            f"{group.where}.capturable"
+            for group in optimizer.groups
+            if group.is_set("capturable") and not (group.is_set("fused") and supports_fused(target))
+        ]
         if where:
-            count = f"{len(where)} of {counted(len(optimizer.groups), 'group')}"
+            count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
             message = f"{count} capturable=True, which {target} cannot do: the first step raises"
             yield found("O202", message, where, convert_command(inventory, context))
 
@@ -82,7 +87,7 @@ def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
         ]
         if names:
             message = (
-                f"{counted(len(names), 'counter')} on the CPU in capturable or fused groups; torch moves them at load"
+                f"{amount(len(names), 'counter')} on the CPU in capturable or fused groups; torch moves them at load"
             )
             yield found("O203", message, names, convert_command(inventory, context))
 
@@ -121,7 +126,7 @@ def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         missing = [(group, key) for group in partial for key in group.params if key not in known]
         if missing:
             total = sum(len(group.params) for group in partial)
-            message = f"{len(missing)} of {counted(total, 'parameter')} have no state: frozen, or lost"
+            message = f"{len(missing)} of {amount(total, 'parameter')} have no state: frozen, or lost"
             where = [f"{group.where}.params.{key}" for group, key in missing]
             fix = f"save {inventory.path} again from the run, unless those parameters were frozen: then nothing"
             yield found("O205", message, where, fix)
@@ -145,10 +150,10 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         root = f"{optimizer.where}." if optimizer.where else ""
         faults: dict[str, list[str]] = {}
         if has_model and inventory.layout not in _SPREAD and len(listed) > possible:
-            listing = f"{counted(len(listed), 'parameter')} in the groups, {counted(possible, 'tensor')} in the file"
+            listing = f"{amount(len(listed), 'parameter')} in the groups, {amount(possible, 'tensor')} in the file"
             faults[f"{listing} that could be one"] = [f"{root}param_groups"]
         if unlisted:
-            lost = f"state of {counted(len(unlisted), 'parameter')} that no group lists"
+            lost = f"state of {amount(len(unlisted), 'parameter')} that no group lists"
             faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]
         if faults:
             where = [path for paths in faults.values() for path in paths]

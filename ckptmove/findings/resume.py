@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator, split
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, counted, load_expression, target_device
+from ckptmove.findings.context import census, convert_command, load_expression, target_device
 from ckptmove.scopes import model_tensors
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Findi
     if not states:
         return
     held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
-    message = f"{counted(len(states), 'RNG state')} not uint8 on the CPU: {held}"
+    message = f"{amount(len(states), 'RNG state')} not uint8 on the CPU: {held}"
     moved = all(tensor.dtype == "uint8" for tensor in states)
     fix = convert_command(inventory, context)
     if not moved:
@@ -65,8 +66,8 @@ def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
     if not lists:
         return
     where, count = lists[0]
-    has = counted(context.device_count, f"{kind} device")
-    message = f"{where} holds {counted(count, 'RNG state')}, and the target machine has {has}"
+    has = amount(context.device_count, f"{kind} device")
+    message = f"{where} holds {amount(count, 'RNG state')}, and the target machine has {has}"
     states = f"{load_expression(inventory, where)}[:{context.device_count}]"
     fix = f"for index, state in enumerate({states}): torch.{kind}.set_rng_state(state, index)"
     yield found("R303", message, [path for path, _ in lists], fix)

@@ -9,7 +9,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import counted
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     opcodes = inventory.foreign_opcodes
     if not refused and not opcodes:
         return
-    parts = [f"{counted(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
-    parts += [f"{counted(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
+    parts = [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
+    parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
     load = f"torch.load({inventory.path!r}, map_location='cpu'"
     if any(use.verdict == "dangerous" for use in refused):

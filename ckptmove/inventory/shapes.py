@@ -141,8 +141,11 @@ def state_dict_of(state: Value) -> Dict | None:
 
 
 def optimizer_state(pairs: Dict) -> Dict | None:
-    """The ``state`` of an optimizer's state_dict, or of the attributes of one; None where a dict is neither."""
-    return as_dict(pairs.get("state")) if type(pairs.get("param_groups")) is List else None
+    """The ``state`` of an optimizer's state_dict, or of the attributes of one; None where a dict is neither.
+
+    ``torch.optim.Optimizer.load_state_dict`` only iterates over groups and their params: tuples will do.
+    """
+    return as_dict(pairs.get("state")) if isinstance(pairs.get("param_groups"), List | Tuple) else None
 
 
 def role_of_keys(keys: set[str]) -> Role | None:

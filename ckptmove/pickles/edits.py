@@ -86,22 +86,6 @@ def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
     return _apply(literals, draft.values, draft.patches)
 
 
-def apply_edits(machine: Machine, values: Mapping[int, Wanted]) -> bytes:
-    """Make operations push other values.
-
-    Args:
-        machine: the machine at rest after the pickle.
-        values: by site, what its consumer is to see: a value of the type that it sees now.
-
-    Returns:
-        ``machine.data`` with the changes, and with the lengths of its frames mended.
-
-    Raises:
-        UneditablePickle: a site pushes neither a literal nor something read from the memo, or one of another type.
-    """
-    return _apply(_Literals(machine), values, {})
-
-
 def _apply(literals: _Literals, values: Mapping[int, Wanted], patches: Mapping[int, Patch]) -> bytes:
     """Patches are, by the start of an operation, its end and what comes in its place."""
     changes = dict(patches)

@@ -9,7 +9,7 @@ The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and its
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ckptmove.dtypes import ITEM_BYTES, PACKED, STORAGE_DTYPE
 from ckptmove.errors import DamagedPickle
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Role
     from ckptmove.pickles.tree import Value
+
+    _Rebuild = Callable[["TensorReader", Tuple, str, Role], TensorRecord]
 
 _PERSISTENT_FIELDS: Final = 5
 #: torch itself looks at the class's name alone; a cast writes the module again.
@@ -126,11 +128,16 @@ class TensorReader:
         try:
             return self._functions[id(call.func)]
         except KeyError:
-            found = _REBUILDS.get(call.name)
+            found = self._REBUILDS.get(call.name)
             if found is TensorReader._from_type:  # which says nothing without its arguments
-                return found if _wraps_tensor(call) else None
+                return found if self._wraps_tensor(call) else None
             self._functions[id(call.func)] = found
             return found
+
+    def _wraps_tensor(self, call: Call) -> bool:
+        """Whether a ``_rebuild_from_type`` wraps a function that is known here: a subclass may bring its own."""
+        function = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
+        return type(function) is Global and function.full_name in self._REBUILDS
 
     def _known(self, call: Call) -> _Rebuild:
         found = self._function(call)
@@ -163,7 +170,7 @@ class TensorReader:
     def _from_type(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``_rebuild_from_type_v2(func, type, args, state)``: a subclass around another rebuild function."""
         function, kind, inner = args.items[:3]
-        rebuild = _REBUILDS.get(function.full_name) if type(function) is Global else None
+        rebuild = self._REBUILDS.get(function.full_name) if type(function) is Global else None
         if rebuild is None or type(kind) is not Global or type(inner) is not Tuple:
             raise NotATensor
         record = self._nested_rebuild(rebuild, inner, name, role)
@@ -316,31 +323,22 @@ class TensorReader:
             bytes_of(shape, dtype), "device-data", "", args.items[3] is True, (), args.starts[2],
         )  # fmt: skip
 
-
-if TYPE_CHECKING:
-    _Rebuild = Callable[[TensorReader, Tuple, str, Role], TensorRecord]
-
-_REBUILDS: Final[dict[str, _Rebuild]] = {
-    "torch._utils._rebuild_tensor": TensorReader._dense,  # noqa: SLF001  a table of this class's own methods
-    "torch._utils._rebuild_tensor_v2": TensorReader._dense,  # noqa: SLF001
-    "torch._utils._rebuild_tensor_v3": TensorReader._dense_v3,  # noqa: SLF001
-    "torch._utils._rebuild_parameter": TensorReader._parameter,  # noqa: SLF001
-    "torch._utils._rebuild_parameter_with_state": TensorReader._parameter,  # noqa: SLF001
-    "torch._utils._rebuild_qtensor": TensorReader._quantized,  # noqa: SLF001
-    "torch._utils._rebuild_sparse_tensor": TensorReader._sparse,  # noqa: SLF001
-    "torch._utils._rebuild_nested_tensor": TensorReader._nested,  # noqa: SLF001
-    "torch._utils._rebuild_meta_tensor_no_storage": TensorReader._meta,  # noqa: SLF001
-    "torch._utils._rebuild_wrapper_subclass": TensorReader._wrapper,  # noqa: SLF001
-    "torch._utils._rebuild_device_tensor_from_numpy": TensorReader._device_data,  # noqa: SLF001
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": TensorReader._device_data,  # noqa: SLF001
-    "torch._utils._rebuild_xla_tensor": TensorReader._device_data,  # noqa: SLF001
-    "torch._tensor._rebuild_from_type_v2": TensorReader._from_type,  # noqa: SLF001
-    "torch._tensor._rebuild_from_type": TensorReader._from_type,  # noqa: SLF001
-    "torch.tensor._rebuild_from_type": TensorReader._from_type,  # noqa: SLF001
-}
-
-
-def _wraps_tensor(call: Call) -> bool:
-    """Whether a ``_rebuild_from_type`` wraps a function that is known here: a subclass may bring its own."""
-    function = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
-    return type(function) is Global and function.full_name in _REBUILDS
+    #: Calls by their full names. Inside of the class, whose own methods they are.
+    _REBUILDS: ClassVar[dict[str, _Rebuild]] = {
+        "torch._utils._rebuild_tensor": _dense,
+        "torch._utils._rebuild_tensor_v2": _dense,
+        "torch._utils._rebuild_tensor_v3": _dense_v3,
+        "torch._utils._rebuild_parameter": _parameter,
+        "torch._utils._rebuild_parameter_with_state": _parameter,
+        "torch._utils._rebuild_qtensor": _quantized,
+        "torch._utils._rebuild_sparse_tensor": _sparse,
+        "torch._utils._rebuild_nested_tensor": _nested,
+        "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+        "torch._utils._rebuild_wrapper_subclass": _wrapper,
+        "torch._utils._rebuild_device_tensor_from_numpy": _device_data,
+        "torch._utils._rebuild_device_tensor_from_cpu_tensor": _device_data,
+        "torch._utils._rebuild_xla_tensor": _device_data,
+        "torch._tensor._rebuild_from_type_v2": _from_type,
+        "torch._tensor._rebuild_from_type": _from_type,
+        "torch.tensor._rebuild_from_type": _from_type,
+    }

@@ -131,7 +131,6 @@ def _proto(machine: Machine, position: int) -> int:
     protocol = machine.data[position + 1]
     if protocol > _HIGHEST_PROTOCOL:
         raise DamagedPickle(f"it claims protocol {protocol}, and pickle has 0 to 5,", offset=position - machine.begin)
-    machine.protocol = protocol
     return position + 2
 
 

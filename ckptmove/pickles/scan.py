@@ -39,7 +39,6 @@ SHAPE_OF: Final[dict[int, int]] = {code: shape for shape, codes in _SHAPES.items
 WEIGHTS_ONLY_OPCODES: Final = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.")
 
 STOP: Final = ord(".")
-GETS: Final = frozenset(b"ghj")
 PUTS: Final = frozenset(b"pqr\x94")
 
 

@@ -32,7 +32,6 @@ class Machine:
             start, and the start of what they repeat, which may itself be such an operation.
         frames: start of each FRAME operation.
         foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
-        protocol: the protocol that the pickle claims; 0 where it claims none.
         begin: offset of the pickle in ``data``.
         end: offset of the first byte after STOP.
         root: the tree.
@@ -50,7 +49,6 @@ class Machine:
         "memo",
         "memo_starts",
         "persistents",
-        "protocol",
         "reads",
         "root",
         "stack",
@@ -71,7 +69,6 @@ class Machine:
         self.reads: list[tuple[int, int]] = []
         self.frames: list[int] = []
         self.foreign: dict[int, int] = {}
-        self.protocol = 0
         self.end = begin
         self.root: Value = None
 

@@ -60,11 +60,6 @@ def skipped(name: str, reason: str, **evidence: object) -> CheckResult:
     return CheckResult(name=name, status="skipped", detail=reason, evidence=tuple(evidence.items()))
 
 
-def amount(count: int, noun: str) -> str:
-    """A number with its noun: ``1 tensor``, ``2,048 tensors``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def check_to_json(check: CheckResult) -> dict[str, object]:
     """A check as the child sends it."""
     return {"name": check.name, "status": check.status, "detail": check.detail, "evidence": dict(check.evidence)}

@@ -14,8 +14,9 @@ from ckptmove.errors import UnsupportedDtype
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
-from ckptmove.verification.checks import Offenders, amount, failed, passed, skipped
+from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.verdicts import NOTHING_TO_RESUME
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

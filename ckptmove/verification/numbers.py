@@ -13,7 +13,8 @@ import torch
 
 from ckptmove.findings.catalogue import found
 from ckptmove.optimizers import magnitudes
-from ckptmove.verification.checks import Offenders, amount, failed, passed
+from ckptmove.verification.checks import Offenders, failed, passed
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Collection

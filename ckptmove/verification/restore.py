@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.verification.checks import Offenders, amount, failed, passed
+from ckptmove.verification.checks import Offenders, failed, passed
 from ckptmove.verification.pages import PageRelease
 from ckptmove.verification.state import dtype_of, extent_elements
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

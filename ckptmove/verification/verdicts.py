@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptmove.verification.checks import amount, failed, passed, skipped
+from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult

@@ -17,9 +17,9 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
-    ["errors", "dtypes", "model", "collector"],
+    ["errors", "dtypes", "model", "collector", "wording"],
     ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
-    ["streams.source", "streams.sink", "cast", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
+    ["streams.source", "streams.sink", "cast", "keep", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
     ["pickles.state", "pickles.arguments", "pickles.stream"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
@@ -28,7 +28,8 @@ ROWS: list[list[str]] = [
     ["containers.*"],
     ["inventory.*"],
     ["pairing", "policy", "rewrite", "notes"],
-    ["plan", "findings.*", "checkpoint"],
+    ["plan", "checkpoint"],
+    ["findings.*"],
     ["verification.*"],
     ["api"],
     ["__init__"],

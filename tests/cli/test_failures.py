@@ -140,6 +140,7 @@ ERRORS = {
     errors.OutputIsSource("a"): (4, "--output"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
+    errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),
     errors.WriteFailed("a", "full"): (5, "free some space"),
 }

@@ -140,7 +140,20 @@ def test_several_groups_with_names(tmp_path):
     assert [group.param_names for group in record.groups] == [("layer.0", "layer.1"), ("layer.2",)]
     assert [dict(group.options)["lr"] for group in record.groups] == [0.5, 0.1]
     assert [group.is_set("capturable") for group in record.groups] == [False, True]
-    assert record.group_of("2") is record.groups[1]
+
+
+def test_groups_and_params_may_be_tuples(tmp_path):
+    optimizer = stepped("Adam", {"capturable": False})
+    state_dict = optimizer.state_dict()
+    (expected,) = read(state_dict, tmp_path).optimizers
+    state_dict["param_groups"] = tuple(
+        {**group, "params": tuple(group["params"])} for group in state_dict["param_groups"]
+    )
+    optimizer.load_state_dict(state_dict)  # torch takes it
+    (record,) = read(state_dict, tmp_path).optimizers
+    assert [group.params for group in record.groups] == [group.params for group in expected.groups]
+    assert [group.options for group in record.groups] == [group.options for group in expected.groups]
+    assert (record.algorithm, len(record.state)) == ("Adam", 2)
 
 
 OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}

@@ -110,6 +110,16 @@ def test_a_flag_that_stays_on_a_device_that_refuses_it_would_raise():
         optimizer.step()
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_step_does_not_ask_whether_it_could_be_captured(kind):
+    """The reason why O202 spares such a group."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([parameter], capturable=True, fused=True)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert bool((parameter != 1).all())
+
+
 def test_load_state_dict_leaves_a_spoiled_step_unless_its_group_wants_it_there():
     """``_process_value_according_to_param_policy``: so a file must have ``step`` in the right place."""
     process = torch.optim.Optimizer._process_value_according_to_param_policy

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptmove.dtypes import STORAGE_DTYPE
 from ckptmove.errors import UneditablePickle
 from ckptmove.model import Limits, Mention
 from ckptmove.moves import FlagEdit, MovePlan, MoveRequest, StorageEdit
-from ckptmove.pickles.edits import apply_edits, apply_plan
+from ckptmove.pickles.edits import apply_plan
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES, operations
 from ckptmove.pickles.tree import Dict, Global, Persistent, Sequence
@@ -87,6 +88,27 @@ def interpreted(data, begin=0):
     return interpret(data, Limits(), begin)
 
 
+def edited_at(machine, values):
+    """Carry out a plan that asks for these values, by site: tags, storage classes and flags."""
+    edits, flags = [], []
+    for site, value in values.items():
+        if isinstance(value, bool):
+            flags.append(FlagEdit("flag", str(not value), str(value), "group-flag", None, site))
+        elif isinstance(value, Global):
+            edits.append(storage_edit((), cast=("any", STORAGE_DTYPE[value.name]), classes=[site]))
+        else:
+            edits.append(storage_edit([site], value))
+    return apply_plan(machine, plan(*edits, flags=tuple(flags)))
+
+
+def plan(*edits, flags=()):
+    return MovePlan(request=MoveRequest(to="cpu"), edits=edits, flags=flags)
+
+
+def storage_edit(sites_, target="cpu", *, source="any", cast=None, classes=()):
+    return StorageEdit("0", ("w",), source, target, 8, "target", cast, tuple(sites_), tuple(classes))
+
+
 def opcodes(data, begin=0):
     return {code for _, _, code in operations(data, begin)}
 
@@ -120,7 +142,7 @@ def chosen(draw, found):
             elif isinstance(value, str):
                 values[site] = draw(st.sampled_from(NEW_WORDS))
             else:
-                values[site] = Global("collections", draw(st.sampled_from(["OrderedDict", "Counter", "deque"])))
+                values[site] = Global(value.module, draw(st.sampled_from(["FloatStorage", "ComplexFloatStorage"])))
     return values
 
 
@@ -132,7 +154,7 @@ def test_the_chosen_readers_change_and_nothing_else(graph, protocol, pickler, da
     values = data.draw(chosen(sites(machine.root, -1, {})))
     assert evaluated(machine.root, -1, {}) == loaded(source[len(before) :])
 
-    edited = apply_edits(machine, values)
+    edited = edited_at(machine, values)
     assert edited[: len(before)] == before
     assert edited[interpreted(edited, len(before)).end :] == after
     expected = evaluated(machine.root, -1, values)
@@ -149,7 +171,7 @@ def test_the_chosen_readers_change_in_protocol_0(graph, pickler, data):
     source = pickled(graph, 0, pickler)
     machine = interpreted(source)
     values = data.draw(chosen(sites(machine.root, -1, {})))
-    assert loaded(apply_edits(machine, values)) == evaluated(machine.root, -1, values)
+    assert loaded(edited_at(machine, values)) == evaluated(machine.root, -1, values)
 
 
 @settings(max_examples=200, deadline=None)
@@ -158,7 +180,7 @@ def test_bytes_outside_of_the_edited_operations_are_the_same(graph, protocol, pi
     source = pickled(graph, protocol, pickler)
     machine = interpreted(source)
     values = {site: "mps" for site, value in sites(machine.root, -1, {}).items() if value in ("cpu", CUDA)}
-    edited = apply_edits(machine, values)
+    edited = edited_at(machine, values)
     touched = set(values) | {read for read, definition in machine.reads if definition in values}
     before, after = list(operations(source)), list(operations(edited))
     assert len(before) == len(after)
@@ -178,7 +200,7 @@ def test_there_and_back_is_the_same_where_nothing_was_shared(kinds, protocol, pi
         machine = interpreted(data)
         tags = [value.pid.starts[3] for _, value, _ in machine.root.pairs() if isinstance(value, Persistent)]
         found = sites(machine.root, -1, {})
-        return apply_edits(machine, {site: after for site in tags if found[site] == before})
+        return edited_at(machine, {site: after for site in tags if found[site] == before})
 
     there = moved(source, "cuda:3", "cpu")
     assert (there == source) is (not kinds)
@@ -197,7 +219,7 @@ def test_a_literal_can_change_for_its_consumer_alone(protocol):
     source = pickle.dumps([CPU, CPU, CPU], protocol)
     machine = interpreted(source)
     literal, *_ = sites_of(machine, CPU)
-    assert pickle.loads(apply_edits(machine, {literal: "mps"})) == ["mps", "cpu", "cpu"]
+    assert pickle.loads(edited_at(machine, {literal: "mps"})) == ["mps", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -205,24 +227,24 @@ def test_a_reader_can_change_alone(protocol):
     source = pickle.dumps([CPU, CPU, CPU], protocol)
     machine = interpreted(source)
     _, second, _ = sites_of(machine, CPU)
-    assert pickle.loads(apply_edits(machine, {second: "mps"})) == ["cpu", "mps", "cpu"]
+    assert pickle.loads(edited_at(machine, {second: "mps"})) == ["cpu", "mps", "cpu"]
 
 
 def test_readers_that_change_with_their_literal_stay_readers():
     source = pickle.dumps([CPU, CPU, CPU], 2)
     machine = interpreted(source)
-    edited = apply_edits(machine, dict.fromkeys(sites_of(machine, CPU), "mps"))
+    edited = edited_at(machine, dict.fromkeys(sites_of(machine, CPU), "mps"))
     assert edited == source.replace(b"cpu", b"mps")
     equal = {site: str(bytearray(b"mps"), "ascii") for site in sites_of(machine, CPU)}  # equal, and not one object
-    assert apply_edits(machine, equal) == edited
+    assert edited_at(machine, equal) == edited
 
 
 def test_a_value_that_is_there_already_changes_nothing():
     source = pickle.dumps([CPU, CPU, True], 2)
     machine = interpreted(source)
     first, second = sites_of(machine, CPU)
-    assert apply_edits(machine, {first: "cpu", machine.root.starts[2]: True}) == source
-    assert apply_edits(machine, {second: "cpu"}) == source
+    assert edited_at(machine, {first: "cpu", machine.root.starts[2]: True}) == source
+    assert edited_at(machine, {second: "cpu"}) == source
 
 
 def test_a_reader_that_is_memoised_itself_defines_for_those_after_it():
@@ -230,10 +252,10 @@ def test_a_reader_that_is_memoised_itself_defines_for_those_after_it():
     machine = interpreted(source)
     first, second, third, fourth = machine.root.starts
     assert loaded(source) == ["cpu"] * 4
-    assert loaded(apply_edits(machine, {second: "mps"})) == ["cpu", "mps", "cpu", "cpu"]
-    assert loaded(apply_edits(machine, {second: "mps", third: "mps"})) == ["cpu", "mps", "mps", "cpu"]
-    assert loaded(apply_edits(machine, {first: "mps"})) == ["mps", "cpu", "cpu", "cpu"]
-    assert loaded(apply_edits(machine, {first: "mps", fourth: "mps"})) == ["mps", "cpu", "cpu", "mps"]
+    assert loaded(edited_at(machine, {second: "mps"})) == ["cpu", "mps", "cpu", "cpu"]
+    assert loaded(edited_at(machine, {second: "mps", third: "mps"})) == ["cpu", "mps", "mps", "cpu"]
+    assert loaded(edited_at(machine, {first: "mps"})) == ["mps", "cpu", "cpu", "cpu"]
+    assert loaded(edited_at(machine, {first: "mps", fourth: "mps"})) == ["mps", "cpu", "cpu", "mps"]
 
 
 def test_a_duplicate_is_a_reader_too():
@@ -241,8 +263,8 @@ def test_a_duplicate_is_a_reader_too():
     machine = interpreted(source)
     first, second, third, fourth = machine.root.starts
     assert loaded(source) == ["cpu", "cpu", True, True]
-    assert loaded(apply_edits(machine, {first: "mps", third: False})) == ["mps", "cpu", False, True]
-    assert loaded(apply_edits(machine, {second: "mps", fourth: False})) == ["cpu", "mps", True, False]
+    assert loaded(edited_at(machine, {first: "mps", third: False})) == ["mps", "cpu", False, True]
+    assert loaded(edited_at(machine, {second: "mps", fourth: False})) == ["cpu", "mps", True, False]
 
 
 @pytest.mark.parametrize("head", [b"U\x03cpu", b"T\x03\x00\x00\x00cpu", b"S'cpu'\n", b"Vcpu\n", b"\x8c\x03cpu"])
@@ -250,16 +272,16 @@ def test_a_literal_keeps_its_style(head):
     source = b"\x80\x02](" + head + b"q\x01h\x01e."
     machine = interpreted(source)
     first, second = machine.root.starts
-    edited = apply_edits(machine, {first: "cuda:0"})
+    edited = edited_at(machine, {first: "cuda:0"})
     assert loaded(edited) == ["cuda:0", "cpu"]
     assert edited[4:5] == head[:1]
-    assert loaded(apply_edits(machine, {second: "\u00e9\n'"})) == ["cpu", "\u00e9\n'"]
-    assert apply_edits(interpreted(edited), {first: "cpu"}) == source.replace(b"h\x01", head)
+    assert loaded(edited_at(machine, {second: "\u00e9\n'"})) == ["cpu", "\u00e9\n'"]
+    assert edited_at(interpreted(edited), {first: "cpu"}) == source.replace(b"h\x01", head)
 
 
 def test_the_longest_form_of_a_string_stays():
     source = b"\x80\x04\x8d\x03\x00\x00\x00\x00\x00\x00\x00cpu."
-    edited = apply_edits(interpreted(source), {2: "cuda"})
+    edited = edited_at(interpreted(source), {2: "cuda"})
     assert edited == b"\x80\x04\x8d\x04\x00\x00\x00\x00\x00\x00\x00cuda."
 
 
@@ -267,7 +289,7 @@ def test_a_frame_that_grows_says_so():
     source = pickle.dumps(["cpu", "x" * 70_000, "cpu!", b"z"], 4)
     machine = interpreted(source)
     assert len(machine.frames) > 1
-    edited = apply_edits(machine, {machine.root.starts[0]: "cuda:0", machine.root.starts[2]: "c"})
+    edited = edited_at(machine, {machine.root.starts[0]: "cuda:0", machine.root.starts[2]: "c"})
     assert pickle._loads(edited) == ["cuda:0", "x" * 70_000, "c", b"z"]  # the one in Python checks the frames
 
 
@@ -279,31 +301,23 @@ def test_a_frame_that_grows_says_so():
         (b"\x80\x02X\x03\x00\x00\x00cpu.", 2, True),
         (b"\x80\x02](X\x03\x00\x00\x00cpuq\x01h\x01e.", 14, True),
         (b"\x80\x02\x88q\x01.", 2, False),
-        (b"\x80\x04\x8c\x01a\x8c\x01b\x93.", 8, Global("a", "c")),
-        (b"\x80\x04](\x8c\x01a\x8c\x01b\x93q\x00K\x01q\x00e.", 10, Global("a", "c")),
+        (b"\x80\x04\x8c\x01a\x8c\x01b\x93.", 8, Global("a", "FloatStorage")),
+        (b"\x80\x04](\x8c\x01a\x8c\x01b\x93q\x00K\x01q\x00e.", 10, Global("a", "FloatStorage")),
     ],
 )
 def test_what_no_pickler_writes_is_left_alone(source, site, value):
     with pytest.raises(UneditablePickle) as caught:
-        apply_edits(interpreted(source), {site: value})
+        edited_at(interpreted(source), {site: value})
     assert caught.value.offset == site
 
 
 def test_offsets_count_from_the_start_of_the_pickle():
     with pytest.raises(UneditablePickle) as caught:
-        apply_edits(interpreted(b"headN.", 4), {4: "cpu"})
+        edited_at(interpreted(b"headN.", 4), {4: "cpu"})
     assert caught.value.offset == 0
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------
-
-
-def plan(*edits, flags=()):
-    return MovePlan(request=MoveRequest(to="cpu"), edits=edits, flags=flags)
-
-
-def storage_edit(sites_, target="cpu", *, source=CUDA, cast=None, classes=()):
-    return StorageEdit("0", ("w",), source, target, 8, "target", cast, tuple(sites_), tuple(classes))
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

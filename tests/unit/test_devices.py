@@ -105,6 +105,12 @@ def test_a_mapping_is_a_glob_and_a_tag(text, mapping):
     assert devices.parse_mapping(text) == mapping
 
 
+@pytest.mark.parametrize("pair", [("", "cpu"), ("cpu", "")])
+def test_half_a_pair_names_no_device(pair):
+    with pytest.raises(UnknownDevice):
+        devices.parse_pair(*pair)
+
+
 @pytest.mark.parametrize("text", ["cuda:0", "=cpu", "cuda:0=", "", " = "])
 def test_half_a_mapping_is_refused(text):
     with pytest.raises(UsageError, match="SRC=DST"):

@@ -62,6 +62,7 @@ def test_the_rules_can_be_printed_in_their_order():
         (MoveRequest(to="mps", keep=("v", "u")), tensor("w"), ("target", "mps")),
         (MoveRequest(to="mps", mapping=(("cuda:*", "cpu"),)), tensor("w"), ("map", "cpu")),
         (MoveRequest(to="mps", mapping=(("cuda:0", "xpu:0"), ("*", "cpu"))), tensor("w"), ("map", "xpu:0")),
+        (MoveRequest(to="mps", mapping=(("cuda:0", "xpu:0"), ("cuda:0", "cpu"))), tensor("w"), ("map", "xpu:0")),
         (MoveRequest(to="mps", mapping=(("cuda:*", "cpu"),), keep=("w",)), tensor("w"), ("keep", "cuda:0")),
         (MoveRequest(to=None, mapping=(("cuda:1", "cpu"),)), tensor("w"), ("unmapped", "cuda:0")),
         (MoveRequest(to="mps"), tensor("w", "meta"), ("without-bytes", "meta")),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from ckptmove.model import ROLES
+from ckptmove import roles
+from ckptmove.model import Role
 from ckptmove.roles import ROLE_WORDS, role_of_key, role_of_leaf
 
 KEYS = {
@@ -34,8 +37,14 @@ def test_role_of_key(key, role):
     assert role_of_key(key) == role
 
 
+def test_indices_of_lists_do_not_drive_words_out_of_the_cache():
+    before = roles._role_of_words.cache_info()
+    assert {role_of_key(str(index)) for index in range(10)} == {None}
+    assert roles._role_of_words.cache_info() == before
+
+
 def test_every_role_has_its_words():
-    assert {role for role, _ in ROLE_WORDS} == set(ROLES) - {"other"}
+    assert {role for role, _ in ROLE_WORDS} == set(get_args(Role)) - {"other"}
 
 
 @pytest.mark.parametrize(

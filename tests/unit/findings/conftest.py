@@ -142,9 +142,16 @@ class Make:
         state = [tensor for one in optimizers for entry in one.state for _, tensor in entry.tensors]
         every = (*(self.model() if tensors is None else tensors), *state)
         keys = tuple(dict.fromkeys(tensor.name.partition(".")[0] for tensor in every))
+        dense = [one for tensor in every for one in tensor.dense() if one.storage is not None]
+        storages = {
+            one.storage: StorageRef(
+                one.storage, one.device, one.dtype, prod(one.shape), one.nbytes, (2 * site,), (2 * site + 1,)
+            )
+            for site, one in enumerate(dense)
+        }
         facts: dict[str, Any] = {
             "path": self.path, "container": "torch-zip", "layout": "plain", "size_bytes": 10_000, "root_keys": keys,
-            "tensors": every, "optimizers": tuple(optimizers),
+            "tensors": every, "storages": tuple(storages.values()), "optimizers": tuple(optimizers),
             "contents": frozenset({"scheduler", "scaler", "rng", "counter"}),
         }  # fmt: skip
         return Inventory(**{**facts, **changes})

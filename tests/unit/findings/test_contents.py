@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.model import GlobalUse
+from ckptmove.model import GlobalUse, Mention
 
 
 def codes(findings) -> list[str]:
@@ -61,6 +61,9 @@ class TestResume:
 
         assert codes(make.findings(inventory)) == expected
 
+    def test_weights_alone_lack_nothing(self, make) -> None:
+        assert make.findings(make.inventory(contents=frozenset())) == ()
+
     def test_an_optimizer_alone_is_one_file_of_several(self, make) -> None:
         assert make.findings(make.inventory((), [make.optimizer()], contents=frozenset())) == ()
 
@@ -85,11 +88,45 @@ class TestResume:
 
 
 class TestDtypes:
-    def test_what_stays_on_the_cpu_may_be_double(self, make) -> None:
-        step = make.tensor("optimizer.state.0.step", (), dtype="float64", role="optimizer", device="cpu")
-        rng = make.tensor("rng", (4,), dtype="float64", role="rng", device="cpu")
+    @staticmethod
+    def with_double_steps(make, algorithm):
+        optimizer = make.optimizer(algorithm=algorithm)
+        state = [
+            make.replace(
+                entry,
+                tensors=tuple(
+                    (key, make.replace(tensor, dtype="float64" if key == "step" else tensor.dtype))
+                    for key, tensor in entry.tensors
+                ),
+            )
+            for entry in optimizer.state
+        ]
+        return make.replace(optimizer, state=tuple(state))
 
-        assert make.findings(make.inventory((*make.model(), step, rng)), "T401", target="mps") == ()
+    def test_what_stays_on_the_cpu_may_be_double(self, make) -> None:
+        rng = make.tensor("rng", (4,), dtype="float64", role="rng", device="cpu")
+        inventory = make.inventory((*make.model(), rng), [self.with_double_steps(make, "Adam")])
+
+        assert make.findings(inventory, "T401", target="mps") == ()
+
+    def test_what_convert_would_send_there_may_not(self, make) -> None:
+        [finding] = make.findings(make.inventory(optimizers=[self.with_double_steps(make, "ASGD")]), target="mps")
+
+        assert (finding.code, len(finding.where)) == ("T401", 4)
+        assert finding.message == "mps has no float64 (4)"
+
+    def test_what_cannot_be_cast_is_cast_by_hand(self, make) -> None:
+        held = make.tensor("model.w", dtype="float64")
+        wrapper = make.replace(held, name="model", storage=None, kind="wrapper-subclass")
+        where = Mention("model.device", "torch.device", "cuda:0", 70, 71, 72)
+
+        [finding] = make.findings(make.inventory([wrapper, held], mentions=(where,)), "T401", target="mps")
+
+        assert finding.where == ("model", "model.w")
+        assert finding.fix == (
+            "checkpoint = torch.load('runs/my run.pth', map_location='cpu')  "
+            "# and cast model from float64: here a subclass of Tensor states its dtype once more"
+        )
 
     def test_without_a_target_only_what_claims_to_be_there(self, make) -> None:
         model = make.model(device="mps")

@@ -96,7 +96,10 @@ class TestMentions:
             ("args.device", "string", "cuda", "cuda:3", False),
             ("args.device", "torch.device", "cuda:3", "cuda:3", False),
             ("args.device", "torch.device", "cuda:0", "cpu", True),
-            ("args.device", "string", "cpu", "cuda:0", True),
+            ("args.device", "string", "cpu", "cuda:0", False),
+            ("args.device", "torch.device", "cpu", "mps", False),
+            ("args.device", "torch.device", "meta", "cuda:0", False),
+            ("args.device", "string", "mps", "cuda:0", True),
             ("args.device", "string", "mps:0", "mps", False),
             ("args.map_location", "string", "cpu", "cuda:0", False),
             ("args.device_ids", "device_ids", "[0, 1]", "cuda:0", True),
@@ -114,11 +117,12 @@ class TestMentions:
 
         assert bool(make.findings(inventory, "D104", device_count=1)) is is_found
 
-    def test_counters_and_rng_on_the_cpu_do_not_excuse_a_mention(self, make) -> None:
-        rng = make.tensor("rng", (16,), dtype="uint8", role="rng", device="cpu")
-        inventory = make.inventory((*make.model(), rng), mentions=(Mention("args.device", "string", "cpu"),))
+    def test_counters_and_rng_there_do_not_excuse_a_mention(self, make) -> None:
+        rng = make.tensor("rng", (16,), dtype="uint8", role="rng", device="cuda:0")
+        model = make.model(device="cpu")
+        inventory = make.inventory((*model, rng), mentions=(Mention("args.device", "string", "cuda:0"),))
 
-        assert codes(make.findings(inventory)) == ["D104"]
+        assert codes(make.findings(inventory)) == ["D104", "R301"]
 
     def test_without_a_model_any_tensor_counts_and_without_tensors_nothing_does(self, make) -> None:
         mentions = (Mention("device", "string", "cuda:0"),)

@@ -44,6 +44,14 @@ class TestOptimizers:
 
         assert codes(make.findings(inventory, target=target)) == expected
 
+    def test_a_fused_group_is_not_asked_whether_it_can_be_captured(self, make) -> None:
+        inventory = make.inventory(
+            make.model(device="cpu"), [make.optimizer(device="cpu", fused=True, capturable=True)]
+        )
+
+        assert make.findings(inventory, target="cpu") == ()
+        assert codes(make.findings(inventory, target="vulkan:0")) == ["O202"]
+
     def test_shapes_that_part(self, make) -> None:
         optimizer = make.optimizer([(4, 3), (5,), (2, 4), (2,)])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import time
 
 import pytest
 import torch
@@ -88,10 +87,9 @@ def bomb(opening: bytes, closing: bytes, levels: int = 40) -> bytes:
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"](", b"e"), (b"(", b"t"), (b"(", b"l")])
 def test_a_bomb_of_shared_containers_is_refused_soon(opening, closing, read_pickle):
-    began = time.perf_counter()
-    with pytest.raises(LimitExceeded, match="paths"):
+    with pytest.raises(LimitExceeded, match="paths") as caught:
         read_pickle(bomb(opening, closing))
-    assert time.perf_counter() - began < 60
+    assert caught.value.actual <= caught.value.limit + 2  # no more than the container at hand
 
 
 def test_a_web_of_objects_is_walked_once(read_pickle):

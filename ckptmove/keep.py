@@ -1,0 +1,123 @@
+"""What ``--keep`` leaves where it is: a tensor under any of its names, and all that it cannot be parted from.
+
+Never asks where anything goes: that is ``policy``.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.model import Inventory, TensorRecord
+
+#: What tensors have in common that can only go with all of them: a storage's key, a place in the pickle, a wrapper.
+_Bond: TypeAlias = "str | int | TensorRecord"
+
+
+def wrapper_devices(inventory: Inventory) -> dict[str, int]:
+    """Where the pickle says the device of a wrapper subclass, by its name; only those that can be edited.
+
+    Such a tensor has no storage: its values are in tensors inside of it, and its device is a ``torch.device``.
+    """
+    sites = {mention.where: mention.site for mention in inventory.mentions if mention.tuple_site is not None}
+    return {
+        record.name: site
+        for record in inventory.tensors
+        if record.kind == "wrapper-subclass" and (site := sites.get(_device_path(record))) is not None
+    }
+
+
+def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:
+    """Each tensor with the outermost wrapper subclass that it is, or is inside of; None for most.
+
+    Args:
+        tensors: in the order of the file, where what is inside of a wrapper follows it.
+    """
+    outermost = None
+    for record in tensors:
+        if outermost is not None and not record.name.startswith(_inside(outermost)):
+            outermost = None
+        if outermost is None and record.kind == "wrapper-subclass":
+            outermost = record
+        yield record, outermost
+
+
+def kept_tensors(inventory: Inventory, globs: Sequence[str]) -> frozenset[str]:
+    """The names of the tensors that stay, those of their parts too.
+
+    A tied tensor stays under all of its names where a glob matches one of them, a view stays with its storage, and a
+    wrapper subclass with what is inside of it.
+    """
+    if not globs:
+        return frozenset()
+    glob = _compiled(globs)
+    wrappers = wrapper_devices(inventory)
+    together: dict[_Bond, list[int]] = {}
+    bonds_of: list[list[_Bond]] = []
+    found: dict[int, None] = {}
+    for index, (record, outermost) in enumerate(with_wrappers(inventory.tensors)):
+        bonds = _bonds(record, wrappers)
+        bonds += [outermost] if outermost is not None else []
+        bonds_of.append(bonds)
+        for bond in bonds:
+            together.setdefault(bond, []).append(index)
+        if any(map(glob.match, _names(record))):
+            found[index] = None
+    todo = list(found)
+    while todo:
+        for bond in bonds_of[todo.pop()]:
+            more = [index for index in together.pop(bond, ()) if index not in found]
+            found.update(dict.fromkeys(more))
+            todo += more
+    return frozenset(name for index in found for name in _names(inventory.tensors[index]))
+
+
+def kept_sites(inventory: Inventory, globs: Sequence[str]) -> frozenset[int]:
+    """Starts of the operations that push a value that stays: a flag of a group, or the device of a mention.
+
+    A value that hangs on several paths has one start, so that it stays where a glob matches any of them.
+    """
+    if not globs:
+        return frozenset()
+    glob = _compiled(globs)
+    mentions = ((mention.where, mention.site) for mention in inventory.mentions)
+    return frozenset(
+        site for path, site in (*flag_paths(inventory), *mentions) if site is not None and glob.match(path)
+    )
+
+
+def flag_paths(inventory: Inventory) -> Iterator[tuple[str, int]]:
+    """The path of every flag of a group, and its start."""
+    for optimizer in inventory.optimizers:
+        for group in optimizer.groups:
+            for flag in group.flags:
+                yield f"{group.where}.{flag.name}", flag.site
+
+
+def _compiled(globs: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, globs)))
+
+
+def _inside(record: TensorRecord) -> str:
+    """How the paths begin of what hangs on a tensor."""
+    return f"{record.name}." if record.name else ""
+
+
+def _device_path(wrapper: TensorRecord) -> str:
+    return f"{_inside(wrapper)}device"
+
+
+def _names(record: TensorRecord) -> list[str]:
+    """All that a glob may name a tensor by."""
+    device = [_device_path(record)] if record.kind == "wrapper-subclass" else []
+    return [record.name, *(part.name for part in record.parts), *device]
+
+
+def _bonds(record: TensorRecord, wrappers: Mapping[str, int]) -> list[_Bond]:
+    """The storages of a tensor; where none tags it, the place of its device."""
+    site = wrappers.get(record.name, record.device_site)
+    return [part.storage for part in record.dense() if part.storage is not None] if site is None else [site]
