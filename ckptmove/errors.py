@@ -107,8 +107,8 @@ class UnsupportedContainer(UnreadableInput):
     """A checkpoint whose container is recognised, but not read.
 
     Attributes:
-        container: its name in the public contract, for example ``torch-legacy``.
-        described: the same for people: ``a legacy torch file``.
+        container: its name in the public contract, for example ``torch-tar``.
+        described: the same for people: ``a tar of torch 0.1``.
     """
 
     kind = "unsupported-container"

@@ -98,7 +98,7 @@ class TensorRecord:
         shape: its sizes.
         stride: steps in elements; empty for layouts without strides.
         storage: key of its storage, or None where its bytes are not in a storage.
-        storage_offset: in elements.
+        storage_offset: in elements, from the start of the whole storage, also where torch before 0.4 saved a view.
         nbytes: number of elements times the size of one: what the tensor's own values take.
         kind: ``tensor``, ``parameter``, ``sparse_coo``, ``sparse_csr``, ``quantized``, ``nested``, ``meta``,
             ``device-data`` (bytes inside the pickle, as xla tensors have), ``wrapper-subclass`` or ``storage``.
@@ -257,9 +257,9 @@ class ArchiveFact:
 
     Attributes:
         kind: ``short-storage`` (a record is smaller than its storage), ``missing-storage`` (no record),
-            ``past-end`` (a record reaches past the end), ``orphan-record`` (no storage refers to it),
+            ``past-end`` (a record or a storage reaches past the end), ``orphan-record`` (no storage refers to it),
             ``crc-mismatch`` or ``compressed-storage``.
-        record: the record's name or the storage's key.
+        record: the record's name or the storage's key; in a stream, which has no names, what it is.
         nbytes: bytes concerned: missing, unreachable or stored.
     """
 

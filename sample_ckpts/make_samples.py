@@ -299,8 +299,10 @@ def legacy_shared_views() -> object:
     """Weights that are views of one buffer, as cuDNN flattens an RNN's: a stream with one storage."""
     weights = train(adam, seed=20).weights()
     buffer = torch.cat([weight.reshape(-1) for weight in weights.values()])
-    parts = torch.split(buffer, [weight.numel() for weight in weights.values()])
-    views = {name: part.view(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
+    views, start = {}, 0
+    for name, weight in weights.items():
+        views[name] = buffer[start : start + weight.numel()].view(weight.shape)
+        start += weight.numel()
     return {"epoch": 2, "state_dict": place(views, "cuda:0")}
 
 
