@@ -51,6 +51,8 @@ _CPU = torch.device("cpu")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 # The index of a `sim` device is a place in this list, so that a torch.device alone tells its target.
 _TARGETS: list[str] = []
+# The indices of the devices that are entered, the innermost last: the current device, as torch calls it.
+_ENTERED: list[int] = []
 
 
 class SimulatedDevice:
@@ -83,6 +85,8 @@ class SimulatedDevice:
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(_Simulation())
+        _ENTERED.append(self.device.index)
+        self._entered.callback(_ENTERED.pop)
         return self
 
     def __exit__(
@@ -205,7 +209,7 @@ class _DeviceModule:
         return len(_TARGETS)
 
     def current_device(self) -> int:
-        return 0
+        return _current()
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -257,7 +261,14 @@ def unavailable_reason() -> str | None:
 
 def name_of(device: torch.device) -> str:
     """The target's name of a simulated device, and any other device's own."""
-    return _TARGETS[device.index or 0] if device.type == _BACKEND else str(device)
+    if device.type != _BACKEND:
+        return str(device)
+    return _TARGETS[_current() if device.index is None else device.index]
+
+
+def _current() -> int:
+    """The index of the device that is meant where none is named."""
+    return _ENTERED[-1] if _ENTERED else 0
 
 
 def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

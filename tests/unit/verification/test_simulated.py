@@ -432,6 +432,16 @@ def test_factories_and_constructors(cuda):
     assert [tensor.tolist() for tensor in made] == [[0.0, 0.0]] * len(made)
 
 
+def test_the_device_that_is_entered_is_the_current_one(mps, cuda):
+    for device in (mps, cuda, mps):
+        with device:
+            assert (
+                device.device_of(torch.ones(1, device=device.device).new(2)) == f"{device.target.partition(':')[0]}:0"
+            )
+    with mps, cuda:
+        assert cuda.device_of(torch.ones(1, device=cuda.device).new(2)) == "cuda:0"
+
+
 def test_views_alias_and_in_place_shows_in_the_base(cuda):
     with cuda:
         base = cuda.to_device(torch.zeros(2, 3))
