@@ -52,4 +52,4 @@ def outcome(result: VerifyResult) -> str:
     if not result.passed:
         return f"failed, {place}"
     unproven = next((check.detail for check in result.checks if check.name == "step" and check.status == "skipped"), "")
-    return f"passed, but no step was made: {sentence(unproven)}" if unproven else f"passed, {place}"
+    return f"passed, {place}" + (f", but no step was made: {sentence(unproven)}" if unproven else "")
