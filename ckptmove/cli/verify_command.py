@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove import api
-from ckptmove.cli.batch import for_each
+from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format
 from ckptmove.errors import UsageError
+from ckptmove.optimizers import TABLE
 from ckptmove.report import document, github, verification
 
 if TYPE_CHECKING:
@@ -52,31 +54,44 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
     """
     if options.against is not None and len(paths) > 1:
         raise UsageError(f"--against names the original of one checkpoint, and there are {len(paths)}")
+    _refuse_wrong_case(options.optimizer)
     results: list[VerifyResult] = []
 
     def work(path: str) -> int:
-        result = _verify(path, options)
+        result = _verify(path, options, out)
         if out.format is Format.JSON:
             results.append(result)
         else:
             _tell(result, out)
         return YES if result.passed else NO
 
-    code, failures = for_each(paths, work, out)
+    batch = for_each(paths, work, out)
     if out.format is Format.JSON:
-        out.document(document.verify_document(results, code, failures))
-    return code
+        out.document(document.verify_document(results, batch.code, batch.failures))
+    else:
+        conclude(batch, len(paths), "passed", out)
+    return batch.code
 
 
-def _verify(path: str, options: VerifyOptions) -> VerifyResult:
-    result = api.verify(
-        path,
-        to=options.to,
-        against=options.against,
-        optimizer=options.optimizer,
-        require_device=options.require_device,
-        seed=options.seed,
-    )
+def _refuse_wrong_case(optimizer: str | None) -> None:
+    names = [row.name for row in TABLE]
+    meant = next((name for name in names if optimizer is not None and name.lower() == optimizer.lower()), optimizer)
+    if meant != optimizer:
+        raise UsageError(f"'{optimizer}' is not a class of torch.optim; did you mean --optimizer {meant}?")
+
+
+def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
+    with ProgressBar(wanted=out.is_watched) as progress:
+        result = api.verify(
+            path,
+            to=options.to,
+            against=options.against,
+            optimizer=options.optimizer,
+            require_device=options.require_device,
+            seed=options.seed,
+            progress=progress,
+            stage=progress.stage,
+        )
     return replace(result, findings=options.selection.among(result.findings))
 
 

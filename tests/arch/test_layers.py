@@ -19,7 +19,16 @@ PACKAGE = Path(ckptmove.__file__).parent
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector"],
     ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
-    ["streams.source", "streams.sink", "cast", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
+    [
+        "streams.source",
+        "streams.sink",
+        "streams.counted",
+        "cast",
+        "scopes",
+        "pickles.scan",
+        "pickles.tree",
+        "pickles.names",
+    ],
     ["pickles.state", "pickles.arguments"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
