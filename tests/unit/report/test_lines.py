@@ -163,3 +163,10 @@ def test_findings_stand_below_the_checks() -> None:
 def test_a_failure_without_hint_or_path() -> None:
     failure = Failure(kind="usage", message="50% of\nthat", hint="", path=None, exit_code=2)
     assert github.failure_line(failure) == "::error title=usage::50%25 of\\x0athat"
+
+
+def test_a_plan_without_reasons_has_no_legend() -> None:
+    plan = MovePlan(request=MoveRequest(to="mps"))
+    assert list(conversion.plan_lines(Page(), plan, verbose=False)) == [
+        "nothing to change: everything is already where it belongs"
+    ]
