@@ -19,14 +19,16 @@ from ckptmove.findings.registry import find_all
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
+from ckptmove.streams.counted import CountedSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.contracts import Progress
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Finding, Inventory
+    from ckptmove.moves import MovePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,13 @@ class Inspection:
         inventory: what the checkpoint holds.
         findings: what is wrong with it.
         outline: its tree, where that was asked for.
+        plan: what ``convert`` would change to bring it to the device that was expected, where one was.
     """
 
     inventory: Inventory
     findings: tuple[Finding, ...]
     outline: tuple[OutlineLine, ...] = ()
+    plan: MovePlan | None = None
 
 
 @collector_paused()
@@ -49,19 +53,24 @@ def inspect(
     path: str,
     *,
     target: str | None = None,
+    expect: str | None = None,
     device_count: int = 1,
     check: bool = False,
     outline: bool = False,
+    progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> Inspection:
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
         path: a file.
-        target: device that the findings judge the file for; without it, the device where the model lies.
+        target: device that the findings judge the file for; without it, the device that is expected, and without
+            that, the device where the model lies.
+        expect: device where everything that should move is expected to be; without it, there is no plan.
         device_count: how many devices of one type the target machine has.
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
+        progress: told of bytes checked and bytes in all.
         limits: what the file may ask for.
 
     Raises:
@@ -70,13 +79,17 @@ def inspect(
         UnknownDevice: torch knows no such target.
     """
     path, limits = os.fspath(path), limits or Limits()
+    target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
     with open_checkpoint(path, limits) as checkpoint:
         inventory = checkpoint.inventory
         if check:
+            if progress is not None:
+                checkpoint.container.source = CountedSource(checkpoint.container.source, progress)
             inventory = replace(inventory, facts=inventory.facts + checkpoint.container.check())
         lines = make_outline(checkpoint.machine.root, limits, len(checkpoint.machine.data)) if outline else ()
-    return Inspection(inventory, find_all(inventory, context), lines)
+    plan = _plan_for(inventory, expect) if expect is not None else None
+    return Inspection(inventory, find_all(inventory, context), lines, plan)
 
 
 @collector_paused()
@@ -156,6 +169,8 @@ def verify(
     require_device: bool = False,
     seed: int = 0,
     ignore: Sequence[str] = (),
+    progress: Progress | None = None,
+    stage: Callable[[str], None] | None = None,
 ) -> VerifyResult:
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
@@ -167,9 +182,12 @@ def verify(
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
         ignore: codes of findings that are no failure.
+        progress: told of bytes checked and bytes in all.
+        stage: then told what torch does next.
 
     Raises:
         TorchMissing: torch is not installed.
+        TorchBroken: it cannot be imported.
         UsageError: an unknown device or optimizer.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
     """
@@ -185,7 +203,7 @@ def verify(
         seed=seed,
         ignore=tuple(ignore),
     )
-    return verify_checkpoint(request)
+    return verify_checkpoint(request, progress=progress, stage=stage)
 
 
 def default_output(path: str, to: str) -> str:
@@ -194,6 +212,13 @@ def default_output(path: str, to: str) -> str:
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{parse_target(to).replace(':', '') if to != 'moved' else to}{extension}"
+
+
+def _plan_for(inventory: Inventory, device: str) -> MovePlan:
+    from ckptmove.plan import plan_move  # noqa: PLC0415  inspect does not wait for what it was not asked for
+
+    # What a conversion would still have to move is what is not there; a cast keeps it from refusing to say so.
+    return plan_move(inventory, MoveRequest(to=parse_target(device), cast=True))
 
 
 def _request(

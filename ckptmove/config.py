@@ -47,8 +47,13 @@ def load_config(folder: Path) -> Config:
     Raises:
         UsageError: the file cannot be read, is no TOML, or its table does not make sense.
     """
-    folder = folder.absolute()
-    found = next((path for home in (folder, *folder.parents) if (path := home / _NAME).is_file()), None)
+    try:
+        folder = folder.absolute()
+    except FileNotFoundError:
+        return Config()  # the working directory has been removed: nothing is above it
+    paths = (home / _NAME for home in (folder, *folder.parents))
+    # Path.is_file raises PermissionError where a folder may not be searched: whatever is in it is not for this user.
+    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  see above
     if found is None:
         return Config()
     table = _table(found)
@@ -72,7 +77,8 @@ def _table(path: Path) -> dict[str, object]:
         document = tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", path=str(path)) from error
-    except (UnicodeDecodeError, tomli.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomli.TOMLDecodeError, RecursionError) as error:
+        # RecursionError: tomli's own limit on nested arrays.
         raise UsageError(f"is not TOML: {error}", path=str(path)) from error
     tools = document.get("tool", {})
     table = tools.get("ckptmove", {}) if isinstance(tools, dict) else {}

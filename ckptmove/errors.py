@@ -52,12 +52,26 @@ class UnknownDevice(UsageError):
 
 
 class TorchMissing(UsageError):
-    """The command needs torch, and torch cannot be imported here."""
+    """The command needs torch, and torch is not installed here."""
 
     kind = "torch-missing"
 
     def __init__(self) -> None:
         super().__init__("verify runs a real optimizer step and needs torch, which is not installed here")
+
+
+class TorchBroken(UsageError):
+    """The command needs torch, which is installed here, and fails while it is imported.
+
+    Attributes:
+        reason: how: torch's own last line, or the signal that ended the process.
+    """
+
+    kind = "torch-broken"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"verify needs torch, which is installed here but cannot be imported: {reason}")
+        self.reason = reason
 
 
 class UnreadableInput(CkptMoveError):
@@ -272,4 +286,19 @@ class WriteFailed(CkptMoveError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"could not write: {reason}", path=path)
+        self.reason = reason
+
+
+class StdoutFailed(CkptMoveError):
+    """The answer could not be written to standard output; what the command did besides is done.
+
+    Attributes:
+        reason: the system's own words, for example ``No space left on device``.
+    """
+
+    kind = "stdout-failed"
+
+    def __init__(self, reason: str, *, output: str | None = None) -> None:
+        fact = f"standard output could not be written: {reason}"
+        super().__init__(f"the new file is written and whole, but {fact}" if output else fact, path=output)
         self.reason = reason

@@ -13,27 +13,29 @@ from ckptmove.cli import options  # noqa: TC001  Typer reads the annotations at 
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import checkpoint_paths, single_path
 from ckptmove.cli.selection import selection
-from ckptmove.cli.streams import Format, Output
+from ckptmove.cli.signals import sigterm_raised
+from ckptmove.cli.streams import Format, Output, write_answer
 from ckptmove.config import load_config
+from ckptmove.errors import UsageError
 from ckptmove.report.answers import Detail
 
 app = typer.Typer(
     name=PROGRAM,
     cls=GuardedGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": []},  # each command has its own: options.Help
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its panels double the time of --help, and swallow what stands in brackets
 )
 
 
 @app.callback(invoke_without_command=True)
-def start(context: typer.Context, _version: options.Version = False) -> None:
+def start(context: typer.Context, _version: options.Version = False, _help: options.Help = False) -> None:
     """Inspect, convert and verify PyTorch checkpoints that have to move to another device.
 
     Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 unreadable input, 4 refused, 5 could not write, 70 a bug.
     """
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        write_answer(f"{context.get_help()}\n")
         raise typer.Exit(2)
 
 
@@ -49,12 +51,13 @@ def inspect(
     devices: options.Devices = 1,
     strict: options.Strict = False,
     as_json: options.Json = False,
-    form: options.Form = Format.HUMAN,
+    form: options.Form = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     select: options.Select = None,
     ignore: options.Ignore = None,
     _version: options.Version = False,
+    _help: options.Help = False,
 ) -> None:
     """Show what is inside, where it lies, what is wrong with it.
 
@@ -73,7 +76,7 @@ def inspect(
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
         detail=Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=verbose),
     )
-    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(inspect_command.run_inspect(checkpoint_paths(paths or (), config, "inspect"), asked, out))
 
 
@@ -89,10 +92,11 @@ def convert(
     cast: options.Cast = False,
     rewrite_strings: options.RewriteStrings = False,
     as_json: options.Json = False,
-    form: options.Form = Format.HUMAN,
+    form: options.Form = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     _version: options.Version = False,
+    _help: options.Help = False,
 ) -> None:
     """Rewrite it for another device.
 
@@ -112,7 +116,7 @@ def convert(
         cast=cast,
         rewrite_strings=rewrite_strings,
     )
-    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
 
 
@@ -125,12 +129,13 @@ def verify(
     require_device: options.RequireDevice = False,
     seed: options.Seed = 0,
     as_json: options.Json = False,
-    form: options.Form = Format.HUMAN,
+    form: options.Form = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     select: options.Select = None,
     ignore: options.Ignore = None,
     _version: options.Version = False,
+    _help: options.Help = False,
 ) -> None:
     """Prove that it resumes: one optimizer step on the target.
 
@@ -148,7 +153,7 @@ def verify(
         seed=seed,
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
     )
-    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(verify_command.run_verify(checkpoint_paths(paths or (), config, "verify"), asked, out))
 
 
@@ -156,18 +161,30 @@ def verify(
 def rules(
     code: options.Code = None,
     as_json: options.Json = False,
-    form: options.Form = Format.HUMAN,
+    form: options.Form = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     _version: options.Version = False,
+    _help: options.Help = False,
 ) -> None:
-    """Explain what each finding means, and how to mend it."""
+    """Explain what each finding means, and how to fix it."""
     from ckptmove.cli import rules_command  # noqa: PLC0415  --help does not wait for it
 
-    out = Output(Format.JSON if as_json else form, quiet=quiet, verbose=verbose)
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(rules_command.run_rules(code, out))
 
 
 def main() -> None:
     """The entry point of the program."""
-    app()
+    with sigterm_raised():
+        app()
+
+
+def _one_format(as_json: bool, form: Format | None) -> Format:
+    if not as_json:
+        return form or Format.HUMAN
+    if form not in {None, Format.JSON}:
+        raise UsageError(
+            f"--json is short for --format json, and --format {form.value} is another one: type one of them"
+        )
+    return Format.JSON

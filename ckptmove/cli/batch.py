@@ -1,47 +1,95 @@
 """Several checkpoints in one command: every one is worked on, whatever happens to the others.
 
-Never goes on after a usage error: that would be the same for each of them.
+Never goes on after an error of usage, which would be the same for each of them, or when nobody takes the answer.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.cli.outcome import failure_of
-from ckptmove.errors import CkptMoveError, UsageError
+from ckptmove.cli.outcome import YES, failure_of, interruption
+from ckptmove.cli.signals import Terminated
+from ckptmove.cli.streams import Format
+from ckptmove.errors import CkptMoveError, StdoutFailed, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from ckptmove.cli.streams import Output
     from ckptmove.report.answers import Failure
 
 
-def for_each(paths: Iterable[str], work: Callable[[str], int], out: Output) -> tuple[int, tuple[Failure, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What came of several checkpoints.
+
+    Attributes:
+        code: the gravest exit code.
+        failures: errors, in the order in which they were met.
+        good: how many have the exit code 0.
+        is_cut_short: whether an interruption left some of them out.
+    """
+
+    code: int
+    failures: tuple[Failure, ...]
+    good: int
+    is_cut_short: bool
+
+
+def for_each(paths: Sequence[str], work: Callable[[str], int], out: Output) -> Batch:
     """Work on each path, and say of which ones that was not possible.
+
+    An interruption ends it and is one of its errors, so that what was found until then is not lost.
 
     Args:
         paths: of checkpoints.
         work: reports on one of them and returns its exit code.
         out: told of the errors, as they happen.
 
-    Returns:
-        The gravest exit code, and the errors in their order.
-
     Raises:
         UsageError: as ``work``.
+        StdoutFailed: as ``work``.
     """
-    gravest = 0
+    is_cut_short = False
+    codes: list[int] = []
     failures: list[Failure] = []
     for path in paths:
         try:
-            code = work(path)
-        except UsageError:
+            codes.append(work(path))
+            continue
+        except (UsageError, StdoutFailed):
             raise
         except CkptMoveError as error:
             failure = failure_of(error)
-            failures.append(failure)
-            out.failure(failure)
-            code = failure.exit_code
-        gravest = max(gravest, code)
-    return gravest, tuple(failures)
+        except (KeyboardInterrupt, Terminated) as error:
+            failure, is_cut_short = interruption(error), True
+        failures.append(failure)
+        codes.append(failure.exit_code)
+        out.failure(failure)
+        if is_cut_short:
+            break
+    return Batch(
+        code=max(codes, default=YES), failures=tuple(failures), good=codes.count(YES), is_cut_short=is_cut_short
+    )
+
+
+def conclude(batch: Batch, asked: int, word: str, out: Output) -> None:
+    """Say, below several reports for people, how many of the checkpoints have the exit code 0.
+
+    Args:
+        batch: what came of them.
+        asked: how many there were.
+        word: what such a checkpoint is: ``passed``.
+        out: where to say it.
+
+    Raises:
+        StdoutFailed: stdout does not take it.
+    """
+    if asked == 1 or out.format is not Format.HUMAN or batch.is_cut_short:
+        return
+    line = f"{batch.good:,} of {asked:,} {word}"
+    if out.quiet:
+        out.lines([line])
+    else:
+        out.report([out.page.paint(line, "bold green" if batch.good == asked else "bold red")])

@@ -14,6 +14,7 @@ from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
 from ckptmove.devices import parse_mapping
+from ckptmove.errors import StdoutFailed
 from ckptmove.report import conversion, document, github
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
 
     Raises:
         CkptMoveError: as :func:`ckptmove.api.convert`.
+        StdoutFailed: the report could not be written; the new file is there.
     """
-    with ProgressBar(wanted=out.format is Format.HUMAN and not out.quiet) as progress:
+    with ProgressBar(wanted=out.is_watched) as progress:
         result = api.convert(
             path,
             to=options.to,
@@ -65,7 +67,10 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             rewrite_strings=options.rewrite_strings,
             progress=progress,
         )
-    _tell(path, result, out)
+    try:
+        _tell(path, result, out)
+    except StdoutFailed as error:
+        raise StdoutFailed(error.reason, output=result.output) from error
     return YES
 
 

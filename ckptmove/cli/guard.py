@@ -5,7 +5,6 @@ Never lets an exception out, and never hides a bug: that one keeps its traceback
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from dataclasses import replace
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ckptmove.cli.outcome import BUG, INTERRUPTED, USAGE, failure_of, retyped
-from ckptmove.cli.streams import Format, Output, say
+from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
+from ckptmove.cli.signals import Terminated
+from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
-from ckptmove.errors import CkptMoveError, UnknownDevice, WriteFailed
+from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice
 from ckptmove.report.answers import Failure
 from ckptmove.report.document import envelope
 from ckptmove.report.text import sentence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "rules")
-#: What Typer raises on words that it does not understand; its module has moved before, this name has not.
-_NotUnderstood: Final[type[Any]] = typer.BadParameter.__mro__[1]
+#: Typer's own error of usage. It exports only this child of it, and the module of the parent has moved before.
+_TyperUsageError: Final[type[Any]] = typer.BadParameter.__mro__[1]
 
 
 class GuardedGroup(TyperGroup):
@@ -48,11 +48,21 @@ class GuardedGroup(TyperGroup):
         del prog_name, standalone_mode  # the name is ours, and the guard stands alone
         words = sys.argv[1:] if args is None else list(args)
         run = super().main
-        if sys.stdout is None:  # closed by the shell, as with `>&-`: nobody wants the answer
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  for as long as the process lives
+        open_closed_streams()
         with collector_paused():  # a command is over before a cycle matters
             code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
         sys.exit(code)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it as an exception, for the exit code that Typer makes of it may be an answer.
+
+        Raises:
+            Abort: of Typer.
+        """
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
 
 
 def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
@@ -62,17 +72,14 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         failure = failure_of(error)
         if isinstance(error, UnknownDevice) and error.suggestion is not None:
             failure = replace(failure, hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
-    except _NotUnderstood as error:
+    except _TyperUsageError as error:
         failure = _usage(error)
-    except (typer.Abort, KeyboardInterrupt):
-        failure = _interrupted()
+    except (typer.Abort, KeyboardInterrupt, Terminated) as error:
+        failure = interruption(error)
     except Exception as error:  # noqa: BLE001  the one place where a bug is caught: it has to become an exit code
         failure = _bug(error)
     else:
-        # Typer turns Ctrl-C into this exit code by itself.
-        if code != INTERRUPTED:
-            return code if isinstance(code, int) else 0
-        failure = _interrupted()
+        return code if isinstance(code, int) else 0
     return _tell(failure, words)
 
 
@@ -80,10 +87,6 @@ def _usage(error: Any) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
     message = " ".join(error.format_message().split())
     return Failure(kind="usage", message=message, hint=f"{command} --help", path=None, exit_code=USAGE)
-
-
-def _interrupted() -> Failure:
-    return Failure(kind="interrupted", message="interrupted", hint="", path=None, exit_code=INTERRUPTED)
 
 
 def _bug(error: Exception) -> Failure:
@@ -100,14 +103,15 @@ def _bug(error: Exception) -> Failure:
 
 def _tell(failure: Failure, words: Sequence[str]) -> int:
     """Say what went wrong, in the format that was asked for, although the command did not get to say it itself."""
-    out = Output(_format(words))
+    # An answer that stdout did not take cannot be replaced by another one there.
+    out = Output(Format.HUMAN if failure.kind == StdoutFailed.kind else _format(words))
     try:
         out.failure(failure)
         if out.format is Format.JSON:
             command = next((word for word in words if word in _COMMANDS), None)
             out.document(envelope(command, failure.exit_code, [failure]))
-    except WriteFailed as error:
-        return failure_of(error).exit_code
+    except StdoutFailed as error:
+        return _tell(failure_of(error), words)
     return failure.exit_code
 
 

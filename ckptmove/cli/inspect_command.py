@@ -11,8 +11,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
-from ckptmove.cli.batch import for_each
+from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
 from ckptmove.model import Severity
 from ckptmove.report import document, github, inspection
@@ -59,32 +60,35 @@ def run_inspect(paths: Sequence[str], options: InspectOptions, out: Output) -> i
     answers: list[InspectAnswer] = []
 
     def work(path: str) -> int:
-        answer = _answer(path, options)
+        answer = _answer(path, options, out)
         if out.format is Format.JSON:
             answers.append(answer)
         else:
             _tell(answer, options.detail, out)
         return answer.exit_code
 
-    code, failures = for_each(paths, work, out)
+    batch = for_each(paths, work, out)
     if out.format is Format.JSON:
-        out.document(document.inspect_document(answers, code, failures))
-    return code
+        out.document(document.inspect_document(answers, batch.code, batch.failures))
+    else:
+        conclude(batch, len(paths), "fine", out)
+    return batch.code
 
 
-def _answer(path: str, options: InspectOptions) -> InspectAnswer:
-    found = api.inspect(
-        path,
-        target=options.expect or options.target,
-        device_count=options.device_count,
-        check=options.check,
-        outline=options.detail.tree,
-    )
+def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
+    with ProgressBar(wanted=out.is_watched) as progress:
+        found = api.inspect(
+            path,
+            target=options.target if options.expect is None else None,
+            expect=options.expect,
+            device_count=options.device_count,
+            check=options.check,
+            outline=options.detail.tree,
+            progress=progress,
+        )
     expectation = None
-    if options.expect is not None:
-        # What `convert` would still have to move is what is not there; a cast keeps it from refusing to say so.
-        plan = api.convert(path, to=options.expect, dry_run=True, cast=True).plan
-        expectation = Expectation(options.expect, plan.edits)
+    if options.expect is not None and found.plan is not None:
+        expectation = Expectation(options.expect, found.plan.edits)
     findings = options.selection.among(found.findings)
     tensors = found.inventory.tensors
     if options.match is not None:
@@ -105,7 +109,7 @@ def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
     if out.format is Format.GITHUB:
         out.lines(github.inspection_lines(answer))
     elif out.quiet:
-        out.lines([inspection.brief_line(answer)])
+        out.lines([inspection.brief_line(answer), *inspection.asked_lines(out.page, answer, detail)])
     else:
         out.report(inspection.inspection_lines(out.page, answer, detail))
         command = _next_command(answer)
@@ -120,5 +124,5 @@ def _next_command(answer: InspectAnswer) -> str:
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
         return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
-    mend = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
-    return mend or shlex.join(["ckptmove", "verify", path])
+    fix = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
+    return fix or shlex.join(["ckptmove", "verify", path])

@@ -10,12 +10,18 @@ from typing import Annotated
 import typer
 
 from ckptmove import __version__
-from ckptmove.cli.streams import Format
+from ckptmove.cli.streams import Format, write_answer
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ckptmove {__version__}")
+        write_answer(f"ckptmove {__version__}\n")
+        raise typer.Exit
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        write_answer(f"{context.get_help()}\n")
         raise typer.Exit
 
 
@@ -44,8 +50,8 @@ Code = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Form = Annotated[
-    Format,
-    typer.Option("--format", help="For people, for programs, or as annotations."),
+    Format | None,
+    typer.Option("--format", help="For people, for programs, or as annotations.", show_default="human"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line a checkpoint.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every place, every figure.")]
@@ -60,6 +66,11 @@ Ignore = Annotated[
 Version = Annotated[
     bool,
     typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+]
+#: In place of Typer's own, which takes an answer that cannot be written for a bug.
+Help = Annotated[
+    bool,
+    typer.Option("--help", "-h", callback=_show_help, is_eager=True, help="Show this message."),
 ]
 
 # --- inspect ---------------------------------------------------------------------------------------------------------
@@ -119,4 +130,5 @@ Optimizer = Annotated[
     typer.Option(metavar="NAME", help="A class of torch.optim; by default told from the file.", show_default=False),
 ]
 RequireDevice = Annotated[bool, typer.Option("--require-device", help="A simulated device is a failure.")]
-Seed = Annotated[int, typer.Option(help="Of the gradients.")]
+#: As much as ``torch.Generator.manual_seed`` takes, without the negative ones, which it takes for others.
+Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients.")]

@@ -14,6 +14,7 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
+from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
 if TYPE_CHECKING:
@@ -24,13 +25,15 @@ NO: Final = 1
 USAGE: Final = 2
 BUG: Final = 70
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
-#: Exit codes of the four families; every error belongs to one.
+#: Exit codes of the families; every error belongs to one.
 _EXIT_CODES: Final = {
     errors.UsageError: USAGE,
     errors.UnreadableInput: 3,
     errors.Refused: 4,
     errors.WriteFailed: 5,
+    errors.StdoutFailed: 5,
 }
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
 #: What a file that is no checkpoint can be mended with, by what it is.
@@ -58,6 +61,12 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
     )
 
 
+def interruption(error: BaseException) -> Failure:
+    """An interruption from outside, as it is told: Ctrl-C, or SIGTERM."""
+    message, code = ("ended by SIGTERM", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
+    return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
+
+
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
     """The command again, with a device corrected; only the device, where it was not typed but configured."""
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
@@ -83,6 +92,12 @@ def _(error: errors.UnknownDevice) -> str:
 def _(error: errors.TorchMissing) -> str:
     del error
     return "install it: pip install 'ckptmove[torch]'; inspect and convert work without"
+
+
+@hint_for.register(errors.TorchBroken)
+def _(error: errors.TorchBroken) -> str:
+    del error
+    return "see it fail with: python -c 'import torch'; then install a build for this machine, as pytorch.org says"
 
 
 @hint_for.register(errors.MissingFile)

@@ -1,4 +1,4 @@
-"""The progress bar: bytes done of a long conversion, on a terminal, on stderr.
+"""The progress bar: bytes done of long work, or the stage that it has come to, on a terminal, on stderr.
 
 Never shows itself for work that is done within about a second, and never off a terminal.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 _PATIENCE_SECONDS: Final = 1.0
 
@@ -20,12 +20,13 @@ _PATIENCE_SECONDS: Final = 1.0
 class ProgressBar:
     """A callback of :data:`ckptmove.contracts.Progress`, and the time during which its bar may be seen."""
 
-    __slots__ = ("_bar", "_due", "_wanted")
+    __slots__ = ("_bar", "_due", "_has_stages", "_wanted")
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted and sys.stderr.isatty()
         self._due = time.monotonic() + _PATIENCE_SECONDS
         self._bar: Progress | None = None
+        self._has_stages = False
 
     def __enter__(self) -> ProgressBar:  # noqa: PYI034  Self came with Python 3.11
         """Begin to wait."""
@@ -35,30 +36,55 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
+        self._close()
 
     def __call__(self, done: int, total: int) -> None:
         """Show how far it is, in bytes."""
+        if not self._is_due():
+            return
         if self._bar is None:
-            if not self._wanted or time.monotonic() < self._due:
-                return
-            self._bar = _open_bar(total)
+            self._bar = _open_bar(_byte_columns(), "", total)
         self._bar.update(self._bar.task_ids[0], completed=done)
 
+    def stage(self, name: str) -> None:
+        """Show, in place of bytes, what is done now: nobody knows how long it takes."""
+        if not self._is_due():
+            return
+        if self._bar is None or not self._has_stages:
+            self._close()
+            self._bar, self._has_stages = _open_bar(_stage_columns(), name, None), True
+        self._bar.update(self._bar.task_ids[0], description=name)
 
-def _open_bar(total: int) -> Progress:
+    def _is_due(self) -> bool:
+        return self._wanted and time.monotonic() >= self._due
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _byte_columns() -> list[ProgressColumn]:
     from rich import progress  # noqa: PLC0415  only long work pays for it
-    from rich.console import Console  # noqa: PLC0415  likewise
 
-    bar = progress.Progress(
+    return [
         progress.BarColumn(),
         progress.DownloadColumn(binary_units=True),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-    )
-    bar.add_task("copying", total=total)
+    ]
+
+
+def _stage_columns() -> list[ProgressColumn]:
+    from rich import progress  # noqa: PLC0415  only long work pays for it
+
+    return [progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()]
+
+
+def _open_bar(columns: list[ProgressColumn], name: str, total: int | None) -> Progress:
+    from rich.console import Console  # noqa: PLC0415  only long work pays for it
+    from rich.progress import Progress  # noqa: PLC0415  likewise
+
+    bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+    bar.add_task(name, total=total)
     bar.start()
     return bar

@@ -11,7 +11,7 @@ import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import WriteFailed
+from ckptmove.errors import StdoutFailed
 from ckptmove.report import document, github
 from ckptmove.report.page import Page
 from ckptmove.report.text import clean, sentence
@@ -57,6 +57,11 @@ class Output:
                 stream.reconfigure(errors="backslashreplace")
 
     @property
+    def is_watched(self) -> bool:
+        """Whether people wait for the answer, and want to see how far it is."""
+        return self.format is Format.HUMAN and not self.quiet
+
+    @property
     def page(self) -> Page:
         """What stdout can show."""
         if self._page is None:
@@ -67,15 +72,15 @@ class Output:
         """Write the answer.
 
         Raises:
-            WriteFailed: stdout does not take it.
+            StdoutFailed: stdout does not take it.
         """
-        _write("".join(f"{line}\n" for line in lines))
+        write_answer("".join(f"{line}\n" for line in lines))
 
     def report(self, lines: Iterable[str]) -> None:
         """Write a report of several lines, apart from the one before it.
 
         Raises:
-            WriteFailed: stdout does not take it.
+            StdoutFailed: stdout does not take it.
         """
         self.lines([""] if self._has_reported else [])
         self._has_reported = True
@@ -85,7 +90,7 @@ class Output:
         """Write the one document of ``--json``: in one line for programs, indented for a terminal.
 
         Raises:
-            WriteFailed: stdout does not take it.
+            StdoutFailed: stdout does not take it.
         """
         self.lines([document.dumps(value, indent=2 if sys.stdout.isatty() else None)])
 
@@ -120,6 +125,16 @@ def page_of(stream: TextIO) -> Page:
     )
 
 
+def open_closed_streams() -> None:
+    """Give the streams that the shell has closed, as with ``2>&-``, somewhere to go: nobody wants what they say.
+
+    In this order each gets its own descriptor, so that no file that is opened later takes the place of one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  for as long as the process lives
+
+
 def suggest(command: str) -> None:
     """Name the next command to type."""
     say(f"next: {sentence(command)}")
@@ -134,7 +149,12 @@ def say(line: str) -> None:
         _silence(sys.stderr)
 
 
-def _write(text: str) -> None:
+def write_answer(text: str) -> None:
+    """Write to stdout; where the reader has gone, it is lost.
+
+    Raises:
+        StdoutFailed: stdout does not take it.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -143,7 +163,7 @@ def _write(text: str) -> None:
         _silence(sys.stdout)
     except OSError as error:
         _silence(sys.stdout)
-        raise WriteFailed("standard output", error.strerror or "unknown") from error
+        raise StdoutFailed(error.strerror or "unknown") from error
 
 
 def _silence(stream: TextIO) -> None:

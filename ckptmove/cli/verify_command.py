@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove import api
-from ckptmove.cli.batch import for_each
+from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE
@@ -56,29 +57,34 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
     results: list[VerifyResult] = []
 
     def work(path: str) -> int:
-        result = _verify(path, options)
+        result = _verify(path, options, out)
         if out.format is Format.JSON:
             results.append(result)
         else:
             _tell(result, out)
         return YES if result.passed else NO
 
-    code, failures = for_each(paths, work, out)
+    batch = for_each(paths, work, out)
     if out.format is Format.JSON:
-        out.document(document.verify_document(results, code, failures))
-    return code
+        out.document(document.verify_document(results, batch.code, batch.failures))
+    else:
+        conclude(batch, len(paths), "passed", out)
+    return batch.code
 
 
-def _verify(path: str, options: VerifyOptions) -> VerifyResult:
-    result = api.verify(
-        path,
-        to=options.to,
-        against=options.against,
-        optimizer=options.optimizer,
-        require_device=options.require_device,
-        seed=options.seed,
-        ignore=sorted(CATALOGUE.keys() - options.selection.codes),
-    )
+def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
+    with ProgressBar(wanted=out.is_watched) as progress:
+        result = api.verify(
+            path,
+            to=options.to,
+            against=options.against,
+            optimizer=options.optimizer,
+            require_device=options.require_device,
+            seed=options.seed,
+            ignore=sorted(CATALOGUE.keys() - options.selection.codes),
+            progress=progress,
+            stage=progress.stage,
+        )
     return replace(result, findings=options.selection.among(result.findings))
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.policy import DEVICE_MENTION, GROUP_FLAG, RULES
 from ckptmove.report.page import Column, table
-from ckptmove.report.text import amount, clean, size
+from ckptmove.report.text import clean, size
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +53,6 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         plan: what is to change.
         verbose: whether every storage has a row of its own.
     """
-    changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
-    reasons = dict.fromkeys([*changes, *(one.reason for one in plan.kept)])
     if plan.edits:
         yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
     for flag in plan.flags:
@@ -61,8 +60,18 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
     yield from _kept(page, plan.kept, verbose=verbose)
     if plan.is_empty:
         yield page.paint(_NOTHING, "bold")
+    changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
+    yield from _legend(page, {*changes, *(one.reason for one in plan.kept)})
+
+
+def _legend(page: Page, used: set[str]) -> Iterator[str]:
+    """What the reasons mean, in the order in which the policy tries them: "everything else" is then true."""
+    reasons = [reason for reason in _REASONS if reason in used]
+    broad = max(map(len, reasons), default=0)
+    if reasons:
+        yield ""
     for reason in reasons:
-        for line in page.wrap(f"{reason}: {_REASONS[reason]}", 2):
+        for line in page.wrap(f"{reason:<{broad}}  {_REASONS[reason]}", broad + 2):
             yield page.paint(line, "dim")
 
 
@@ -77,10 +86,10 @@ def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
     columns = (
         Column("from", style=_DEVICE),
         Column("to", style=_DEVICE),
-        Column("storages", right=True),
+        Column("tensors", right=True),
         Column("bytes", right=True),
         Column("reason"),
-        Column("tensors", gives_way=True),
+        Column("names", gives_way=True),
     )
     return table(page, columns, [_row(group) for group in groups])
 
@@ -88,12 +97,12 @@ def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
 def _row(group: tuple[StorageEdit, ...]) -> tuple[str, ...]:
     first = group[0]
     names = [name for edit in group for name in edit.names]
-    more = f" +{len(names) - 1:,}" if len(names) > 1 else ""
+    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     cast = f" as {first.cast[1]}" if first.cast else ""
     return (
         clean(first.source),
         clean(first.target) + cast,
-        f"{len(group):,}",
+        f"{len(names):,}",
         size(sum(edit.nbytes for edit in group)),
         first.reason,
         f"{clean(names[0]) if names else 'none'}{more}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import Severity
-from ckptmove.report import conversion
+from ckptmove.report import conversion, inspection
 from ckptmove.report.text import clean, sentence
 from ckptmove.report.verification import outcome
 
@@ -26,14 +26,17 @@ _FIRST: Final = 3
 
 
 def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
-    """An annotation for each finding, and one for an expectation that is not met."""
+    """An annotation for each finding, one for an expectation that is not met, and one where only that fails the run."""
     path = answer.inspection.inventory.path
-    for finding in answer.inspection.findings:
+    findings = answer.inspection.findings
+    for finding in findings:
         yield _finding(path, finding)
     expectation = answer.expectation
     if expectation is not None and expectation.misplaced:
         names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
         yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
+    elif answer.exit_code and not any(finding.severity is Severity.ERROR for finding in findings):
+        yield _annotation("error", path, "inspect", inspection.brief_line(answer))
 
 
 def conversion_line(path: str, result: ConvertResult) -> str:
@@ -42,13 +45,13 @@ def conversion_line(path: str, result: ConvertResult) -> str:
 
 
 def verification_lines(result: VerifyResult) -> Iterator[str]:
-    """An annotation for each failed check and each finding, and a notice with the verdict."""
+    """An annotation for each failed check, for each finding and for the verdict."""
     for check in result.checks:
         if check.status == "failed":
             yield _annotation("error", result.path, f"verify {check.name}", check.detail)
     for finding in result.findings:
         yield _finding(result.path, finding)
-    yield _annotation("notice", result.path, "verify", outcome(result))
+    yield _annotation("notice" if result.passed else "error", result.path, "verify", outcome(result))
 
 
 def failure_line(failure: Failure) -> str:
@@ -64,9 +67,9 @@ def entry_line(entry: Entry) -> str:
 
 def _finding(path: str, finding: Finding) -> str:
     where = f" (at {_some(finding.where)})" if finding.where else ""
-    mend = f"; fix: {finding.fix}" if finding.fix else ""
+    fix = f"; fix: {finding.fix}" if finding.fix else ""
     return _annotation(
-        _LEVELS[finding.severity], path, f"{finding.code} {finding.name}", f"{finding.message}{where}{mend}"
+        _LEVELS[finding.severity], path, f"{finding.code} {finding.name}", f"{finding.message}{where}{fix}"
     )
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.model import Severity
 from ckptmove.report.answers import shares
 from ckptmove.report.page import Column, table
-from ckptmove.report.text import amount, clean, sentence, size
+from ckptmove.report.text import clean, sentence, size
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.inventory.outline import OutlineLine
-    from ckptmove.model import Finding, GlobalUse, Inventory, TensorRecord
+    from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
     from ckptmove.report.answers import Detail, Expectation, InspectAnswer
     from ckptmove.report.page import Page
 
@@ -34,6 +35,21 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
     if inventory.tensors:
         yield ""
         yield from _devices(page, inventory)
+    if inventory.optimizers:
+        yield ""
+        for optimizer in inventory.optimizers:
+            yield page.cut(_optimizer(optimizer))
+    yield from asked_lines(page, answer, detail)
+    yield ""
+    findings = answer.inspection.findings
+    yield from finding_lines(page, findings, verbose=detail.verbose)
+    if answer.expectation is not None:
+        yield from _expectation(page, answer.expectation, verbose=detail.verbose)
+    yield verdict(page, findings)
+
+
+def asked_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
+    """What is shown only to those who ask for it, each part apart from what stands before it."""
     if detail.tensors:
         yield ""
         yield from _tensors(page, answer.tensors) if answer.tensors else ("no tensor of that name",)
@@ -42,13 +58,7 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
         yield from _tree(page, answer.inspection.outline)
     if detail.globals:
         yield ""
-        yield from _globals(page, inventory.globals)
-    yield ""
-    findings = answer.inspection.findings
-    yield from finding_lines(page, findings, verbose=detail.verbose)
-    if answer.expectation is not None:
-        yield from _expectation(page, answer.expectation, verbose=detail.verbose)
-    yield verdict(page, findings)
+        yield from _globals(page, answer.inspection.inventory.globals)
 
 
 def brief_line(answer: InspectAnswer) -> str:
@@ -62,7 +72,7 @@ def brief_line(answer: InspectAnswer) -> str:
 
 
 def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> Iterator[str]:
-    """Findings with their places and what mends them.
+    """Findings with their places and their fixes.
 
     Args:
         page: what they are written on.
@@ -127,11 +137,26 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
         Column("tensors", right=True),
         Column("bytes", right=True),
     )
-    rows = [
-        (clean(share.device), share.role, f"{share.tensors:,}", size(share.nbytes))
-        for share in shares(inventory.tensors)
-    ]
+    parts = shares(inventory.tensors)
+    rows = [(clean(part.device), part.role, f"{part.tensors:,}", size(part.nbytes)) for part in parts]
+    if len(parts) > 1:
+        tensors, nbytes = sum(part.tensors for part in parts), sum(part.nbytes for part in parts)
+        rows.append(("", "total", f"{tensors:,}", size(nbytes)))
     return table(page, columns, rows)
+
+
+def _optimizer(optimizer: OptimizerRecord) -> str:
+    """Its path, class, groups, parameters, and its step where the pickle holds it as a number.
+
+    Where the step is a tensor, as since torch 1.12, its value is among the bytes that are not read.
+    """
+    names = " or ".join(optimizer.candidates) or "of no class in torch.optim"
+    groups = amount(len(optimizer.groups), "group")
+    parameters = amount(sum(len(group.params) for group in optimizer.groups), "parameter")
+    steps = [value for entry in optimizer.state for key, value in entry.scalars if key == "step"]
+    counts = [value for value in steps if type(value) is int]
+    step = f", step {max(counts):,}" if counts else ""
+    return f"{clean(optimizer.where) or 'optimizer'}: {names}, {groups}, {parameters}{step}"
 
 
 def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:

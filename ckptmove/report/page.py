@@ -39,7 +39,7 @@ class Page:
         if not self.color or not style or not text:
             return text
         from rich.color import ColorSystem  # noqa: PLC0415  colour is for terminals; pipes should not wait for it
-        from rich.style import Style  # noqa: PLC0415
+        from rich.style import Style  # noqa: PLC0415  likewise
 
         # The sixteen colours that every terminal has, and that its user has chosen.
         return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)

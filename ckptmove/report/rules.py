@@ -29,7 +29,7 @@ def catalogue_lines(page: Page, entries: Sequence[Entry]) -> Iterator[str]:
 def entry_lines(page: Page, entry: Entry) -> Iterator[str]:
     """Everything about one code."""
     yield page.paint(f"{entry.code} {entry.name} ({entry.severity.value})", STYLES[entry.severity])
-    for label, text in (("when", entry.when), ("why", entry.why), ("mend", entry.mend)):
+    for label, text in (("when", entry.when), ("why", entry.why), ("fix", entry.mend)):
         yield from page.wrap(f"{label:<4}  {text}", 6)
     if entry.found_by != "inspect":
         yield f"found by ckptmove {entry.found_by}"

@@ -50,11 +50,6 @@ def size(nbytes: float) -> str:
     return f"{nbytes / _KIB**power:.1f} {_UNITS[power - 1]}"
 
 
-def amount(number: int, noun: str) -> str:
-    """A number with its noun: ``1 tensor``, ``2,048 tensors``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def width(text: str) -> int:
     """Columns that a cleaned text takes on a terminal."""
     if text.isascii():

@@ -51,5 +51,8 @@ def outcome(result: VerifyResult) -> str:
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     if not result.passed:
         return f"failed, {place}"
-    unproven = next((check.detail for check in result.checks if check.name == "step" and check.status == "skipped"), "")
-    return f"passed, but no step was made: {sentence(unproven)}" if unproven else f"passed, {place}"
+    if result.proven:
+        return f"passed, {place}"
+    skipped = next((check.detail for check in result.checks if check.name == "step" and check.status == "skipped"), "")
+    reason = skipped.partition("; ")[0] or "something stood in for what the file does not hold"
+    return f"passed, {place}, but a resume is not proven: {sentence(reason)}"

@@ -12,12 +12,13 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.verification.checks import check_from_json, failed, finding_from_json, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding
@@ -26,9 +27,16 @@ if TYPE_CHECKING:
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 _LONGEST_LINE: Final = 300
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
-_START: Final = (
-    "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); from ckptmove.verification.worker import main; main()"
-)
+# A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
+_START: Final = """\
+import sys
+sys.path[:] = sys.argv[1].split(sys.argv[2])
+print('{"torch": "importing"}', flush=True)
+import torch
+print('{"torch": "imported"}', flush=True)
+from ckptmove.verification.worker import main
+main()
+"""
 
 
 @dataclass(slots=True)
@@ -36,11 +44,15 @@ class Answers:
     """What a child said before it ended.
 
     Attributes:
+        torch: how far it came with it: ``importing``, ``imported``, or empty where it did not say.
+        torch_failure: what ended it while it imported torch; empty where nothing did.
         mode: where it made the step, or None where it never came to say.
         checks: its checks by name; one that it did not come to is failed or skipped.
         findings: what it found in the values.
     """
 
+    torch: str = ""
+    torch_failure: str = ""
     mode: str | None = None
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -70,16 +82,32 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
                 process.kill()
 
 
-def collect(process: subprocess.Popen[str]) -> Answers:
-    """Wait for a child and sort what it said; what it did not come to say is its failure."""
-    output, errors = process.communicate()
+def collect(process: subprocess.Popen[str], stage: Callable[[str], None] | None = None) -> Answers:
+    """Wait for a child and sort what it said; what it did not come to say is its failure.
+
+    Args:
+        process: the child.
+        stage: told, whenever it says something, what it does next.
+    """
+    errors: list[str] = []
+    # Meanwhile: a child whose standard error is full would wait for ever.
+    drain = Thread(target=lambda: errors.append(cast("IO[str]", process.stderr).read()), daemon=True)
+    drain.start()
     answers = Answers()
-    for line in output.splitlines():
+    output = ""
+    for line in process.stdout or ():
+        output = (output + line)[:_LONGEST_LINE]
         _take(line, answers)
+        if stage is not None:
+            stage(_next_stage(answers))
+    drain.join()
+    code = process.wait()
+    if answers.torch == "importing":
+        answers.torch_failure = _last_line("".join(errors)) or _reason(code, output, "")
     missing = [name for name in CHILD_CHECKS if name not in answers.checks]
     if missing:
-        reason = _reason(process.returncode, output, errors)
-        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=process.returncode)
+        reason = _reason(code, output, "".join(errors))
+        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=code)
         for name in missing[1:]:
             answers.checks[name] = skipped(name, "not reached: the process that makes this check has ended")
     return answers
@@ -94,20 +122,33 @@ def _take(line: str, answers: Answers) -> None:
             answers.checks[check.name] = check
         elif "finding" in message:
             answers.findings.append(finding_from_json(message["finding"]))
+        elif "torch" in message:
+            answers.torch = message["torch"]
         else:
             answers.mode = message["mode"]
     except (ValueError, KeyError, TypeError, AttributeError):
         return
 
 
-def _reason(code: int, output: str, errors: str) -> str:
+def _next_stage(answers: Answers) -> str:
+    if answers.mode is None:
+        return "importing torch"
+    return next((name for name in CHILD_CHECKS if name not in answers.checks), "finishing")
+
+
+def _last_line(errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    last = f": {lines[-1][:_LONGEST_LINE]}" if lines else ""
+    return lines[-1][:_LONGEST_LINE] if lines else ""
+
+
+def _reason(code: int, output: str, errors: str) -> str:
+    line = _last_line(errors)
+    last = f": {line}" if line else ""
     if code < 0:
         return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
     if code > 0:
         return f"the process that runs torch ended with exit code {code}{last}"
-    return f"the process that runs torch ended without an answer; it said {output[:_LONGEST_LINE]!r}"
+    return f"the process that runs torch ended without an answer; it said {output!r}"
 
 
 def _signal_name(number: int) -> str:

@@ -69,7 +69,7 @@ def check_placement(inventory: Inventory, target: str) -> CheckResult:
     A script's own ``map_location`` is not reckoned with, because for an accelerator it spoils what it moves
     (``step``, RNG states); for the CPU it does all but the flags, and the detail says so.
     """
-    mend = f"mend: ckptmove convert {shlex.quote(inventory.path)} --to {target}"
+    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {target}"
     try:
         plan = plan_move(inventory, MoveRequest(to=target))
     except UnsupportedDtype as error:

@@ -57,8 +57,11 @@ def check_override(name: str | None) -> None:
     Raises:
         UsageError: ``--optimizer`` names no class of ``torch.optim`` that is known here.
     """
-    if name is not None and name not in BY_NAME:
-        raise UsageError(f"'{name}' is not a class of torch.optim that is known here: {', '.join(sorted(BY_NAME))}")
+    if name is None or name in BY_NAME:
+        return
+    meant = next((known for known in BY_NAME if known.lower() == name.lower()), None)
+    hint = f"did you mean {meant}?" if meant else f"known are {', '.join(sorted(BY_NAME))}"
+    raise UsageError(f"'{name}' is not a class of torch.optim; {hint}")
 
 
 def uses_state(name: str, group: ParamGroup) -> bool:

@@ -11,31 +11,40 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.devices import parse_target, split
-from ckptmove.errors import TorchMissing
+from ckptmove.errors import TorchBroken, TorchMissing
 from ckptmove.evidence import VerifyResult
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
+from ckptmove.streams.counted import CountedSource
 from ckptmove.verification.checks import CHECKS
 from ckptmove.verification.child import child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ckptmove.contracts import Progress
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
 
 
-def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> VerifyResult:
+def verify_checkpoint(
+    request: VerifyRequest,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    stage: Callable[[str], None] | None = None,
+) -> VerifyResult:
     """Prove that a checkpoint resumes, or say what is in the way.
 
     Args:
         request: what to verify.
         command: the child process; by default the worker of this package.
+        progress: told of bytes checked and bytes in all.
+        stage: then told what the child does next.
 
     Returns:
         The verdict: every check of the contract, in its order. Where the target is neither here nor can be
@@ -43,6 +52,7 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
 
     Raises:
         TorchMissing: torch is not installed.
+        TorchBroken: it cannot be imported.
         UsageError: an unknown device or optimizer.
         UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
@@ -59,6 +69,8 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
         to = request.to if request.to is not None else target_device(inventory, Context()) or "cpu"
         target = parse_target(to)
         asked = replace(request, to=target)
+        if progress is not None:
+            checkpoint.container.source = CountedSource(checkpoint.container.source, progress)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = inventory.facts + checkpoint.container.check()
@@ -71,7 +83,9 @@ def verify_checkpoint(request: VerifyRequest, command: Sequence[str] = ()) -> Ve
                 check_placement(inventory, target),
                 check_structure(inventory, pairings, request.ignore),
             )
-            answers = collect(process)
+            answers = collect(process, stage)
+    if answers.torch_failure:
+        raise TorchBroken(answers.torch_failure)
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks = tuple(hold_against(found[name], findings) for name in CHECKS)
     passed = all(check.status != "failed" for check in checks)

@@ -263,7 +263,8 @@ def name_of(device: torch.device) -> str:
     """The target's name of a simulated device, and any other device's own."""
     if device.type != _BACKEND:
         return str(device)
-    return _TARGETS[_current() if device.index is None else device.index]
+    index: int | None = device.index  # torch's own annotation leaves the None out
+    return _TARGETS[_current() if index is None else index]
 
 
 def _current() -> int:

@@ -109,7 +109,8 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         return skipped("step", reason, **figures)
     parts = _step_parts(tally, around)
     if tally.standins and around.has_model:
-        reason = f"not proven: {amount(len(tally.standins), 'parameter')} of the optimizer not told in the model"
+        lost = amount(len(tally.standins), "parameter")
+        reason = f"{lost} of the optimizer not found in the model: zeros stood in"
         return skipped("step", "; ".join([reason, *parts]), **figures)
     figures["proven"] = not (tally.standins or around.assumed or around.left_out)
     return passed("step", "; ".join(parts), **figures)
@@ -118,7 +119,7 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
 def _failure(tally: TrialTally, around: Circumstances) -> str:
     """What is wrong with the step; empty where nothing is."""
     if tally.error:
-        mend = f"; mend: {around.mend}" if around.mend else ""
+        mend = f"; fix: {around.mend}" if around.mend else ""
         return f"torch refuses the step on {around.target}: {tally.error}{mend}"
     if tally.faults:
         return f"after the step on {around.target}: {tally.faults}"
@@ -137,7 +138,7 @@ def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
         parts.append(f"{amount(len(still), 'parameter')} with an update below its precision")
     if tally.idle:
         parts.append(f"{amount(len(tally.idle), 'parameter')} with a learning rate of 0")
-    if tally.standins:
+    if tally.standins and not around.has_model:
         parts.append(f"{amount(len(tally.standins), 'parameter')} not told in the file: zeros stood in")
     for (key, before, after), count_of in tally.casts.items():
         parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}: that loses precision")

@@ -25,6 +25,13 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
         (("inspect", "run.pth", "--select", "Z9"), "'Z9' is no code of a finding", ""),
         (("rules", "Z9"), "'Z9' is no code of a finding", ""),
         (("verify", "run.pth", "dragged.pth", "--against", "run.pth"), "--against names the original of one", ""),
+        (("verify", "run.pth", "--seed", "-1"), "Invalid value for '--seed': ", "ckptmove verify --help"),
+        (("verify", "run.pth", "--seed", "9" * 20), "Invalid value for '--seed': ", "ckptmove verify --help"),
+        (
+            ("verify", "run.pth", "--optimizer", "adamw"),
+            "torch.optim; did you mean AdamW?",
+            "",
+        ),
         (("convert", "run.pth"), "convert needs a target", ""),
         (("convert", "run.pth", "--map", "cuda:0"), "is not a mapping of devices", ""),
         (("convert", "run.pth", "--to", "gpu"), "'gpu' is not a device", "ckptmove convert run.pth --to cuda:0"),
@@ -42,6 +49,17 @@ def test_usage_errors(say, ask, words, message, hint) -> None:
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == (2 if error["hint"] else 1)
+
+
+@pytest.mark.parametrize("form", ["github", "human"])
+def test_two_formats_are_a_usage_error(ask, form) -> None:
+    error = ask("inspect", "run.pth", "--format", form)["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert f"--format {form}" in error["message"]
+
+
+def test_one_format_may_be_named_twice(ask) -> None:
+    assert ask("rules", "--format", "json")["ok"]
 
 
 def test_no_command_shows_the_help(say) -> None:
@@ -121,6 +139,7 @@ ERRORS = {
     errors.UnknownDevice("gpu", "cuda:0"): (2, "cuda:0"),
     errors.UnknownDevice("?", None): (2, "cpu"),
     errors.TorchMissing(): (2, "pip install 'ckptmove[torch]'"),
+    errors.TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
     errors.MissingFile("a"): (3, "check the path"),
     errors.MissingFile("a*"): (3, "the pattern matches nothing"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
@@ -143,6 +162,7 @@ ERRORS = {
     errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),
     errors.WriteFailed("a", "full"): (5, "free some space"),
+    errors.StdoutFailed("full"): (5, ""),
 }
 
 
@@ -264,14 +284,46 @@ def test_a_reader_who_leaves_does_not_change_the_answer(monkeypatch, broken, cap
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("inspect", "run.pth"), ("inspect", "run.pth", "--json"), ("--bogus", "--json")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "run.pth"),
+        ("inspect", "run.pth", "--json"),
+        ("inspect", "none.pth", "--format", "github"),
+        ("--bogus", "--json"),
+        ("--help",),
+        ("inspect", "-h"),
+        ("--version",),
+        ("rules",),
+        (),
+    ],
+)
 def test_a_full_disk_behind_stdout(monkeypatch, broken, capsys, words) -> None:
     monkeypatch.setattr(sys, "stdout", broken(OSError(errno.ENOSPC, "No space left on device")))
     assert run(*words) == 5
     err = capsys.readouterr().err
     assert "Traceback" not in err
-    if "--bogus" not in words:
-        assert "error: standard output: could not write: No space left on device\n" in err
+    *_, last = err.splitlines()
+    assert last == "error: standard output could not be written: No space left on device"
+    assert len(err.splitlines()) == (3 if "--bogus" in words else 1)
+
+
+def test_what_was_written_is_named_where_the_answer_is_lost(monkeypatch, broken, capsys, bench) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for extra in ((), ("--json",), ("--format", "github"), ("--quiet",)):
+        monkeypatch.setattr(sys, "stdout", broken(full))
+        assert run("convert", "run.pth", "--to", "cpu", "--output", "out.pth", "--force", *extra) == 5
+        assert capsys.readouterr().err == (
+            "error: out.pth: the new file is written and whole, but standard output could not be written: "
+            "No space left on device\n"
+        )
+        assert api.inspect("out.pth").inventory.tensors
+
+
+def test_nobody_goes_on_for_an_answer_that_cannot_be_given(monkeypatch, broken, capsys) -> None:
+    monkeypatch.setattr(sys, "stdout", broken(OSError(errno.ENOSPC, "No space left on device")))
+    assert run("inspect", "run.pth", "none.pth", "dragged.pth") == 5
+    assert capsys.readouterr().err == "error: standard output could not be written: No space left on device\n"
 
 
 def test_stderr_may_be_closed(monkeypatch, broken, capsys) -> None:

@@ -88,6 +88,7 @@ def test_several_paths_are_all_reported(say, ask, bench) -> None:
     assert said.code == 3
     assert said.out.startswith("run.pth\n")
     assert "\nno findings\n\ndragged.pth\n" in said.out
+    assert said.out.endswith("\n\n2 of 3 fine\n")
     assert "error: none.pth: no such file\nhint: check the path" in said.err
 
 
@@ -96,7 +97,9 @@ def test_globs_are_expanded_each_file_once(say, bench, form) -> None:
     (bench / "deep" / "er").mkdir(parents=True)
     shutil.copy("run.pth", "deep/er/last.pth")
     said = say("inspect", "**/*.pth", "run.pth", "-q", "--select", "N")
-    assert [line.partition(":")[0] for line in said.out.splitlines()] == ["deep/er/last.pth", "dragged.pth", "run.pth"]
+    *lines, summary = said.out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["deep/er/last.pth", "dragged.pth", "run.pth"]
+    assert summary == "3 of 3 fine"
     missing = say("inspect", "epoch*.pth", "--format", form)
     assert missing.code == 3
     assert "epoch*.pth" in missing.out + missing.err

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from ckptmove import api
 from ckptmove.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
@@ -34,8 +38,28 @@ def test_a_name_that_no_tensor_has(say):
     assert "no tensor of that name" in say("inspect", str(SAMPLES / "adam-mps.pt"), "--match", "zzz*").out
 
 
-def test_a_closed_output_is_no_bug():
-    program = f"exec {sys.executable} -m ckptmove inspect {SAMPLES / 'adam-mps.pt'} >&-"
-    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("inspect adam-mps.pt", 0),
+        ("inspect adamw-cuda3.pth", 1),
+        ("inspect none.pth", 3),
+        ("inspect --bogus", 2),
+        ("convert adam-mps.pt --to cpu -o {}/out.pt", 0),
+        ("verify tutorial-sgd-cpu.pth", 0),
+        ("verify none.pth", 3),
+    ],
+)
+def test_closed_streams_do_not_change_the_exit_code(tmp_path, words, code, closed):
+    if words.startswith("verify"):
+        pytest.importorskip("torch")
+    program = f"exec {sys.executable} -m ckptmove {words.format(tmp_path)} {closed}"
+    environment = {**os.environ, "PYTHONPATH": str(SAMPLES.parent)}
+    done = subprocess.run(
+        ["sh", "-c", program], cwd=SAMPLES, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
     assert "Traceback" not in done.stderr
+    for output in tmp_path.glob("out.pt"):
+        assert api.inspect(str(output), expect="cpu").plan.is_empty

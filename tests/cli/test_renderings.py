@@ -6,6 +6,7 @@ import pytest
 
 from ckptmove import api
 from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.policy import RULES
 
 
 def test_inspect_without_findings(check) -> None:
@@ -16,10 +17,13 @@ def test_inspect_without_findings(check) -> None:
             "run.pth\n"
             "torch-zip, plain, 6.8 KiB\n"
             "\n"
-            "device  role       tensors  bytes\n"
-            "cuda:3  model            4  332 B\n"
-            "cpu     optimizer        4   16 B\n"
-            "cuda:3  optimizer        8  664 B\n"
+            "device  role       tensors   bytes\n"
+            "cuda:3  model            4   332 B\n"
+            "cpu     optimizer        4    16 B\n"
+            "cuda:3  optimizer        8   664 B\n"
+            "        total           16  1012 B\n"
+            "\n"
+            "optimizer: AdamW, 1 group, 4 parameters\n"
             "\n"
             "no findings\n"
         ),
@@ -39,10 +43,13 @@ def test_inspect_with_an_error(check) -> None:
             "run.pth\n"
             "torch-zip, plain, 6.8 KiB\n"
             "\n"
-            "device  role       tensors  bytes\n"
-            "cuda:3  model            4  332 B\n"
-            "cpu     optimizer        4   16 B\n"
-            "cuda:3  optimizer        8  664 B\n"
+            "device  role       tensors   bytes\n"
+            "cuda:3  model            4   332 B\n"
+            "cpu     optimizer        4    16 B\n"
+            "cuda:3  optimizer        8   664 B\n"
+            "        total           16  1012 B\n"
+            "\n"
+            "optimizer: AdamW, 1 group, 4 parameters\n"
             "\n"
             "name                    role       device  dtype    shape  bytes\n"
             "optimizer.state.0.step  optimizer  cpu     float32  []       4 B\n"
@@ -58,7 +65,15 @@ def test_inspect_with_an_error(check) -> None:
             f"  fix {finding.fix}\n"
             "1 error\n"
         ),
-        quiet="run.pth: 1 error (D103)\n",
+        quiet=(
+            "run.pth: 1 error (D103)\n"
+            "\n"
+            "name                    role       device  dtype    shape  bytes\n"
+            "optimizer.state.0.step  optimizer  cpu     float32  []       4 B\n"
+            "optimizer.state.1.step  optimizer  cpu     float32  []       4 B\n"
+            "optimizer.state.2.step  optimizer  cpu     float32  []       4 B\n"
+            "optimizer.state.3.step  optimizer  cpu     float32  []       4 B\n"
+        ),
         github=(
             f"::error file=run.pth,title=D103 device-index::{finding.message} "
             f"(at {at[0]}, {at[1]}, {at[2]}, +{len(at) - 3} more); fix: {finding.fix}\n"
@@ -68,21 +83,23 @@ def test_inspect_with_an_error(check) -> None:
 
 
 def test_convert_dry_run(check) -> None:
+    reasons = {rule.name: rule.reason for rule in RULES}
     check(
         "convert", "dragged.pth", "--to", "mps", "--keep", "model.0.bias", "--dry-run",
         code=0,
         human=(
             "dragged.pth\n"
             "\n"
-            "from    to   storages    bytes  reason            tensors\n"
-            "cuda:0  mps        11    964 B  target            model.0.weight +10\n"
-            "cuda:0  cpu         4     16 B  optimizer-scalar  optimizer.state.0.step +3\n"
-            "cuda:0  cpu         2  5.0 KiB  rng-state         rng.torch +1\n"
+            "from    to   tensors    bytes  reason            names\n"
+            "cuda:0  mps       11    964 B  target            model.0.weight and 10 more\n"
+            "cuda:0  cpu        4     16 B  optimizer-scalar  optimizer.state.0.step and 3 more\n"
+            "cuda:0  cpu        2  5.0 KiB  rng-state         rng.torch and 1 more\n"
             "stay on cuda:0: 1 tensor (keep)\n"
-            "target: everything else goes to the target\n"
-            "optimizer-scalar: where this optimizer creates it\n"
-            "rng-state: RNG states are CPU ByteTensors, whatever the device\n"
-            "keep: named by --keep\n"
+            "\n"
+            f"keep              {reasons['keep']}\n"
+            f"rng-state         {reasons['rng-state']}\n"
+            f"optimizer-scalar  {reasons['optimizer-scalar']}\n"
+            f"target            {reasons['target']}\n"
             "\n"
             "dragged.pth: dry run, nothing was written\n"
         ),
@@ -99,7 +116,7 @@ def test_rules(check) -> None:
         code=0,
         human=(
             f"D102 optimizer-device ({entry.severity.value})\n"
-            f"when  {entry.when}\nwhy   {entry.why}\nmend  {entry.mend}\n"
+            f"when  {entry.when}\nwhy   {entry.why}\nfix   {entry.mend}\n"
         ),
         quiet="D102 optimizer-device\n",
         github=f"::notice title=D102 optimizer-device::{entry.when}. {entry.mend}\n",
@@ -149,11 +166,15 @@ def test_verify_says_how_it_was_proven(say, ask) -> None:
     assert verdict == "passed, simulated cuda:3"
 
     assert say("verify", "run.pth", "--quiet", "--to", "cuda:3").out == "run.pth: passed, simulated cuda:3\n"
+    words = ("verify", "run.pth", "dragged.pth", "none.pth", "--to", "cuda:3")
+    assert say(*words).out.endswith("\nfailed, simulated cuda:3\n\n1 of 3 passed\n")
+    assert say(*words, "--quiet").out.endswith(" (placement)\n1 of 3 passed\n")
+    assert "1 of 3" not in say(*words, "--format", "github").out
     failed = say("verify", "run.pth", "--to", "cuda:3", "--require-device", "--format", "github", "--ignore", "D,R,S")
     assert failed.code == 1
-    error, notice = failed.out.splitlines()
+    error, last = failed.out.splitlines()
     assert error.startswith("::error file=run.pth,title=verify step::")
-    assert notice == "::notice file=run.pth,title=verify::failed, simulated cuda:3"
+    assert last == "::error file=run.pth,title=verify::failed, simulated cuda:3"
 
 
 def test_a_converted_file_is_as_expected_and_verifies(say, ask) -> None:

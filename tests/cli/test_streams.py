@@ -55,6 +55,23 @@ def copy(*, seconds: float, wanted: bool = True) -> None:
         bar(3 * 2**20, 3 * 2**20)
 
 
+def test_a_stage_takes_the_place_of_bytes(monkeypatch, patience) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    import sys
+
+    with ProgressBar(wanted=True) as bar:
+        bar.stage("too early")
+        time.sleep(0.1)
+        bar(2**20, 3 * 2**20)
+        bar.stage("importing torch")
+        assert "MiB" not in sys.stderr.getvalue().rpartition("importing torch")[2]
+        bar.stage("restore")
+    said = sys.stderr.getvalue()
+    assert "too early" not in said
+    assert said.index("1.0/3.0 MiB") < said.index("importing torch") < said.index("restore")
+    assert said.endswith("\x1b[2K")
+
+
 def test_long_work_shows_bytes_and_cleans_up(monkeypatch, patience) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
     copy(seconds=0.1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import ckptmove
 from ckptmove.api import default_output
-from ckptmove.errors import OutputExists, OutputIsSource, TorchMissing, UnknownDevice, UsageError
+from ckptmove.errors import OutputExists, OutputIsSource, TorchBroken, TorchMissing, UnknownDevice, UsageError
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
@@ -53,6 +54,56 @@ def test_check_finds_a_flipped_byte(source: Path) -> None:
     source.write_bytes(data)
     assert "F801" not in {finding.code for finding in ckptmove.inspect(str(source)).findings}
     assert "F801" in {finding.code for finding in ckptmove.inspect(str(source), check=True).findings}
+
+
+def test_check_tells_how_far_it_is(source: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    ckptmove.inspect(str(source), check=True, progress=lambda done, total: seen.append((done, total)))
+    size = source.stat().st_size
+    assert {total for _, total in seen} == {size}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    with zipfile.ZipFile(source) as archive:
+        assert seen[-1][0] == sum(record.compress_size for record in archive.infolist())
+    ckptmove.inspect(str(source), progress=lambda done, total: seen.clear())
+    assert seen, "without a check nothing is read that would take time"
+
+
+def test_what_is_expected_comes_from_the_same_reading(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptmove import api
+
+    opened: list[str] = []
+    real = api.open_checkpoint
+
+    def counted(path, limits):
+        opened.append(path)
+        return real(path, limits)
+
+    monkeypatch.setattr(api, "open_checkpoint", counted)
+    told = ckptmove.inspect(str(source), expect="mps")
+    assert opened == [str(source)]
+    assert told.plan is not None
+    assert told.plan == ckptmove.convert(str(source), to="mps", dry_run=True, cast=True).plan
+    assert told.findings == ckptmove.inspect(str(source), target="mps").findings
+    assert ckptmove.inspect(str(source)).plan is None
+
+
+def test_verify_tells_how_far_it_is(source: Path) -> None:
+    pytest.importorskip("torch")
+    seen: list[tuple[int, int]] = []
+    stages: list[str] = []
+    ckptmove.verify(str(source), progress=lambda done, total: seen.append((done, total)), stage=stages.append)
+    assert seen[-1][1] == source.stat().st_size
+    assert stages[-1] == "finishing"
+
+
+def test_a_torch_that_cannot_be_imported(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TorchBroken) as caught:
+        ckptmove.verify(str(source))
+    assert caught.value.reason == "ImportError: libcudart.so.13: cannot open"
+    assert caught.value.path is None
 
 
 def ckptmove_open(path: Path):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from ckptmove.config import Config, load_config
@@ -56,6 +59,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
         ("[tool", "is not TOML: "),
         (b"\xff", "is not TOML: "),
+        ("a = " + "[" * 5000, "is not TOML: "),
     ],
 )
 def test_what_makes_no_sense_is_said(project, text, message) -> None:
@@ -79,3 +83,25 @@ def test_a_file_that_cannot_be_read(project, monkeypatch) -> None:
     monkeypatch.setattr("pathlib.Path.read_text", refuse)
     with pytest.raises(UsageError, match="cannot be read: Permission denied"):
         load_config(folder)
+
+
+def test_a_folder_that_is_gone_has_no_project(tmp_path, monkeypatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load_config(Path()) == Config()
+
+
+def test_a_file_in_a_folder_that_may_not_be_searched_is_not_this_user_s(project, monkeypatch) -> None:
+    folder = project('[tool.ckptmove]\nto = "mps"') / "inner"
+    folder.mkdir()
+    real = os.stat
+
+    def refuse(path, **options):
+        if Path(path) == folder / "pyproject.toml":
+            raise PermissionError(13, "Permission denied")
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert load_config(folder).to == "mps"

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from ckptmove.api import Inspection
 from ckptmove.evidence import CheckResult, VerifyResult
 from ckptmove.inventory.outline import OutlineLine
-from ckptmove.model import Finding, GlobalUse, Inventory, Severity, TensorRecord
+from ckptmove.model import (
+    Finding,
+    GlobalUse,
+    Inventory,
+    OptimizerRecord,
+    ParamGroup,
+    Severity,
+    StateEntry,
+    TensorRecord,
+)
 from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit
 from ckptmove.report import conversion, github, inspection, verification
 from ckptmove.report.answers import Detail, Expectation, Failure, InspectAnswer
@@ -67,6 +80,46 @@ def test_odd_tensors_and_names() -> None:
     assert "dict (1)" in lines
 
 
+def optimizer(where="optim", step: object = None, **facts) -> OptimizerRecord:
+    groups = tuple(ParamGroup(f"{where}.param_groups.{i}", ("0", "1"), (), (), ()) for i in range(2))
+    scalars = (("step", step),) if step is not None else ()
+    return OptimizerRecord(where, groups, (StateEntry("0", (), scalars), StateEntry("1", (), ())), **facts)
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (optimizer(candidates=("AdamW",), step=1000), "optim: AdamW, 2 groups, 4 parameters, step 1,000"),
+        (optimizer(candidates=("AdamW", "Adam")), "optim: AdamW or Adam, 2 groups, 4 parameters"),
+        (optimizer("", step="x\x1b"), "optimizer: of no class in torch.optim, 2 groups, 4 parameters"),
+        (optimizer("a\x1b", step=True), "a\\x1b: of no class in torch.optim, 2 groups, 4 parameters"),
+    ],
+)
+def test_an_optimizer_is_told_in_one_line(record, line) -> None:
+    lines = list(inspection.inspection_lines(Page(), answer(optimizers=(record,)), Detail()))
+    assert lines[2:] == ["", line, "", "no findings"]
+
+
+def test_several_places_have_a_total() -> None:
+    def tensor(name: str, device: str) -> TensorRecord:
+        return TensorRecord(name, "model", device, "float32", (4,), (1,), name, 0, 16)
+
+    tensors = (tensor("a", "cpu"), tensor("b", "mps"))
+    lines = list(inspection.inspection_lines(Page(), answer(tensors=tensors), Detail()))
+    assert lines[-3] == "        total        2   32 B"
+    assert not any(
+        "total" in line for line in inspection.inspection_lines(Page(), answer(tensors=tensors[:1]), Detail())
+    )
+
+
+def test_a_run_that_fails_has_an_annotation_that_is_an_error() -> None:
+    strict = replace(answer(finding(severity=Severity.WARNING)), exit_code=1)
+    *_, last = github.inspection_lines(strict)
+    assert last == "::error file=a.pth,title=inspect::a.pth: 1 warning (R302)"
+    grave = replace(answer(finding(severity=Severity.ERROR)), exit_code=1)
+    assert len(list(github.inspection_lines(grave))) == 1
+
+
 def edit(*names: str, cast=None) -> StorageEdit:
     return StorageEdit("7", names, "cpu", "mps", 8, "target", cast, (), ())
 
@@ -74,7 +127,7 @@ def edit(*names: str, cast=None) -> StorageEdit:
 def test_a_storage_that_no_tensor_views() -> None:
     request = MoveRequest(to="mps")
     plan = MovePlan(request=request, edits=(edit(),))
-    assert list(conversion.plan_lines(Page(), plan, verbose=False))[1] == "cpu   mps         1    8 B  target  none"
+    assert list(conversion.plan_lines(Page(), plan, verbose=False))[1] == "cpu   mps        0    8 B  target  none"
     unmet = answer(expectation=Expectation("mps", (edit(),)))
     assert "  at  7 is on cpu" in list(inspection.inspection_lines(Page(), unmet, Detail()))
     assert list(github.inspection_lines(unmet)) == ["::error file=a.pth,title=expect::not on mps: 7"]
@@ -104,10 +157,18 @@ def test_findings_stand_below_the_checks() -> None:
     assert list(github.verification_lines(result)) == [
         "::error file=a,title=verify numbers::NaN: 100%25",
         "::error file=a,title=N501 not-finite::NaN (at a)",
-        "::notice file=a,title=verify::failed, real mps",
+        "::error file=a,title=verify::failed, real mps",
     ]
+    assert list(github.verification_lines(replace(result, passed=True)))[-1].startswith("::notice ")
 
 
 def test_a_failure_without_hint_or_path() -> None:
     failure = Failure(kind="usage", message="50% of\nthat", hint="", path=None, exit_code=2)
     assert github.failure_line(failure) == "::error title=usage::50%25 of\\x0athat"
+
+
+def test_a_plan_without_reasons_has_no_legend() -> None:
+    plan = MovePlan(request=MoveRequest(to="mps"))
+    assert list(conversion.plan_lines(Page(), plan, verbose=False)) == [
+        "nothing to change: everything is already where it belongs"
+    ]

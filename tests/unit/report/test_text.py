@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptmove.report.text import LONGEST_NAME, amount, clean, sentence, shorten, size, width
+from ckptmove.report.text import LONGEST_NAME, clean, sentence, shorten, size, width
+from ckptmove.wording import amount
 
 
 @pytest.mark.parametrize(

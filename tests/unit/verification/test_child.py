@@ -63,6 +63,33 @@ def test_garbage_is_a_failed_check(said):
     assert answers.findings == []
 
 
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        ("raise OSError('libcudart.so.13: no such file')", "OSError: libcudart.so.13: no such file"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "the process that runs torch was ended by SIGILL"),
+    ],
+)
+def test_a_child_that_ends_while_it_imports_torch(end, failure):
+    answers = answers_of(f'print(\'{{"torch": "importing"}}\', flush=True)\n{end}')
+    assert answers.torch_failure == failure
+    assert answers_of(f'print(\'{{"torch": "imported"}}\', flush=True)\n{end}').torch_failure == ""
+
+
+def test_a_child_may_say_more_than_a_pipe_holds():
+    answers = answers_of("import sys; sys.stderr.write('x' * 1_000_000 + '\\nlast\\n'); sys.exit(3)")
+    assert answers.checks["restore"].detail == "the process that runs torch ended with exit code 3: last"
+
+
+def test_every_stage_is_told(make):
+    stages = []
+    request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
+    with child(worker_command(), request) as process:
+        collect(process, stages.append)
+    told = list(dict.fromkeys(stages))
+    assert told == ["importing torch", "restore", "numbers", "step", "parity", "fresh", "finishing"]
+
+
 def test_the_child_is_killed_when_the_parent_is_interrupted():
     began = time.monotonic()
     with (
@@ -77,7 +104,7 @@ def test_the_child_is_killed_when_the_parent_is_interrupted():
 def test_the_worker_answers_on_standard_output_alone(make):
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
     told = subprocess.run([*worker_command(), request], capture_output=True, text=True, check=True)
-    assert len(told.stdout.splitlines()) == 6
+    assert len(told.stdout.splitlines()) == 8
     with child(worker_command(), request) as process:
         assert statuses(collect(process)) == ["passed", "passed", "passed", "passed", "skipped"]
 

@@ -18,7 +18,7 @@ def test_capturable_on_the_cpu_is_refused_by_torch_itself(make, answers):
     found = answers(make.save(tree, name="my model.pt"), "cpu")
     assert statuses(found) == ["failed", "skipped", "skipped"]
     assert "AssertionError: If capturable=True" in found["step"]["detail"]
-    assert "mend: ckptmove convert '" in found["step"]["detail"]
+    assert "fix: ckptmove convert '" in found["step"]["detail"]
     assert found["step"]["detail"].endswith("--to cpu")
 
 
@@ -252,7 +252,7 @@ def test_state_in_another_order_is_not_proven_on_zeros(make, answers):
     found = answers(make.save(tree), "cuda:0")
     assert statuses(found) == ["skipped", "passed", "passed"]
     assert found["step"]["detail"].startswith(
-        "not proven: 4 parameters of the optimizer not told in the model; AdamW on"
+        "4 parameters of the optimizer not found in the model: zeros stood in; AdamW on"
     )
     assert found["step"]["evidence"]["proven"] is False
 
@@ -277,7 +277,7 @@ def test_options_that_the_constructor_refuses(make, answers, option, value, said
     found = answers(make.save(tree), target)
     assert statuses(found) == ["failed", "skipped", "skipped"]
     assert said in found["step"]["detail"]
-    assert "mend:" not in found["step"]["detail"]
+    assert "fix:" not in found["step"]["detail"]
 
 
 def test_second_moments_that_a_cast_makes_zero(make, answers):

@@ -1,0 +1,145 @@
+"""Ctrl-C and SIGTERM, sent to a process of its own while it works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
+both = pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+
+#: The second of three checkpoints never ends.
+SLOW = """
+import sys, time
+from ckptmove import api
+
+real = api.inspect
+
+def slow(path, **options):
+    if path == "dragged.pth":
+        print("ready", file=sys.stderr, flush=True)
+        time.sleep(60)
+    return real(path, **options)
+
+api.inspect = slow
+"""
+#: The child of verify never ends, and says who it is.
+CHILD = """
+import sys
+from ckptmove.verification import run
+
+program = "import os, sys, time; sys.stderr = None; open('child', 'w').write(str(os.getpid())); time.sleep(60)"
+run.worker_command = lambda: [sys.executable, "-c", program]
+"""
+#: The output never gets its last bytes.
+COPY = """
+import sys, time
+from ckptmove import rewrite
+
+def write_segments(source, segments, sink, path, progress=None):
+    sink.write(b"begun")
+    print("ready", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+rewrite.write_segments = write_segments
+"""
+MAIN = """
+sys.argv[1:] = {words!r}
+from ckptmove.cli.app import main
+main()
+"""
+
+
+def interrupted(patch, words, number, *, until=None):
+    """What a patched program says, and its exit code, when a signal comes once it is ready."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = patch + MAIN.format(words=words)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        if until is None:
+            assert process.stderr.readline() == "ready\n"
+        else:
+            until()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@both
+def test_the_answer_so_far_is_one_document(validator, number) -> None:
+    code, out, err = interrupted(SLOW, ["inspect", "run.pth", "dragged.pth", "run.pth", "--json"], number)
+    assert code == CODES[number]
+    document = json.loads(out)
+    validator.validate(document)
+    assert document["exit_code"] == code
+    assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["run.pth"]
+    assert [(error["kind"], error["message"]) for error in document["errors"]] == [("interrupted", WORDS[number])]
+    assert err == f"error: {WORDS[number]}\n"
+
+
+@both
+def test_people_keep_what_they_have_read(number) -> None:
+    words = ["inspect", "run.pth", "dragged.pth", "--quiet", "--select", "N"]
+    code, out, err = interrupted(SLOW, words, number)
+    assert (code, out, err) == (CODES[number], "run.pth: no findings\n", f"error: {WORDS[number]}\n")
+
+
+@both
+def test_a_conversion_leaves_nothing(bench, number) -> None:
+    code, out, err = interrupted(COPY, ["convert", "run.pth", "--to", "cpu"], number)
+    assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
+    assert sorted(path.name for path in bench.iterdir()) == ["dragged.pth", "run.pth"]
+
+
+@both
+def test_verify_ends_its_child(bench, number) -> None:
+    pytest.importorskip("torch")
+
+    def child_is_there() -> None:
+        while not (bench / "child").exists() or not (bench / "child").read_text():
+            time.sleep(0.05)
+
+    code, out, err = interrupted(CHILD, ["verify", "run.pth"], number, until=child_is_there)
+    assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((bench / "child").read_text()), 0)
+
+
+def test_a_second_sigterm_does_not_break_off_the_cleaning_up() -> None:
+    from ckptmove.cli.signals import Terminated, sigterm_raised
+
+    cleaned = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleaned.append(True)
+
+    with pytest.raises(Terminated), sigterm_raised():
+        work()
+    assert cleaned
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_that_others_ignore_stays_ignored(monkeypatch) -> None:
+    from ckptmove.cli.signals import sigterm_raised
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with sigterm_raised():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
