@@ -57,6 +57,7 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
         try:
             with collector_paused():
                 machine = interpret(container.object_pickle(), limits)
+                machine.forget_nodes()
                 checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
             yield checkpoint
         finally:

@@ -93,7 +93,7 @@ def _apply(literals: _Literals, values: Mapping[int, Wanted], patches: Mapping[i
     for site, wanted in values.items():
         if site not in literals.reads:
             literals.replace(changes, site, wanted)
-    for read, definition in machine.reads:
+    for read, definition in literals.reads.items():
         wanted_here, wanted_there = values.get(read), values.get(definition)
         if wanted_here is not wanted_there:  # the same for most: neither is a site, or both are of one edit
             literals.unshare(changes, read, wanted_here, wanted_there)
@@ -126,7 +126,7 @@ class _Literals:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.reads = dict(machine.reads)
+        self.reads = dict(zip(machine.reads[::2], machine.reads[1::2], strict=True))
         self._known: dict[int, tuple[Wanted, int]] = {}
         self._scratch = Machine(machine.data, machine.limits, machine.begin)
 

@@ -51,7 +51,7 @@ def _pop_to_mark(machine: Machine, position: int) -> int:
 
 def _duplicate(machine: Machine, position: int) -> int:
     value = machine.stack[-1]
-    machine.reads.append((position, machine.starts[-1]))
+    machine.reads += position, machine.starts[-1]
     machine.stack.append(value)
     machine.starts.append(position)
     return position + 1
@@ -100,7 +100,7 @@ def _memoize(machine: Machine, position: int) -> int:
 def _recall(machine: Machine, position: int, index: int) -> None:
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
-        machine.reads.append((position, machine.memo_starts[index]))
+        machine.reads += position, machine.memo_starts[index]
     machine.stack.append(value)
     machine.starts.append(position)
 
@@ -110,7 +110,7 @@ def _binget(machine: Machine, position: int) -> int:
     index = machine.data[position + 1]
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
-        machine.reads.append((position, machine.memo_starts[index]))
+        machine.reads += position, machine.memo_starts[index]
     machine.stack.append(value)
     machine.starts.append(position)
     return position + 2

@@ -28,8 +28,8 @@ class Machine:
         memo_starts: start of the operation that pushed each memoised string or global.
         persistents: persistent ids, in the order of the pickle: the reader meets them all, reachable or not.
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
-        reads: operations that push a memoised string or global, or the top of the stack once more (DUP): their own
-            start, and the start of what they repeat, which may itself be such an operation.
+        reads: operations that push a memoised string or global, or the top of the stack once more (DUP), laid flat:
+            their own start, and then the start of what they repeat, which may itself be such an operation.
         frames: start of each FRAME operation.
         foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
         begin: offset of the pickle in ``data``.
@@ -66,11 +66,18 @@ class Machine:
         self.memo_starts: dict[int, int] = {}
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
-        self.reads: list[tuple[int, int]] = []
+        self.reads: list[int] = []
         self.frames: list[int] = []
         self.foreign: dict[int, int] = {}
         self.end = begin
         self.root: Value = None
+
+    def forget_nodes(self) -> None:
+        """Let go of what the memo holds besides strings and globals, once nothing reads it any more.
+
+        torch memoises seven values for each tensor, and an edit asks for globals only.
+        """
+        self.memo = {index: self.memo[index] for index in self.memo_starts}
 
     def note_global(self, value: Global, start: int) -> None:
         """Remember a name that the pickle would import."""
