@@ -120,7 +120,7 @@ def _(error: errors.NotACheckpoint) -> str:
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
-    if error.container in {"torch-legacy", "torch-tar"}:
+    if error.container == "torch-tar":
         load = f"torch.load({name!r}, map_location='cpu')"
         return f"if you trust its origin, save it again as a zip: torch.save({load}, 'new.pth')"
     if error.container == "safetensors":

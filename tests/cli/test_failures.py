@@ -144,7 +144,7 @@ ERRORS = {
     errors.MissingFile("a*"): (3, "the pattern matches nothing"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
     errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
-    errors.UnsupportedContainer("a", "torch-legacy", "x"): (
+    errors.UnsupportedContainer("a", "torch-tar", "x"): (
         3,
         "torch.save(torch.load('a', map_location='cpu'), 'new.pth')",
     ),
