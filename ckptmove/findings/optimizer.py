@@ -5,6 +5,7 @@ Never takes a file for broken that a healthy run could have written.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -176,7 +177,11 @@ def state_order(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
         if pairing.how == "permuted":
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
-            yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, _weights_alone(inventory))
+            fix = (
+                "save it again from the run; where the script lists its parameters in this order: "
+                f"ckptmove verify {shlex.quote(inventory.path)} --ignore O208"
+            )
+            yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, fix)
 
 
 # --- what they need --------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from ckptmove.errors import UnsupportedDtype
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
-from ckptmove.verification.checks import Offenders, failed, passed, skipped
-from ckptmove.verification.verdicts import NOTHING_TO_RESUME
+from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -138,6 +137,8 @@ def check_structure(
         listed += len(keys)
         stated += len(optimizer.state)
         paired += sum(record is not None for _, record in pairing.matches)
+        if optimizer.state and not keys:
+            faults.add(f"{optimizer.where or 'the optimizer'} has state, and its param_groups list no parameter")
         for key in sorted(key for key, count in Counter(keys).items() if count > 1):
             faults.add(f"parameter {key} of {optimizer.where or 'the optimizer'} is listed more than once")
     models = sum(record.role == "model" for record in inventory.tensors)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.verification.pieces import TensorSource
 
 #: Values before they repeat.
 NOISE_PERIOD: Final = 65_537
@@ -68,15 +69,22 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
 
 
-def refused_options(recipe: Recipe, optimizer: OptimizerRecord) -> str:
+def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
     """What the class's own constructor says of a group's options, which ``load_state_dict`` does not look at.
+
+    Args:
+        recipe: class and options.
+        optimizer: the optimizer.
+        source: of options that are tensors.
 
     Returns:
         The first refusal, with the path of the group; empty where there is none.
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = recipe.optimizer([torch.zeros(1, 1)]).defaults
-    for group, options in zip(optimizer.groups, recipe.groups, strict=True):
+    for group, stored, tensors in zip(optimizer.groups, recipe.groups, recipe.tensors, strict=True):
+        scalars = {key: source.tensor(record).item() for key, record in tensors.items() if not record.shape}
+        options = {**stored, **scalars}
         plain = {key: value for key, value in options.items() if key in known and key not in _HOW}
         for key, value in plain.items():
             if value is None and defaults[key] is not None:
@@ -86,8 +94,8 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord) -> str:
         given = {key: value for key, value in plain.items() if isinstance(value, (bool, int, float, tuple))}
         try:
             recipe.optimizer([torch.zeros(1, 1)], **given)
-        except (ValueError, TypeError) as error:
-            return f"{group.where}: {error}"
+        except (ValueError, TypeError, LookupError) as error:
+            return f"{group.where}: {' '.join(str(error).split()) or type(error).__name__}"
     return ""
 
 

@@ -18,6 +18,7 @@ from ckptmove.pairing import pair_all
 from ckptmove.verification.against import OriginalTensors, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
+from ckptmove.verification.generators import refused_states
 from ckptmove.verification.loaded import load
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
@@ -71,6 +72,9 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         )
         numbers = NumbersTally.of(inventory, trained, look_at_counters(inventory, stored))
         restore = survey(inventory, stored, loaded, numbers)
+        refused = refused_states(inventory, stored)
+        if refused and restore.status != "failed":
+            restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
             other = stack.enter_context(open_checkpoint(request.against, Limits()))

@@ -126,3 +126,30 @@ def test_the_parent_does_not_import_torch():
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(told.stdout) == [True, False]
+
+
+def test_what_is_ignored_fails_nothing(tmp_path):
+    path = tmp_path / "c.pt"
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg_sq"] = -state["state"][0]["exp_avg_sq"]
+    state["state"][7] = {"exp_avg": torch.ones(2)}
+    torch.save({"model": {"w": parameter.detach()}, "optimizer": state}, path)
+    result = verify(path)
+    assert {"structure", "numbers"} <= set(failures(result))
+    assert {finding.code for finding in result.findings} >= {"O206", "O207", "N502"}
+    result = verify(path, ignore=("O206", "O207", "N502"))
+    assert not {"structure", "numbers"} & set(failures(result))
+    assert not {finding.code for finding in result.findings} & {"O206", "O207", "N502"}
+
+
+@pytest.mark.parametrize(
+    ("name", "proven"),
+    [("tutorial-sgd-cpu.pth", True), ("saved-view.pt", False)],
+)
+def test_only_a_step_proves(name, proven):
+    result = verify(SAMPLES / name)
+    assert result.proven is proven, result

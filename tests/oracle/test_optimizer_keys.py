@@ -156,6 +156,10 @@ def test_groups_and_params_may_be_tuples(tmp_path):
     assert (record.algorithm, len(record.state)) == ("Adam", 2)
 
 
+def without(pairs, *keys):
+    return {name: value for name, value in pairs.items() if name not in keys}
+
+
 OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
 
 
@@ -165,6 +169,11 @@ OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "
         (OLD_ADAM, ("Adam", "AdamW")),
         ({**OLD_ADAM, "weight_decay": 0.01}, ("AdamW", "Adam")),
         ({**OLD_ADAM, "bias_correction": True}, ()),  # DeepSpeedCPUAdam
+        (
+            {**without(OLD_ADAM, "amsgrad"), "foreach": None, "maximize": False, "capturable": False},
+            (),
+        ),  # timm's NAdamW
+        ({**without(OLD_ADAM, "amsgrad"), "foreach": None, "differentiable": False, "caution": False}, ()),
         (
             {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "correct_bias": True},
             (),
@@ -192,10 +201,6 @@ def test_a_stranger_is_not_named(tmp_path):
 
 MODERN = torch.optim.AdamW([nn.Parameter(torch.zeros(1))]).state_dict()["param_groups"][0]
 WHOLE = {"step": 3, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
-
-
-def without(pairs, *keys):
-    return {name: value for name, value in pairs.items() if name not in keys}
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,12 @@ def test_a_state_that_has_lost_a_key(make):
     assert structure(make.save(tree)).detail == "AdamW reads optimizer.state.2.exp_avg_sq: not in the file (O207)"
 
 
+def test_groups_that_list_nothing_beside_state(make):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"] = []
+    assert "optimizer has state, and its param_groups list no parameter" in structure(make.save(tree)).detail
+
+
 def test_counters_that_load_state_dict_moves_are_not_misplaced(make):
     tree = make.tree("Adam")
     tree["optimizer"]["param_groups"][0]["capturable"] = True
