@@ -242,6 +242,7 @@ class OptimizerRecord:
         state: its ``state``, in the order of the file.
         algorithm: class in ``torch.optim`` that its keys point to, or None.
         candidates: every class in ``torch.optim`` that writes these keys; several for Adam and AdamW of old torch.
+        mistyped: keys that are text in the state and numbers in the groups, or the other way round.
     """
 
     where: str
@@ -249,6 +250,7 @@ class OptimizerRecord:
     state: tuple[StateEntry, ...]
     algorithm: str | None = None
     candidates: tuple[str, ...] = ()
+    mistyped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

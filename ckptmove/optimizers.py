@@ -126,6 +126,14 @@ _FOREIGN: Final = frozenset({
 })  # fmt: skip
 #: Group keys that torch's classes have in common since 2.0, and that no other library's are known to have together.
 _TORCH_ONLY: Final = frozenset({"foreach", "differentiable", "maximize"})
+#: Group keys that a step can do without, because ``__setstate__`` fills them in: in every class, and in some.
+_DEFAULTED: Final = {
+    "": frozenset({"amsgrad", "centered", "differentiable", "foreach", "maximize", "nesterov"}),
+    "RMSprop": frozenset({"momentum"}),
+    # Keys that the constructor alone reads.
+    "Adagrad": frozenset({"initial_accumulator_value"}),
+    "Rprop": frozenset({"lr"}),
+}
 #: Second moments by the names that optimizers of other libraries have taken from torch.
 _BORROWED_MAGNITUDES: Final = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
@@ -170,7 +178,8 @@ def lost_keys(algorithm: str | None, groups: Iterable[ParamGroup], state: Iterab
     needed: dict[str, frozenset[str]] = {}
     for index, group in enumerate(groups):
         options = dict(group.options)
-        lost += (f"param_groups.{index}.{key}" for key in sorted((row.group | {"lr"}) - options.keys()))
+        needed_options = (row.group | {"lr"}) - _DEFAULTED.get(row.name, frozenset()) - _DEFAULTED[""]
+        lost += (f"param_groups.{index}.{key}" for key in sorted(needed_options - options.keys()))
         own = row.state | {key for option, key in row.brought if options.get(option)}
         needed.update(dict.fromkeys(group.params, own))
     for entry in state:

@@ -128,6 +128,9 @@ def verify(
     optimizer: options.Optimizer = None,
     require_device: options.RequireDevice = False,
     seed: options.Seed = 0,
+    keep: options.Keep = None,
+    devices: options.TargetDevices = None,
+    strict: options.Proven = False,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -151,6 +154,9 @@ def verify(
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
+        keep=tuple(keep or ()),
+        devices=devices,
+        strict=strict or config.strict,
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
     )
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)

@@ -153,6 +153,11 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         if has_model and inventory.layout not in _SPREAD and len(listed) > possible:
             listing = f"{amount(len(listed), 'parameter')} in the groups, {amount(possible, 'tensor')} in the file"
             faults[f"{listing} that could be one"] = [f"{root}param_groups"]
+        if optimizer.mistyped:
+            lost = f"state of {amount(len(optimizer.mistyped), 'parameter')} by keys of another type than in the groups"
+            faults[f"{lost} (text and numbers): load_state_dict finds none of it"] = [
+                f"{root}state.{key}" for key in optimizer.mistyped
+            ]
         if unlisted:
             lost = f"state of {amount(len(unlisted), 'parameter')} that no group lists"
             faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]

@@ -65,8 +65,9 @@ def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple
     for entry in optimizer.state:
         record = entry.tensor("step")
         value = dict(entry.scalars).get("step")
-        if record is not None and math.prod(record.shape) == 1 and stored.span(record) is not None:
-            value = stored.tensor(record).item()
+        if record is not None and stored.span(record) is not None:
+            # What is no single value is no count.
+            value = stored.tensor(record).item() if math.prod(record.shape) == 1 else math.nan
         if isinstance(value, (int, float)):
             yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), float(value)
 

@@ -32,7 +32,7 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         tally.standins.add(name)
     if not torch.equal(before, after.parameter):
         tally.moved.add(name)
-    elif trial.recipe.groups[piece.group].get("lr") == 0:
+    elif trial.is_idle(piece.group):
         tally.idle.add(name)
     elif _is_stirred(trial, piece, after):
         tally.stirred.add(name)

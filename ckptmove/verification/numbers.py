@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Roles whose values training goes on from; a metric may well be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
+#: Buffers of ``torch.ao.quantization``'s observers, infinite until they have seen a value.
+_EXTREMES: Final = frozenset({"min_val", "max_val", "min_vals", "max_vals"})
 #: Buffers of batch norm that the forward pass takes the root of.
 _VARIANCE: Final = "running_var"
 #: Two values in a byte: torch has no arithmetic for it.
@@ -140,11 +142,15 @@ class NumbersTally:
         """Whether infinities are those of a mask that is added before a softmax.
 
         It has nothing but zeros besides, or it is a buffer, of which a normalisation's statistics are none that may.
+        The extremes that an observer of quantization has not seen yet, and a best value so far, are infinite, too.
         """
-        if is_buffer(name) or bool((values.isnan() | (values == math.inf)).any()):
+        if is_buffer(name) or bool(values.isnan().any()):
             return False
         is_trained = name in self.trained or not self.trained
-        return not is_trained or bool((values.isneginf() | (values == 0)).all())
+        if bool((values == math.inf).any()):
+            is_unset = values.dim() == 0 or name.rpartition(".")[2] in _EXTREMES
+            return is_unset and (name not in self.trained) and bool((values == values.reshape(-1)[0]).all())
+        return not is_trained or name.rpartition(".")[2] in _EXTREMES or bool((values.isneginf() | (values == 0)).all())
 
     def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
         wide = _comparable(values)

@@ -87,16 +87,27 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         options = {**stored, **scalars}
         plain = {key: value for key, value in options.items() if key in known and key not in _HOW}
         for key, value in plain.items():
-            if value is None and defaults[key] is not None:
+            if value is None and type(defaults[key]) in {int, float}:
                 return f"{group.where}.{key} is None"
             if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *_items(value))):
                 return f"{group.where}.{key} is {value}"
-        given = {key: value for key, value in plain.items() if isinstance(value, (bool, int, float, tuple))}
+        given = {
+            key: _as_default(value, defaults[key])
+            for key, value in plain.items()
+            if isinstance(value, (bool, int, float, tuple))
+        }
         try:
             recipe.optimizer([torch.zeros(1, 1)], **given)
         except (ValueError, TypeError, LookupError) as error:
             return f"{group.where}: {' '.join(str(error).split()) or type(error).__name__}"
     return ""
+
+
+def _as_default(value: object, default: object) -> object:
+    """A number of the default's type: constructors tell 0 from 0.0 where a step does not."""
+    if isinstance(value, tuple) and isinstance(default, tuple):
+        return tuple(_as_default(one, default[-1]) for one in value)
+    return float(value) if type(value) is int and isinstance(default, float) else value
 
 
 def _items(value: object) -> tuple[object, ...]:

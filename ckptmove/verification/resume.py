@@ -15,7 +15,7 @@ from ckptmove.moves import MoveRequest
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.optimizers import choose
-from ckptmove.verification.pieces import pieces_of
+from ckptmove.verification.pieces import is_dense, pieces_of
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.recipe import make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
@@ -97,7 +97,9 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
     """What the parity step begins from, and its name for people."""
     where = "the same step" if bench.site.mode == "cpu" else "the same step on the plain CPU"
     if bench.original is not None:
-        around.compared_with = f"{where} from {bench.request.against}"
+        around.compared_with = (
+            f"{where} from {bench.request.against}" + ", cast as this file is" * bench.original.is_cast
+        )
         return bench.original
     if bench.site.mode != "cpu":
         around.compared_with = where
@@ -138,6 +140,11 @@ def _try(
     missing = [key for group in optimizer.groups for key in group.params if key not in stated] if stated else []
     if missing:
         around.assumed.append(f"{amount(len(missing), 'parameter')} without state not stepped: frozen, or lost")
+    bare = [record.name for _, record in pairing.matches if record is not None and not is_dense(record)]
+    if bare:
+        around.assumed.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
+    if pairing.how == "ambiguous":
+        around.assumed.append(f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous")
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact

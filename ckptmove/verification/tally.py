@@ -41,6 +41,12 @@ class Trial:
     other: Place
     exact: bool
 
+    def is_idle(self, group: int) -> bool:
+        """Whether a group has a learning rate of 0, be it a number or a tensor."""
+        record = self.recipe.tensors[group].get("lr")
+        rate = self.recipe.groups[group].get("lr") if record is None else self.source.tensor(record).item()
+        return rate == 0
+
 
 @dataclass(slots=True)
 class TrialTally:

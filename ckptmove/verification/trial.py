@@ -5,6 +5,7 @@ Never keeps a tensor beyond its batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -34,6 +35,8 @@ IDLE: Final = "with a learning rate of 0"
 UNREAD: Final = "whose options make the step read no state"
 #: What the moments in memory are multiplied with, to see whether a step with a group's options reads them at all.
 _STIR: Final = 4.0
+#: What a gradient is multiplied with, to be small against the moments.
+_LESS: Final = 2.0**-6
 #: Relative and absolute tolerance by dtype, those of ``torch.testing.assert_close``.
 TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     torch.float16: (1e-3, 1e-5),
@@ -139,9 +142,9 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
     begun = [draft for draft, _ in wanted]
     fresh = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
     for (draft, after), other in zip(wanted, fresh, strict=True):
-        if _differ(after, other):
+        if _differ(after, other) or _differs_with_less(trial, draft):
             tally.changed.add(draft.piece.name)
-        elif trial.recipe.groups[draft.piece.group].get("lr") == 0:
+        elif trial.is_idle(draft.piece.group):
             tally.bare.setdefault(IDLE, set()).add(draft.piece.name)
         elif not _reads_state(trial, draft):
             tally.bare.setdefault(UNREAD, set()).add(draft.piece.name)
@@ -153,6 +156,16 @@ def _differ(one: Stepped, other: Stepped) -> bool:
         key != " (step)" and not torch.equal(bits(value), bits(reference))
         for key, value, reference in _pairs(one, other)
     )
+
+
+def _differs_with_less(trial: Trial, draft: Draft) -> bool:
+    """Whether state shows beside a gradient that is small against it: Adamax takes the larger of the two."""
+    small = replace(draft, scale=draft.scale * _LESS)
+    (one,), (other,) = (
+        take_step(trial.reference, [small], trial.second, trial.other, with_state=with_state)
+        for with_state in (True, False)
+    )
+    return _differ(one, other)
 
 
 def _reads_state(trial: Trial, draft: Draft) -> bool:
@@ -174,6 +187,8 @@ def _bareness(trial: Trial, draft: Draft) -> str:
     count = stored_count(piece, trial.source)
     if count == 0:
         return "saved before the first step"
+    if trial.is_idle(piece.group) and draft.largest == 0:
+        return IDLE
     if draft.largest == 0:
         return LOST if count is not None else "with state of zeros"
     return "" if draft.shows else "with values of state too small to show in a step"

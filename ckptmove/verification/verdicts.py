@@ -177,6 +177,8 @@ def _fresh(tally: TrialTally) -> CheckResult:
     ]
     if not tally.changed and LOST in tally.bare:
         return failed("fresh", f"the state was lost: {'; '.join(bare)}", **figures)
+    if not tally.with_state and not bare:
+        return skipped("fresh", _NO_STEP, **figures)
     if not tally.changed and not same:
         return skipped("fresh", f"a fresh start gives the same: {'; '.join(bare)}", **figures)
     if same:

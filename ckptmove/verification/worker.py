@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
-from ckptmove.verification.against import OriginalTensors, differences
+from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
@@ -81,7 +81,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             other_stored = stack.enter_context(StoredTensors(other.container))
             original = OriginalTensors(inventory, other.inventory, other_stored)
             lost = differences(checkpoint, stored, other, other_stored)
-            restore = _with_original(restore, request.against, lost)
+            restore = _with_original(restore, request.against, lost, casts(inventory, other.inventory))
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(check)})
         for finding in numbers.findings():
@@ -91,11 +91,13 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             emit({"check": check_to_json(check)})
 
 
-def _with_original(restore: CheckResult, against: str, lost: Offenders) -> CheckResult:
+def _with_original(restore: CheckResult, against: str, lost: Offenders, cast: str) -> CheckResult:
     """The restore check, with what the comparison with the original showed."""
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
         return replace(restore, evidence=evidence)
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
-    return replace(restore, detail=f"{restore.detail}; and all that {against} holds, devices aside", evidence=evidence)
+    made_up = f" and {cast}" if cast else ""
+    detail = f"{restore.detail}; and all that {against} holds, devices aside{made_up}"
+    return replace(restore, detail=detail, evidence=evidence)

@@ -251,6 +251,30 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
             assert value.min() >= 0
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(row.name, key) for row in TABLE for key in sorted(row.group | {"lr"}) if row.update != "model"],
+)
+def test_a_lost_option_is_one_without_which_torch_cannot_step(name, key, tmp_path):
+    saved = stepped(name, {}).state_dict()
+    saved["param_groups"].append({**saved["param_groups"][0], "params": []})  # tells the class
+    whole = dict(saved["param_groups"][0])
+    del saved["param_groups"][0][key]
+    (record,) = read(saved, tmp_path).optimizers
+    parameters = [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 4))]
+    optimizer = CLASSES[name]([{"params": parameters}, {"params": []}], lr=0.1)
+    optimizer.load_state_dict(saved)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    lost = lost_keys(name, record.groups, record.state)
+    if lost:
+        with pytest.raises(KeyError, match=key):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert whole.keys() - saved["param_groups"][0].keys() == {key}
+
+
 def test_no_groups_name_no_class():
     assert candidates((), ()) == ()
     group = ParamGroup("g", ("0",), (), (("lr", 0.1),), ())

@@ -104,6 +104,17 @@ def test_statistics_of_a_normalisation_are_no_mask(make, answers, name):
     assert f"model.1.{name} holds 5 Inf" in answers(make.save(tree), "cpu")["numbers"]["detail"]
 
 
+def test_extremes_that_an_observer_has_not_seen_may_be_infinite(make, answers):
+    observed = {"obs.min_val": torch.full((3,), INF), "obs.max_val": torch.full((3,), -INF), "best": torch.tensor(INF)}
+    tree = make.tree("AdamW")
+    tree["model"].update(observed)
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+    del tree["optimizer"]
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+    tree["model"]["obs.min_val"][0] = -INF
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "failed"
+
+
 def test_a_buffer_of_plus_infinity_is_no_mask(make, answers):
     tree = make.tree("AdamW")
     tree["model"]["buffer"] = torch.full((3,), INF)

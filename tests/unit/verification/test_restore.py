@@ -126,7 +126,7 @@ def test_a_deflated_storage_fails(make, tmp_path):
 
 def test_a_refusal_of_weights_only_is_said_and_not_got_around(make):
     check = restore(make.save({"args": Namespace(a=1), "w": torch.ones(3)}))
-    assert check.status == "passed"
+    assert check.status == "skipped"
     assert "weights_only=True refuses the file" in check.detail
     assert "GLOBAL argparse.Namespace was not an allowed global" in check.detail
     assert "torch.serialization" not in check.detail

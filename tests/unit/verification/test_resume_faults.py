@@ -282,6 +282,23 @@ def test_options_that_the_constructor_refuses(make, answers, option, value, said
     assert "fix:" not in found["step"]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "option", "value"),
+    [
+        ("Adam", "betas", (0, 0.999)),
+        ("Adam", "amsgrad", None),
+        ("SGD", "nesterov", None),
+        ("RMSprop", "centered", None),
+        ("Adam", "lr", 1),
+    ],
+)
+def test_options_that_torch_steps_with_whatever_its_constructor_says(make, answers, optimizer, option, value):
+    tree = make.tree(optimizer, **({"momentum": 0.9} if optimizer == "SGD" else {}))
+    tree["optimizer"]["param_groups"][0][option] = value
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3, found
+
+
 def test_second_moments_that_a_cast_makes_zero(make, answers):
     tree = make.tree("AdamW")
     tree["model"] = {name: value.half() for name, value in tree["model"].items()}

@@ -145,7 +145,13 @@ def test_one_optimizer_within_tolerance_makes_the_whole_so(make, answers):
 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
-    [("Adam", {"betas": (0.0, 0.0)}), ("Adamax", {"betas": (0.0, 0.01)}), ("ASGD", {"lr": 0.0})],
+    [
+        ("Adam", {"betas": (0.0, 0.0)}),
+        ("Adamax", {"betas": (0.0, 0.01)}),
+        ("Adamax", {"betas": (0.0, 0.9)}),
+        ("ASGD", {"lr": 0.0}),
+        ("SGD", {"lr": torch.tensor(0.0)}),
+    ],
 )
 def test_options_that_make_the_step_read_no_state_are_no_fault(make, answers, optimizer, options):
     found = answers(make(optimizer, **options), "cpu")
@@ -204,10 +210,39 @@ def test_zeros_without_a_count_and_tiny_values_show_nothing(make, answers):
     assert found["fresh"]["detail"].endswith("4 parameters with values of state too small to show in a step")
 
 
+def test_an_original_that_cannot_be_stepped_leaves_nothing_to_compare_with(make, answers):
+    path = make("AdamW")
+    original = make.save({"other": torch.ones(2)}, name="original.pt")
+    found = answers(path, "cpu", against=original)
+    assert statuses(found) == ["passed", "failed", "skipped"]
+    assert found["fresh"]["detail"] == "there was no step to compare with"
+
+
+def test_an_ambiguous_pairing_proves_nothing(make, answers):
+    tree = make.tree("AdamW", model=torch.nn.Linear(3, 3))
+    tree["model"] = {f"{part}.{name}": value for part in "ab" for name, value in tree["model"].items()}
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["status"] == "passed"
+    assert "which tensors optimizer trains is ambiguous" in found["step"]["detail"]
+    assert found["step"]["evidence"]["proven"] is False
+
+
 def test_a_count_of_two_values_is_none(make, answers):
     tree = make.tree("RMSprop")
     tree["optimizer"]["state"][0]["step"] = torch.ones(2)
-    assert answers(make.save(tree), "cpu")["step"]["evidence"]["counted"] == 3
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["evidence"]["counted"] == 3
+    assert "optimizer.state.0.step is nan, which is no number of steps" in found["numbers"]["detail"]
+
+
+def test_tensors_without_plain_values_are_not_stepped_and_it_is_said(make, answers):
+    tree = make.tree("AdamW")
+    tree["model"]["0.weight"] = torch.empty(5, 6, device="meta")
+    tree["model"]["0.bias"] = torch.empty(5, device="meta")
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert "model.0.weight has no plain values to step and 1 more" in found["step"]["detail"]
+    assert found["step"]["evidence"]["proven"] is False
 
 
 def test_a_learning_rate_of_zero_is_said_and_no_fault(make, answers):
