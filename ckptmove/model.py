@@ -270,9 +270,9 @@ class ArchiveFact:
 
     @property
     def storage_key(self) -> str:
-        """The key of the storage that it is about, if it is about one: its record is ``*/data/KEY`` or ``*/KEY``."""
-        name, _, inside = self.record.partition("/")
-        return inside.removeprefix("data/") or name
+        """The key of the storage that it is about, if it is about one: its record is ``NAME/data/KEY`` or ``NAME/KEY``."""
+        _, is_data, key = self.record.rpartition("/data/")
+        return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.model_json import script_container
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip, object_folder
-from ckptmove.containers.torchscript import TorchScript
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.model import Limits
@@ -85,7 +85,7 @@ def open_container(path: str, limits: Limits) -> Container:
         if name == "torch-zip" and directory is not None:
             return TorchZip(source, directory, limits)
         if name == "torchscript" and directory is not None:
-            return TorchScript(source, directory, limits)
+            return script_container(source, directory, limits)
         if name == "torch-legacy":
             return TorchLegacy(source, limits)
         raise UnsupportedContainer(path, name, _DESCRIBED[name])

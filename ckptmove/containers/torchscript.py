@@ -8,7 +8,7 @@ all but the pickles and the folders of the storages is as there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ckptmove.containers.torch_zip import INFLATED_BYTES, INFLATED_RATIO, TorchZip
 from ckptmove.contracts import PicklePart
@@ -44,7 +44,7 @@ _WITHOUT_BYTES: Final = "traced_inputs/"
 _CODE: Final = "code/"
 
 
-def script_folder(directory: ZipDirectory, record: str, path: str) -> str:
+def _folder_of(directory: ZipDirectory, record: str, path: str) -> str:
     """The folder of the archive that holds a record, with its slash.
 
     Raises:
@@ -67,14 +67,16 @@ class TorchScript(TorchZip):
     """
 
     name: ContainerName = "torchscript"
+    #: The record that every archive of the kind has.
+    _main: ClassVar[str] = "data.pkl"
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Look through the directory.
 
         Raises:
-            DamagedArchive: ``data.pkl`` is absent, or stands in it several times.
+            DamagedArchive: its main record is absent, or stands in it several times.
         """
-        super().__init__(source, directory, limits, script_folder(directory, "data.pkl", source.path))
+        super().__init__(source, directory, limits, _folder_of(directory, self._main, source.path))
         if directory.shift:
             raise DamagedArchive(source.path, f"{directory.shift} bytes stand before its first record")
         self._more = tuple(one for one in _MORE_PICKLES if one.record in self._inside)
