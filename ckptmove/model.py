@@ -270,7 +270,7 @@ class ArchiveFact:
 
     @property
     def storage_key(self) -> str:
-        """The key of the storage that it is about, if it is about one: its record is ``NAME/data/KEY`` or ``NAME/KEY``."""
+        """The key of the storage that it is about, if it is about one: its record is ``X/data/KEY``, or ``X/KEY``."""
         _, is_data, key = self.record.rpartition("/data/")
         return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
