@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
 from ckptmove.containers.sniff import open_container
+from ckptmove.contracts import ScriptContainer
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.script import interpret_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,12 +58,19 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
         container = open_container(path, limits)
         try:
             with collector_paused():
-                machine = interpret(container.object_pickle(), limits)
-                machine.forget_nodes()
+                machine = _read_object(container, limits)
                 checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
             yield checkpoint
         finally:
             container.source.close()
+
+
+def _read_object(container: Container, limits: Limits) -> Machine:
+    if isinstance(container, ScriptContainer):
+        return interpret_parts(container.object_pickle(), container.parts(), limits)
+    machine = interpret(container.object_pickle(), limits)
+    machine.forget_nodes()
+    return machine
 
 
 @contextmanager

@@ -139,7 +139,8 @@ class Mention:
         value: as written: ``cuda:0``, or ``[0, 1]`` for device ids.
         site: start of the operation that pushes the device string, or None where it cannot be edited.
         index_site: for a ``torch.device`` with an index: start of the operation that pushes the index.
-        tuple_site: for a ``torch.device``: start of the operation that makes its argument tuple.
+        tuple_site: for a ``torch.device``: start of the operation that makes its argument tuple; ``site`` itself where
+            the whole tag is its one argument, as in TorchScript.
     """
 
     where: str
@@ -271,8 +272,9 @@ class ArchiveFact:
 
     @property
     def storage_key(self) -> str:
-        """The key of the storage that it is about, if it is about one: the record of a storage is ``.../data/KEY``."""
-        return self.record.rpartition("/data/")[2]
+        """The key of the storage that it is about, if it is about one: its record is ``X/data/KEY``, or ``X/KEY``."""
+        _, is_data, key = self.record.rpartition("/data/")
+        return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

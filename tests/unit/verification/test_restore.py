@@ -178,6 +178,14 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
     assert refused.refusal == "torch does not say why"
 
 
+def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
+    path = str(tmp_path / "script.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
+    check = restore(path)
+    assert check.status == "skipped"
+    assert check.detail.endswith("it is a TorchScript archive, which torch.jit.load restores")
+
+
 def test_big_endian_files_are_swapped(make):
     tree = {"w": torch.arange(5.0), "b": torch.tensor([1, 2], dtype=torch.uint8)}
     path = make.save(tree)
