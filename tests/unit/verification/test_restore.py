@@ -178,6 +178,7 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
     assert refused.refusal == "torch does not say why"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
     path = str(tmp_path / "script.pt")
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
