@@ -13,7 +13,7 @@ from ckptmove.cli import options  # noqa: TC001  Typer reads the annotations at 
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import checkpoint_paths, single_path
 from ckptmove.cli.selection import selection
-from ckptmove.cli.signals import sigterm_raised
+from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import Format, Output, write_answer
 from ckptmove.config import load_config
 from ckptmove.errors import UsageError
@@ -182,7 +182,7 @@ def rules(
 
 def main() -> None:
     """The entry point of the program."""
-    with sigterm_raised():
+    with signals_raised():
         app()
 
 
