@@ -22,6 +22,7 @@ from ckptmove.verification.generators import refused_states
 from ckptmove.verification.loaded import load
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
+from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.resume import Bench, resume
@@ -70,7 +71,10 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             for _, record in (pairing.matches if pairing.is_certain else ())
             if record is not None
         )
-        numbers = NumbersTally.of(inventory, trained, look_at_counters(inventory, stored))
+        counters = look_at_counters(inventory, stored)
+        for fault in broken_numbers(checkpoint.machine.root):
+            counters.faults.add(fault)
+        numbers = NumbersTally.of(inventory, trained, counters)
         restore = survey(inventory, stored, loaded, numbers)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
