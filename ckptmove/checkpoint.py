@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
+from ckptmove.containers.bare_pickle import BarePickle
+from ckptmove.containers.safetensors_file import SafetensorsFile
 from ckptmove.containers.sniff import open_container
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
+from ckptmove.inventory.flat import complete
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
 
@@ -30,7 +33,7 @@ class Checkpoint:
 
     Attributes:
         container: its bytes.
-        machine: its object pickle, as read.
+        machine: its object pickle, as read; without one, at rest with the tree that the file stands for.
         inventory: what it holds.
     """
 
@@ -56,11 +59,21 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
         container = open_container(path, limits)
         try:
             with collector_paused():
-                machine = interpret(container.object_pickle(), limits)
-                checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
+                checkpoint = _read(container, limits)
             yield checkpoint
         finally:
             container.source.close()
+
+
+def _read(container: Container, limits: Limits) -> Checkpoint:
+    if isinstance(container, BarePickle | SafetensorsFile):  # which are more, or less, than one pickle
+        machine = container.read()
+    else:
+        machine = interpret(container.object_pickle(), limits)
+    inventory = build_inventory(container, machine, limits)
+    if isinstance(container, SafetensorsFile):
+        inventory = complete(inventory, container.producer)
+    return Checkpoint(container, machine, inventory)
 
 
 @contextmanager
