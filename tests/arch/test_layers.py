@@ -19,7 +19,17 @@ PACKAGE = Path(ckptmove.__file__).parent
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
     ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
-    ["streams.source", "streams.sink", "streams.part", "cast", "keep", "scopes", "pickles.scan", "pickles.tree", "pickles.names"],
+    [
+        "streams.source",
+        "streams.sink",
+        "streams.part",
+        "cast",
+        "keep",
+        "scopes",
+        "pickles.scan",
+        "pickles.tree",
+        "pickles.names",
+    ],
     ["pickles.state", "pickles.arguments", "pickles.stream"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
