@@ -109,6 +109,9 @@ def convert(
 ) -> ConvertResult:
     """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
 
+    Where no device stands in the file (safetensors, a bare pickle without tensors) only an ``output`` that is asked for
+    is written: a copy.
+
     Args:
         path: a file.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
@@ -128,7 +131,7 @@ def convert(
         Refused: the output exists or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
-    from ckptmove.notes import conversion_notes  # noqa: PLC0415  inspect does not wait for what writes
+    from ckptmove.notes import conversion_notes, no_devices  # noqa: PLC0415  inspect does not wait for what writes
     from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  likewise
     from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
     from ckptmove.rewrite import write_segments  # noqa: PLC0415  likewise
@@ -141,7 +144,10 @@ def convert(
     with naming(path), open_checkpoint(path, limits) as checkpoint:
         plan = plan_move(checkpoint.inventory, request)
         notes = tuple(conversion_notes(checkpoint.inventory, plan))
-        if dry_run:
+        reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
+        if reason:
+            notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the file",)
+        if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
             return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
         if same_file(path, target):

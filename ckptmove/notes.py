@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 
+def no_devices(inventory: Inventory) -> str:
+    """Why there is no device in a file that could be another one; empty where there is one.
+
+    A file of ``torch.save`` without tensors is none of those: its conversion is a copy, as of any that needs no change.
+    """
+    if inventory.container == "safetensors":
+        return "safetensors stores no device: load_file(path, device=...) decides"
+    if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
+        return "there is no tensor in the pickle, and so no device to rewrite"
+    return ""
+
+
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     """One line for each option that met nothing, one for devices that stay named in configs, and one for code."""
     names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]

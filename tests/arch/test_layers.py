@@ -23,6 +23,7 @@ ROWS: list[list[str]] = [
         "streams.source",
         "streams.sink",
         "streams.counted",
+        "streams.part",
         "cast",
         "keep",
         "scopes",
@@ -54,6 +55,7 @@ OPEN_ROOMS = ("containers", "inventory", "findings", "verification", "report", "
 #: Where a third-party library may be imported.
 HOMES = {
     "torch": ("verification",),
+    "safetensors": ("verification",),
     "typer": ("cli",),
     "rich": ("report", "cli"),
     "tomli": ("config",),
