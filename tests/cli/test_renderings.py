@@ -183,7 +183,10 @@ def test_a_converted_file_is_as_expected_and_verifies(say, ask) -> None:
     said = say("convert", "dragged.pth", "--to", "cuda:0")
     assert said.code == 0
     assert said.out.splitlines()[-1].startswith("wrote dragged.cuda0.pth: 16.")
-    assert said.err == "next: ckptmove verify dragged.cuda0.pth --to cuda:0\n"
+    assert said.err == (
+        "load it without map_location: torch.load('dragged.cuda0.pth')\n"
+        "next: ckptmove verify dragged.cuda0.pth --to cuda:0\n"
+    )
     assert ask("inspect", "dragged.cuda0.pth", "--expect", "cuda:0")["checkpoints"][0]["expected"]["met"] is True
     document = ask("verify", "dragged.cuda0.pth", "--to", "cuda:0", "--against", "dragged.pth")
     assert document["ok"] is True
