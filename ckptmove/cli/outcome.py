@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 YES: Final = 0
 NO: Final = 1
 USAGE: Final = 2
+REFUSED: Final = 4
 BUG: Final = 70
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
@@ -31,7 +32,7 @@ TERMINATED: Final = 143
 _EXIT_CODES: Final = {
     errors.UsageError: USAGE,
     errors.UnreadableInput: 3,
-    errors.Refused: 4,
+    errors.Refused: REFUSED,
     errors.WriteFailed: 5,
     errors.StdoutFailed: 5,
 }

@@ -141,6 +141,8 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert [rule["code"] for rule in ask("rules")["rules"]] == list(CATALOGUE)
     assert say("rules", "N", "--quiet").out == "N501 not-finite\nN502 negative-moment\n"
     first, second = say("rules", "N", "--verbose").out.split("\n\n")
+    assert [row.endswith(" (only verify finds it)") for row in rows if row[0] == "N"] == [True, True]
+    assert sum("(only " in row for row in rows) == 2
     assert first.startswith("N501 not-finite (error)\nwhen  ")
     assert first.endswith("\nfound by ckptmove verify")
     assert second.startswith("N502 ")
@@ -168,7 +170,7 @@ def test_verify_says_how_it_was_proven(say, ask) -> None:
     assert say("verify", "run.pth", "--quiet", "--to", "cuda:3").out == "run.pth: passed, simulated cuda:3\n"
     words = ("verify", "run.pth", "dragged.pth", "none.pth", "--to", "cuda:3")
     assert say(*words).out.endswith("\nfailed, simulated cuda:3\n\n1 of 3 passed\n")
-    assert say(*words, "--quiet").out.endswith(" (placement)\n1 of 3 passed\n")
+    assert say(*words, "--quiet").out.endswith(" (placement)\nnone.pth: unreadable\n1 of 3 passed\n")
     assert "1 of 3" not in say(*words, "--format", "github").out
     failed = say("verify", "run.pth", "--to", "cuda:3", "--require-device", "--format", "github", "--ignore", "D,R,S")
     assert failed.code == 1
