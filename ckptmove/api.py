@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import OutputExists, OutputIsSource, UsageError
+from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.inventory.outline import outline as make_outline
@@ -125,7 +125,7 @@ def convert(
     Raises:
         UsageError: neither ``to`` nor ``map_location``, or an unknown device.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
-        Refused: the output exists or is the source, or the target lacks a dtype.
+        Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
     from ckptmove.notes import conversion_notes  # noqa: PLC0415  inspect does not wait for what writes
@@ -137,13 +137,16 @@ def convert(
     began = time.perf_counter()
     path, output = os.fspath(path), None if output is None else os.fspath(output)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    target = output or default_output(path, "moved" if to is None else to)
+    beside = default_output(path, "moved" if to is None else to)
+    target = output or beside
     with naming(path), open_checkpoint(path, limits) as checkpoint:
         plan = plan_move(checkpoint.inventory, request)
         notes = tuple(conversion_notes(checkpoint.inventory, plan))
         if dry_run:
             seconds = time.perf_counter() - began
             return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+        if os.path.isdir(target) or target.endswith(os.sep):  # noqa: PTH112  the path may become a URL: it stays text
+            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  likewise
         if same_file(path, target):
             raise OutputIsSource(target)
         if not force and os.path.lexists(target):

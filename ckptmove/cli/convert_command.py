@@ -14,7 +14,7 @@ from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping
-from ckptmove.errors import StdoutFailed
+from ckptmove.errors import OutputIsStdout, StdoutFailed
 from ckptmove.report import conversion, document, github
 from ckptmove.report.text import sentence
 
@@ -52,9 +52,12 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
     """Convert a checkpoint and report on it.
 
     Raises:
+        OutputIsStdout: the output is ``-``, which every shell user takes for standard output.
         CkptMoveError: as :func:`ckptmove.api.convert`.
         StdoutFailed: the report could not be written; the new file is there.
     """
+    if options.output == "-":
+        raise OutputIsStdout
     with ProgressBar(wanted=out.is_watched) as progress:
         result = api.convert(
             path,

@@ -167,6 +167,17 @@ def _(error: errors.OutputIsSource) -> str:
     return "name another file with --output"
 
 
+@hint_for.register(errors.OutputIsFolder)
+def _(error: errors.OutputIsFolder) -> str:
+    return f"name a file in it: --output {shlex.quote(error.inside)}"
+
+
+@hint_for.register(errors.OutputIsStdout)
+def _(error: errors.OutputIsStdout) -> str:
+    del error
+    return "name a file with --output; one that is called - is named ./-"
+
+
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     del error
@@ -193,4 +204,6 @@ def _(error: errors.UneditablePickle) -> str:
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
         return "its folder does not exist: make it first, or name another place with --output"
-    return "nothing is left of it: free some space, or name a place that can be written with --output"
+    if error.reason in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}:
+        return "nothing is left of it: free some space, or name another place with --output"
+    return "nothing is left of it: name a place that can be written with --output"

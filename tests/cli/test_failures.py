@@ -157,11 +157,15 @@ ERRORS = {
     errors.SourceChanged("a"): (3, "wait"),
     errors.OutputExists("a"): (4, "--force"),
     errors.OutputIsSource("a"): (4, "--output"),
+    errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
+    errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
     errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),
-    errors.WriteFailed("a", "full"): (5, "free some space"),
+    errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
+    errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
+    errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "make it first"),
     errors.StdoutFailed("full"): (5, ""),
 }
 
