@@ -128,7 +128,7 @@ def convert(
         Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
-    from ckptmove.notes import conversion_notes  # noqa: PLC0415  inspect does not wait for what writes
+    from ckptmove.notes import conversion_notes, overflow_note  # noqa: PLC0415  inspect does not wait for what writes
     from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  likewise
     from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
     from ckptmove.rewrite import write_segments  # noqa: PLC0415  likewise
@@ -155,8 +155,11 @@ def convert(
         container = checkpoint.container
         segments = container.lay_out(apply_plan(checkpoint.machine, plan), casts)
         with FileSink(target, force=force) as sink:
-            written = write_segments(container.source, segments, sink, path, progress)
+            overflowed: list[int] = []
+            written = write_segments(container.source, segments, sink, path, progress, overflowed.append)
             sink.commit()
+        if overflowed:
+            notes += (overflow_note(sum(overflowed)),)
         if not container.has_checksums():
             notes += ("the archive holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
