@@ -20,6 +20,7 @@ from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.counted import CountedSource
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,11 @@ class Inspection:
     findings: tuple[Finding, ...]
     outline: tuple[OutlineLine, ...] = ()
     plan: MovePlan | None = None
+
+    def __str__(self) -> str:
+        """How much was found, in one line."""
+        held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
 
 
 @collector_paused()

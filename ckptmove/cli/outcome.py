@@ -69,7 +69,7 @@ def interruption(error: BaseException) -> Failure:
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
-    """The command again, with a device corrected; only the device, where it was not typed but configured."""
+    """The command again, with a device or an option corrected; only that, where it was not typed but configured."""
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
     corrected = [pattern.sub(right, word) for word in words]
     return shlex.join([program, *corrected]) if corrected != [*words] else right

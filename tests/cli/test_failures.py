@@ -20,7 +20,24 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
     [
         (("inspect", "run.pth", "--bogus"), "No such option: --bogus", "ckptmove inspect --help"),
         (("inspect", "run.pth", "--devices", "0"), "Invalid value for '--devices': ", "ckptmove inspect --help"),
-        (("convert", "run.pth", "extra.pth"), "(extra.pth)", "ckptmove convert --help"),
+        (
+            ("convert", "run.pth", "new.pth"),
+            "(new.pth)",
+            "convert takes one PATH; name the new file with --output: ",
+        ),
+        (("rules", "D101", "D102"), "(D102)", "ckptmove rules --help"),
+        (
+            ("convert", "run.pth", "--device", "cuda"),
+            "No such option: --device",
+            "did you mean: ckptmove convert run.pth --to cuda",
+        ),
+        (
+            ("convert", "run.pth", "--dst=cpu"),
+            "No such option: --dst",
+            "did you mean: ckptmove convert run.pth --to=cpu",
+        ),
+        (("verify", "run.pth", "--target", "mps"), "--target", "did you mean: ckptmove verify run.pth --to mps"),
+        (("inspect", "run.pth", "--target", "mps"), "No such option: --target", "ckptmove inspect --help"),
         (("frobnicate",), "No such command 'frobnicate'", "ckptmove --help"),
         (("inspect", "run.pth", "--select", "Z9"), "'Z9' is no code of a finding", ""),
         (("rules", "Z9"), "'Z9' is no code of a finding", ""),
