@@ -138,6 +138,8 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     result = ConvertResult(plan=plan, output="b.pth", bytes_copied=3 * 2**20, seconds=2.0, notes=("no CRCs",))
     assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
     assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
+    brief = replace(result, seconds=0.99)
+    assert conversion.brief_line("a.pth", brief) == "wrote b.pth: 3.0 MiB in 0.99 s", "the start is most of it"
     instant = ConvertResult(plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
     assert github.conversion_line("a.pth", instant) == ("::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s")
