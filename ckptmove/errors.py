@@ -98,6 +98,20 @@ class MissingFile(UnreadableInput):
         super().__init__("no such file", path=path)
 
 
+class NothingConfigured(UnreadableInput):
+    """The project names checkpoints, and none of them is there.
+
+    Attributes:
+        patterns: the names and patterns, as seen from the working directory.
+    """
+
+    kind = "nothing-configured"
+
+    def __init__(self, path: str, patterns: tuple[str, ...]) -> None:
+        super().__init__(f"'checkpoints' in [tool.ckptmove] finds nothing: {', '.join(patterns)}", path=path)
+        self.patterns = patterns
+
+
 class AccessFailed(UnreadableInput):
     """The operating system refused to read the input.
 

@@ -104,8 +104,14 @@ def _(error: errors.TorchBroken) -> str:
 @hint_for.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):
-        return "the pattern matches nothing, seen from the working directory"
+        return "the pattern matches nothing, typed or in pyproject.toml, as seen from the working directory"
     return "check the path; relative ones start at the working directory"
+
+
+@hint_for.register(errors.NothingConfigured)
+def _(error: errors.NothingConfigured) -> str:
+    del error
+    return "correct it there, or type the PATH of a checkpoint"
 
 
 @hint_for.register(errors.AccessFailed)

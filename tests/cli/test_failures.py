@@ -159,6 +159,7 @@ ERRORS = {
     errors.TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
     errors.MissingFile("a"): (3, "check the path"),
     errors.MissingFile("a*"): (3, "the pattern matches nothing"),
+    errors.NothingConfigured("a.toml", ("b*",)): (3, "type the PATH"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
     errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
     errors.UnsupportedContainer("a", "torch-tar", "x"): (
