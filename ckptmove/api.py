@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import OutputExists, OutputIsSource, UsageError
+from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.counted import CountedSource
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,11 @@ class Inspection:
     findings: tuple[Finding, ...]
     outline: tuple[OutlineLine, ...] = ()
     plan: MovePlan | None = None
+
+    def __str__(self) -> str:
+        """How much was found, in one line."""
+        held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
 
 
 @collector_paused()
@@ -128,10 +134,10 @@ def convert(
     Raises:
         UsageError: neither ``to`` nor ``map_location``, or an unknown device.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
-        Refused: the output exists or is the source, or the target lacks a dtype.
+        Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
-    from ckptmove.notes import conversion_notes, no_devices  # noqa: PLC0415  inspect does not wait for what writes
+    from ckptmove.notes import conversion_notes, no_devices, overflow_note  # noqa: PLC0415  inspect does not wait
     from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  likewise
     from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
     from ckptmove.rewrite import write_segments  # noqa: PLC0415  likewise
@@ -140,7 +146,8 @@ def convert(
     began = time.perf_counter()
     path, output = os.fspath(path), None if output is None else os.fspath(output)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    target = output or default_output(path, "moved" if to is None else to)
+    beside = default_output(path, "moved" if to is None else to)
+    target = output or beside
     with naming(path), open_checkpoint(path, limits) as checkpoint:
         plan = plan_move(checkpoint.inventory, request)
         notes = tuple(conversion_notes(checkpoint.inventory, plan))
@@ -150,6 +157,8 @@ def convert(
         if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
             return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+        if os.path.isdir(target) or target.endswith(os.sep):  # noqa: PTH112  the path may become a URL: it stays text
+            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  likewise
         if same_file(path, target):
             raise OutputIsSource(target)
         if not force and os.path.lexists(target):
@@ -158,8 +167,11 @@ def convert(
         container = checkpoint.container
         segments = container.lay_out(apply_plan(checkpoint.machine, plan), casts)
         with FileSink(target, force=force) as sink:
-            written = write_segments(container.source, segments, sink, path, progress)
+            overflowed: list[int] = []
+            written = write_segments(container.source, segments, sink, path, progress, overflowed.append)
             sink.commit()
+        if overflowed:
+            notes += (overflow_note(sum(overflowed)),)
         if not container.has_checksums():
             notes += ("the archive holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began

@@ -51,6 +51,15 @@ class UnknownDevice(UsageError):
         self.suggestion = suggestion
 
 
+class OutputIsStdout(UsageError):
+    """A new file was to be written to standard output, which has no name that it could get when it is whole."""
+
+    kind = "output-is-stdout"
+
+    def __init__(self) -> None:
+        super().__init__("a checkpoint is not written to standard output")
+
+
 class TorchMissing(UsageError):
     """The command needs torch, and torch is not installed here."""
 
@@ -87,6 +96,20 @@ class MissingFile(UnreadableInput):
 
     def __init__(self, path: str) -> None:
         super().__init__("no such file", path=path)
+
+
+class NothingConfigured(UnreadableInput):
+    """The project names checkpoints, and none of them is there.
+
+    Attributes:
+        patterns: the names and patterns, as seen from the working directory.
+    """
+
+    kind = "nothing-configured"
+
+    def __init__(self, path: str, patterns: tuple[str, ...]) -> None:
+        super().__init__(f"'checkpoints' in [tool.ckptmove] finds nothing: {', '.join(patterns)}", path=path)
+        self.patterns = patterns
 
 
 class AccessFailed(UnreadableInput):
@@ -208,6 +231,20 @@ class OutputIsSource(Refused):
 
     def __init__(self, path: str) -> None:
         super().__init__("the output is the source itself", path=path)
+
+
+class OutputIsFolder(Refused):
+    """The output names a folder, where a file has to be named.
+
+    Attributes:
+        inside: a file in it that would do.
+    """
+
+    kind = "output-is-folder"
+
+    def __init__(self, path: str, inside: str) -> None:
+        super().__init__("the output is a folder, and has to be a file", path=path)
+        self.inside = inside
 
 
 class LimitExceeded(Refused):

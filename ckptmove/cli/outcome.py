@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 YES: Final = 0
 NO: Final = 1
 USAGE: Final = 2
+REFUSED: Final = 4
 BUG: Final = 70
 INTERRUPTED: Final = 130
 #: What a shell adds to the number of a signal that ends a program.
@@ -33,7 +34,7 @@ _SIGNALLED: Final = 128
 _EXIT_CODES: Final = {
     errors.UsageError: USAGE,
     errors.UnreadableInput: 3,
-    errors.Refused: 4,
+    errors.Refused: REFUSED,
     errors.WriteFailed: 5,
     errors.StdoutFailed: 5,
 }
@@ -72,7 +73,7 @@ def interruption(error: BaseException) -> Failure:
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
-    """The command again, with a device corrected; only the device, where it was not typed but configured."""
+    """The command again, with a device or an option corrected; only that, where it was not typed but configured."""
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
     corrected = [pattern.sub(right, word) for word in words]
     return shlex.join([program, *corrected]) if corrected != [*words] else right
@@ -107,8 +108,14 @@ def _(error: errors.TorchBroken) -> str:
 @hint_for.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):
-        return "the pattern matches nothing, seen from the working directory"
+        return "the pattern matches nothing, typed or in pyproject.toml, as seen from the working directory"
     return "check the path; relative ones start at the working directory"
+
+
+@hint_for.register(errors.NothingConfigured)
+def _(error: errors.NothingConfigured) -> str:
+    del error
+    return "correct it there, or type the PATH of a checkpoint"
 
 
 @hint_for.register(errors.AccessFailed)
@@ -170,6 +177,17 @@ def _(error: errors.OutputIsSource) -> str:
     return "name another file with --output"
 
 
+@hint_for.register(errors.OutputIsFolder)
+def _(error: errors.OutputIsFolder) -> str:
+    return f"name a file in it: --output {shlex.quote(error.inside)}"
+
+
+@hint_for.register(errors.OutputIsStdout)
+def _(error: errors.OutputIsStdout) -> str:
+    del error
+    return "name a file with --output; one that is called - is named ./-"
+
+
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     del error
@@ -196,4 +214,6 @@ def _(error: errors.UneditablePickle) -> str:
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
         return "its folder does not exist: make it first, or name another place with --output"
-    return "nothing is left of it: free some space, or name a place that can be written with --output"
+    if error.reason in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}:
+        return "nothing is left of it: free some space, or name another place with --output"
+    return "nothing is left of it: name a place that can be written with --output"

@@ -18,7 +18,7 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
+    ["moves", "evidence", "contracts", "devices", "optimizers", "roles"],
     [
         "streams.source",
         "streams.sink",
@@ -43,7 +43,7 @@ ROWS: list[list[str]] = [
     ["plan", "checkpoint"],
     ["findings.*"],
     ["verification.*"],
-    ["api"],
+    ["api", "config"],
     ["__init__"],
     ["report.*"],
     ["cli.*"],
