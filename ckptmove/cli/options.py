@@ -28,7 +28,7 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
 Paths = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PATH",
+        metavar="[PATH]...",
         help="Checkpoints: files, or globs in quotes. Without one: 'checkpoints' of [tool.ckptmove] in pyproject.toml.",
         show_default=False,
     ),

@@ -64,9 +64,8 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
 
     def work(path: str) -> int:
         result = _verify(path, options, out)
-        if out.format is Format.JSON:
-            results.append(result)
-        else:
+        results.append(result)
+        if out.format is not Format.JSON:
             _tell(result, out)
         return YES if result.passed and (result.proven or not options.strict) else NO
 
@@ -74,7 +73,8 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
     if out.format is Format.JSON:
         out.document(document.verify_document(results, batch.code, batch.failures))
     else:
-        conclude(batch, len(paths), "passed", out)
+        unproven = sum(result.passed and not result.proven for result in results)
+        conclude(batch, len(paths), "passed", out, unproven=unproven)
     return batch.code
 
 

@@ -54,3 +54,11 @@ def test_an_error_stands_apart_from_the_report_before_it(say) -> None:
         f"next: ckptmove verify run.pth\n\nerror: none.pth: no such file\n{hint}"
     )
     assert say("inspect", "none.pth", "run.pth", "-q").err == f"error: none.pth: no such file\n{hint}"
+
+
+def test_verify_counts_what_it_could_not_prove(say, bench) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"weight": torch.ones(2)}, bench / "weights.pth")
+    say("convert", "weights.pth", "--to", "cuda:3")
+    out = say("verify", "weights.cuda3.pth", "run.pth", "dragged.pth", "--to", "cuda:3").out
+    assert out.endswith("\n\n1 of 3 passed, 1 not proven\n")

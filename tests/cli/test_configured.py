@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -92,3 +93,12 @@ def test_a_broken_project_file_is_an_error_of_usage(ask, configure) -> None:
     error = ask("inspect", "run.pth")["error"]
     assert error["kind"] == "usage"
     assert error["path"].endswith("pyproject.toml")
+
+
+def test_what_proves_nothing_is_a_failure_where_the_project_says_so(ask, configure, bench) -> None:
+    torch.save({"model": {"w": torch.ones(2)}}, bench / "weights.pth")
+    for text, arguments, code in (("", (), 0), ("", ("--strict",), 1), ("strict = true", (), 1)):
+        configure(text)
+        document = ask("verify", "weights.pth", *arguments)
+        assert (document["exit_code"], document["ok"]) == (code, code == 0)
+        assert [(result["passed"], result["proven"]) for result in document["results"]] == [(True, False)]

@@ -56,6 +56,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool.ckptmove]\ncheckpoints = 'a'", "'checkpoints' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nto = 1", "'to' in [tool.ckptmove] is not a string"),
+        ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is neither true nor false"),
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
         ("[tool", "is not TOML: "),
         (b"\xff", "is not TOML: "),

@@ -198,6 +198,15 @@ def test_state_of_nothing_but_zeros_was_lost(make, answers):
     assert found["fresh"]["detail"] == "the state was lost: 4 parameters with state of zeros, although steps were made"
 
 
+def test_state_of_zeros_with_a_learning_rate_of_zero_cannot_be_told_from_lost_state(make, answers):
+    tree = make.tree("AdamW", lr=0.0)
+    for state in tree["optimizer"]["state"].values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key].zero_()
+    found = answers(make.save(tree), "cpu")
+    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters with a learning rate of 0"
+
+
 def test_zeros_without_a_count_and_tiny_values_show_nothing(make, answers):
     tree = make.tree("SGD", momentum=0.9)
     for state in tree["optimizer"]["state"].values():
