@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.checkpoint import naming, open_checkpoint, survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import OutputExists, OutputIsSource, UsageError
+from ckptmove.errors import OutputExists, OutputIsSource, UnverifiedDirectory, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
-from ckptmove.streams.counted import CountedSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
+    from ckptmove.layouts.reading import Directory
     from ckptmove.model import Finding, Inventory
     from ckptmove.moves import MovePlan
 
@@ -63,7 +63,7 @@ def inspect(
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
-        path: a file.
+        path: a file, or a directory, which is read as one checkpoint.
         target: device that the findings judge the file for; without it, the device that is expected, and without
             that, the device where the model lies.
         expect: device where everything that should move is expected to be; without it, there is no plan.
@@ -81,15 +81,15 @@ def inspect(
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
-    with open_checkpoint(path, limits) as checkpoint:
-        inventory = checkpoint.inventory
-        if check:
-            if progress is not None:
-                checkpoint.container.source = CountedSource(checkpoint.container.source, progress)
-            inventory = replace(inventory, facts=inventory.facts + checkpoint.container.check())
-        lines = make_outline(checkpoint.machine.root, limits, len(checkpoint.machine.data)) if outline else ()
-    plan = _plan_for(inventory, expect) if expect is not None else None
-    return Inspection(inventory, find_all(inventory, context), lines, plan)
+    found: Survey | Directory
+    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  a file does not wait for it
+
+        found = read_directory(path, limits, check=check, outline=outline, progress=progress)
+    else:
+        found = survey(path, limits, check=check, outline=outline, progress=progress)
+    plan = _plan_for(found.inventory, expect) if expect is not None else None
+    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan)
 
 
 @collector_paused()
@@ -194,6 +194,9 @@ def verify(
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  likewise
 
+    for named in (path, against):
+        if named is not None and os.path.isdir(named):  # noqa: PTH112  the path may become a URL: it stays text
+            raise UnverifiedDirectory(os.fspath(named))
     request = VerifyRequest(
         path=os.fspath(path),
         to=to,

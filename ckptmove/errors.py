@@ -117,6 +117,20 @@ class NotACheckpoint(UnreadableInput):
         self.found = found
 
 
+class EmptyDirectory(NotACheckpoint):
+    """No file of a directory is a checkpoint.
+
+    Attributes:
+        files: how many were looked at.
+    """
+
+    kind = "empty-directory"
+
+    def __init__(self, path: str, files: int) -> None:
+        super().__init__(path, f"a directory; by content, none of its files is one (looked at {files:,})")
+        self.files = files
+
+
 class UnsupportedContainer(UnreadableInput):
     """A checkpoint whose container is recognised, but not read.
 
@@ -131,6 +145,14 @@ class UnsupportedContainer(UnreadableInput):
         super().__init__(f"{described}; not read yet", path=path)
         self.container = container
         self.described = described
+
+
+class UnverifiedDirectory(UnsupportedContainer):
+    """A checkpoint directory where only a file can be verified."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "directory", "a directory")
+        self.message = "a directory; verify takes one file"
 
 
 class DamagedArchive(UnreadableInput):
@@ -202,12 +224,26 @@ class OutputExists(Refused):
 
 
 class OutputIsSource(Refused):
-    """The output names the source itself, by path or by a link to it."""
+    """The output names the source itself, by path or by a link to it, or one directory would lie in the other."""
 
     kind = "output-is-source"
 
-    def __init__(self, path: str) -> None:
-        super().__init__("the output is the source itself", path=path)
+    def __init__(self, path: str, relation: str = "is the source itself") -> None:
+        super().__init__(f"the output {relation}", path=path)
+
+
+class OutputHoldsMore(Refused):
+    """The directory that is to be replaced holds something that the new one does not.
+
+    Attributes:
+        name: the first such file.
+    """
+
+    kind = "output-holds-more"
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(f"the output is not replaced: it holds '{name}', which would be lost", path=path)
+        self.name = name
 
 
 class LimitExceeded(Refused):

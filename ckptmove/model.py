@@ -31,6 +31,8 @@ class Limits:
         pickle_bytes: size of one pickle.
         records: records of one archive.
         visits: nodes of the tree that are visited, a shared one once for each path to it.
+        entries: files, folders and links of one directory.
+        folders: folders inside of each other in one directory.
     """
 
     operations: int = 500_000_000
@@ -40,6 +42,8 @@ class Limits:
     pickle_bytes: int = 2**33
     records: int = 20_000_000
     visits: int = 50_000_000
+    entries: int = 200_000
+    folders: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config"],
+    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config", "directories"],
     [
         "streams.source",
         "streams.sink",
@@ -39,6 +39,7 @@ ROWS: list[list[str]] = [
     ["inventory.*"],
     ["pairing", "policy", "rewrite", "notes"],
     ["plan", "checkpoint"],
+    ["layouts.*"],
     ["findings.*"],
     ["verification.*"],
     ["api"],
@@ -48,7 +49,7 @@ ROWS: list[list[str]] = [
     ["__main__"],
 ]
 #: Rooms whose modules may import each other, as long as there is no circle.
-OPEN_ROOMS = ("containers", "inventory", "findings", "verification", "report", "cli")
+OPEN_ROOMS = ("containers", "inventory", "layouts", "findings", "verification", "report", "cli")
 
 #: Where a third-party library may be imported.
 HOMES = {
