@@ -6,14 +6,13 @@ Never prints, and never decides what a room below decides.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import naming, open_checkpoint, survey
+from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import OutputExists, OutputIsSource, UnverifiedDirectory, UsageError
+from ckptmove.errors import UnverifiedDirectory, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
@@ -110,11 +109,11 @@ def convert(
     """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
 
     Args:
-        path: a file.
+        path: a file, or a directory, which becomes a new directory: whole, or not at all.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
         map_location: source globs and their devices, before ``to``; the first that matches counts.
         keep: globs of tensor names that stay where they are.
-        output: the new file; by default the name of ``path`` with the device in it.
+        output: the new file or directory; by default the name of ``path`` with the device in it.
         force: whether an existing output is replaced.
         dry_run: whether to stop after the plan.
         cast: whether dtypes that the target lacks are cast down.
@@ -128,36 +127,14 @@ def convert(
         Refused: the output exists or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
-    from ckptmove.notes import conversion_notes  # noqa: PLC0415  inspect does not wait for what writes
-    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  likewise
-    from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
-    from ckptmove.rewrite import write_segments  # noqa: PLC0415  likewise
-    from ckptmove.streams.sink import FileSink, same_file  # noqa: PLC0415  likewise
-
-    began = time.perf_counter()
-    path, output = os.fspath(path), None if output is None else os.fspath(output)
+    path = os.fspath(path)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    target = output or default_output(path, "moved" if to is None else to)
-    with naming(path), open_checkpoint(path, limits) as checkpoint:
-        plan = plan_move(checkpoint.inventory, request)
-        notes = tuple(conversion_notes(checkpoint.inventory, plan))
-        if dry_run:
-            seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
-        if same_file(path, target):
-            raise OutputIsSource(target)
-        if not force and os.path.lexists(target):
-            raise OutputExists(target)
-        casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
-        container = checkpoint.container
-        segments = container.lay_out(apply_plan(checkpoint.machine, plan), casts)
-        with FileSink(target, force=force) as sink:
-            written = write_segments(container.source, segments, sink, path, progress)
-            sink.commit()
-        if not container.has_checksums():
-            notes += ("the archive holds no CRCs: its bytes were copied unchecked",)
-    seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+    target = os.fspath(output) if output else default_output(path, "moved" if to is None else to)
+    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+        from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  inspect does not wait for it
+    else:
+        from ckptmove.conversion import convert_file as move  # noqa: PLC0415  likewise
+    return move(path, request, target, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits())
 
 
 def verify(
@@ -210,11 +187,16 @@ def verify(
 
 
 def default_output(path: str, to: str) -> str:
-    """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``."""
-    root, extension = os.path.splitext(path)  # noqa: PTH122  the path may become a URL: it stays text
+    """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
+    target = parse_target(to).replace(":", "") if to != "moved" else to
+    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+        plain = path.rstrip("/")
+        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  as above
+        return f"{plain if has_name else os.path.realpath(path)}.{target}"
+    root, extension = os.path.splitext(path)  # noqa: PTH122  as above
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
-    return f"{root}.{parse_target(to).replace(':', '') if to != 'moved' else to}{extension}"
+    return f"{root}.{target}{extension}"
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

@@ -5,6 +5,7 @@ Never plans or writes anything itself: the use-cases do.
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -84,5 +85,10 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            to = result.plan.request.to
-            suggest(shlex.join(["ckptmove", "verify", result.output, *(["--to", to] if to else [])]))
+            suggest(_next_command(result.output, result.plan.request.to))
+
+
+def _next_command(output: str, to: str | None) -> str:
+    if os.path.isdir(output):  # noqa: PTH112  the path may become a URL: it stays text
+        return shlex.join(["ckptmove", "inspect", output, *(["--expect", to] if to else [])])
+    return shlex.join(["ckptmove", "verify", output, *(["--to", to] if to else [])])

@@ -9,13 +9,16 @@ import os
 import stat
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
 from ckptmove.streams.source import KINDS
 
 if TYPE_CHECKING:
     from ckptmove.model import Limits
+
+#: Who may read, write and execute; no copy inherits setuid and the like.
+_PERMISSIONS: Final = 0o777
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class _Lister:
         self.links: list[ListedLink] = []
 
     def run(self) -> None:
-        mode = stat.S_IMODE(os.stat(self._path).st_mode)  # noqa: PTH116  the path stays text
+        mode = os.stat(self._path).st_mode & _PERMISSIONS  # noqa: PTH116  the path stays text
         self.folders.append(ListedFolder("", mode))
         todo = [("", 0, False)]
         while todo:
@@ -169,7 +172,7 @@ class _Lister:
                     )
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    self.folders.append(ListedFolder(path, _mode(entry)))
+                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & _PERMISSIONS))
                     todo.append((path, depth + 1, is_hidden or entry.name.startswith(".")))
                 elif entry.is_symlink():
                     self._link(path, entry)
@@ -187,7 +190,7 @@ class _Lister:
         kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is not None:
             raise NotACheckpoint(entry.path, kind)
-        mode = stat.S_IMODE(found.st_mode)
+        mode = found.st_mode & _PERMISSIONS
         self.files.append(ListedFile(path, found.st_size, mode, stamp_of(found), is_hidden))
 
     def _link(self, path: str, entry: os.DirEntry[str]) -> None:
@@ -199,7 +202,3 @@ class _Lister:
             raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
         home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  as above
         self.links.append(ListedLink(path, os.path.relpath(real, home)))
-
-
-def _mode(entry: os.DirEntry[str]) -> int:
-    return stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)

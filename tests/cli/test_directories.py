@@ -106,3 +106,52 @@ def test_verify_says_what_to_type(say, run) -> None:
         "error: run: a directory; verify takes one file",
         "hint: name the file with the optimizer: ckptmove verify run/FILE",
     ]
+
+
+# --- convert ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_converted_and_looked_at(say, run) -> None:
+    said = say("convert", "run", "--to", "cpu")
+    assert said.code == 0
+    assert said.out.splitlines()[-1].startswith("wrote run.cpu: ")
+    assert said.err == "next: ckptmove inspect run.cpu --expect cpu\n"
+    assert say("inspect", "run.cpu", "--expect", "cpu", "--select", "D").code == 0
+    assert say("convert", "run", "--map", "cuda:*=mps", "-o", "mapped").err == "next: ckptmove inspect mapped\n"
+
+
+def test_programs_get_one_plan(ask, run, bench) -> None:
+    dry = ask("convert", "run", "--to", "cpu", "--dry-run")
+    done = ask("convert", "run", "--to", "cpu")
+    assert dry["plan"] == done["plan"]
+    assert (dry["output"], done["output"]) == (None, "run.cpu")
+    first = done["plan"]["edits"][0]
+    assert first["names"] == ["epoch_1.pth.model.0.weight"]
+    assert first["storage"] == "epoch_1.pth/0"
+    assert done["bytes_copied"] == sum(path.stat().st_size for path in (bench / "run.cpu").rglob("*") if path.is_file())
+
+
+def test_ranks_are_gathered_by_map(say, ask, run) -> None:
+    assert say("convert", "run", "--map", "cuda:*=cuda:0", "-q").code == 0
+    (checkpoint,) = ask("inspect", "run.moved")["checkpoints"]
+    assert {device for file in checkpoint["files"] for device in file["devices"]} == {"cuda:0", "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "code"),
+    [
+        (["-o", "out"], "output-exists", 4),
+        (["-o", "out", "--force"], "output-holds-more", 4),
+        (["-o", "run/inner"], "output-is-source", 4),
+        (["-o", "gone/out"], "write-failed", 5),
+        (["-o", "run.pth", "--force"], "write-failed", 5),
+    ],
+)
+def test_what_is_not_written_is_one_error(ask, bench, run, words, kind, code) -> None:
+    (bench / "out").mkdir()
+    (bench / "out" / "thesis.txt").touch()
+    before = sorted(bench.rglob("*"))
+    error = ask("convert", "run", "--to", "cpu", *words)["error"]
+    assert (error["kind"], error["exit_code"]) == (kind, code)
+    assert error["hint"]
+    assert sorted(bench.rglob("*")) == before

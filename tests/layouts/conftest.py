@@ -41,11 +41,11 @@ def save(path, tree, device="cpu", stay=("step", "cpu"), **options):
     PLACED.clear()
 
 
-def trained(**options):
+def trained():
     """A model and its AdamW after two steps."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
