@@ -17,10 +17,10 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP) ## inspect, convert and verify a sample; nothing is needed before it
-	@rm -rf demo && mkdir demo
+	@rm -f mended.pth
 	$(BIN)/ckptmove inspect $(SAMPLE) || test $$? -eq 1
-	$(BIN)/ckptmove convert $(SAMPLE) --to cuda:0 --output demo/mended.pth
-	$(BIN)/ckptmove verify demo/mended.pth --to cuda:0
+	$(BIN)/ckptmove convert $(SAMPLE) --to cuda:0 --output mended.pth
+	$(BIN)/ckptmove verify mended.pth --to cuda:0
 
 test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	@rm -f .coverage .coverage.*
@@ -46,4 +46,4 @@ bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 	$(BIN)/python benchmarks/side_by_side.py
 
 clean:
-	rm -rf $(VENV) demo build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) mended.pth build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

@@ -146,6 +146,8 @@ def verify(
     require_device: bool = False,
     seed: int = 0,
     ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    devices: int | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
 ) -> VerifyResult:
@@ -159,6 +161,8 @@ def verify(
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
         ignore: codes of findings that are no failure.
+        keep: globs of tensor names that may lie where they are.
+        devices: how many devices the target machine has; by default one, or as many as ``to`` speaks of.
         progress: told of bytes checked and bytes in all.
         stage: then told what torch does next.
 
@@ -182,6 +186,8 @@ def verify(
         require_device=require_device,
         seed=seed,
         ignore=tuple(ignore),
+        keep=tuple(keep),
+        devices=devices,
     )
     return verify_checkpoint(request, progress=progress, stage=stage)
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
 from ckptmove.containers.sniff import open_container
+from ckptmove.contracts import ScriptContainer
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.script import interpret_parts
 from ckptmove.streams.counted import CountedSource
 
 if TYPE_CHECKING:
@@ -59,12 +61,19 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
         container = open_container(path, limits)
         try:
             with collector_paused():
-                machine = interpret(container.object_pickle(), limits)
-                machine.forget_nodes()
+                machine = _read_object(container, limits)
                 checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
             yield checkpoint
         finally:
             container.source.close()
+
+
+def _read_object(container: Container, limits: Limits) -> Machine:
+    if isinstance(container, ScriptContainer):
+        return interpret_parts(container.object_pickle(), container.parts(), limits)
+    machine = interpret(container.object_pickle(), limits)
+    machine.forget_nodes()
+    return machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import tomli
 from ckptmove.errors import UsageError
 
 _NAME: Final = "pyproject.toml"
-_KEYS: Final = ("checkpoints", "to", "ignore")
+_KEYS: Final = ("checkpoints", "to", "ignore", "strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,14 @@ class Config:
         checkpoints: globs, as seen from the working directory.
         to: the device that checkpoints are for, or None.
         ignore: codes of findings that do not count here.
+        strict: whether ``verify`` fails where a resume is not proven.
     """
 
     path: str | None = None
     checkpoints: tuple[str, ...] = ()
     to: str | None = None
     ignore: tuple[str, ...] = ()
+    strict: bool = False
 
 
 def load_config(folder: Path) -> Config:
@@ -63,11 +65,15 @@ def load_config(folder: Path) -> Config:
     to = table.get("to")
     if to is not None and not isinstance(to, str):
         raise UsageError("'to' in [tool.ckptmove] is not a string", path=str(found))
+    strict = table.get("strict", False)
+    if not isinstance(strict, bool):
+        raise UsageError("'strict' in [tool.ckptmove] is neither true nor false", path=str(found))
     start = os.path.relpath(found.parent, folder)
     return Config(
         path=str(found),
         checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
         to=to,
+        strict=strict,
         ignore=_strings(table, "ignore", found),
     )
 

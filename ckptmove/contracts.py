@@ -6,7 +6,7 @@ Never implements one: formats and streams are siblings that know only this page.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,5 +209,43 @@ class Container(Protocol):
 
         Raises:
             DamagedArchive: the bytes that are to be copied or cast are not all there.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PicklePart:
+    """One of several pickles that a container hands out as one run of bytes.
+
+    Attributes:
+        span: where it lies in that run.
+        record: its name in the container, for errors.
+        folder: what leads the keys of its storages, so that they are unique in the container; empty in the first.
+        attribute: name under which its values hang on the object; empty where they do not hang there.
+    """
+
+    span: Span
+    record: str
+    folder: str = ""
+    attribute: str = ""
+
+
+@runtime_checkable
+class ScriptContainer(Container, Protocol):
+    """A container whose object comes with code, in several pickles.
+
+    Its ``object_pickle`` is all of them, one after the other, and ``lay_out`` takes them so.
+    """
+
+    def parts(self) -> tuple[PicklePart, ...]:
+        """Where each of the pickles is, that of the object first."""
+        ...
+
+    def code(self) -> Iterator[tuple[str, str]]:
+        """Each piece of code with its name.
+
+        Raises:
+            LimitExceeded: it is larger than the limits allow.
+            CrcMismatch: its bytes differ from their CRC.
         """
         ...

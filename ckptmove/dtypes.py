@@ -36,5 +36,15 @@ DTYPE_STORAGE: Final[dict[str, str]] = {
     dtype: storage for storage, dtype in STORAGE_DTYPE.items() if storage != "UntypedStorage"
 }
 
+#: Storage classes that only TorchScript writes, which names them after c10's ScalarType: torch/storage.py has no such.
+SCRIPT_STORAGE_DTYPE: Final[dict[str, str]] = {
+    "ComplexHalfStorage": "complex32", "UInt16Storage": "uint16", "UInt32Storage": "uint32", "UInt64Storage": "uint64",
+    **{
+        f"{dtype.capitalize()}Storage": dtype
+        for dtype in ITEM_BYTES
+        if dtype.startswith(("float8_", "float4_", "bits"))
+    },
+}  # fmt: skip
+
 #: What a device cannot hold, and the dtype that a cast puts in its place.
 CAST_DOWN: Final[dict[str, str]] = {"float64": "float32", "complex128": "complex64"}

@@ -32,7 +32,6 @@ class Limits:
         records: records of one archive.
         visits: nodes of the tree that are visited, a shared one once for each path to it.
         entries: files, folders and links of one directory.
-        folders: folders inside of each other in one directory.
     """
 
     operations: int = 500_000_000
@@ -43,7 +42,6 @@ class Limits:
     records: int = 20_000_000
     visits: int = 50_000_000
     entries: int = 200_000
-    folders: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class Mention:
         value: as written: ``cuda:0``, or ``[0, 1]`` for device ids.
         site: start of the operation that pushes the device string, or None where it cannot be edited.
         index_site: for a ``torch.device`` with an index: start of the operation that pushes the index.
-        tuple_site: for a ``torch.device``: start of the operation that makes its argument tuple.
+        tuple_site: for a ``torch.device``: start of what makes its argument tuple; in TorchScript, ``site`` itself.
     """
 
     where: str
@@ -201,8 +199,7 @@ class ParamGroup:
         where: path from the root.
         params: the keys of its parameters in the state: indices, or names.
         param_names: their names where the optimizer was given named parameters, else empty.
-        options: its hyperparameters in order: numbers, booleans, strings, None and tuples of them as they are,
-            :data:`OPAQUE` for a tensor or any other object.
+        options: its hyperparameters in order: plain values and tuples of them as they are, else :data:`OPAQUE`.
         flags: ``capturable`` and ``fused``, where they are booleans.
     """
 
@@ -246,6 +243,7 @@ class OptimizerRecord:
         state: its ``state``, in the order of the file.
         algorithm: class in ``torch.optim`` that its keys point to, or None.
         candidates: every class in ``torch.optim`` that writes these keys; several for Adam and AdamW of old torch.
+        mistyped: keys that are text in the state and numbers in the groups, or the other way round.
     """
 
     where: str
@@ -253,6 +251,7 @@ class OptimizerRecord:
     state: tuple[StateEntry, ...]
     algorithm: str | None = None
     candidates: tuple[str, ...] = ()
+    mistyped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +272,9 @@ class ArchiveFact:
 
     @property
     def storage_key(self) -> str:
-        """The key of the storage that it is about, if it is about one: the record of a storage is ``.../data/KEY``."""
-        return self.record.rpartition("/data/")[2]
+        """The key of the storage that it is about, if it is about one: its record is ``X/data/KEY``, or ``X/KEY``."""
+        _, is_data, key = self.record.rpartition("/data/")
+        return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ TABLE: Final[tuple[OptimizerFacts, ...]] = (
          begins_elsewhere="eta mu"),
     _row("NAdam", "betas momentum_decay", _ADAM + " mu_product", scalars="step mu_product", magnitudes="exp_avg_sq",
          begins_elsewhere="mu_product"),
-    _row("Rprop", "etas step_sizes", "step prev step_size", begins_elsewhere="step_size"),
+    _row("Rprop", "etas step_sizes", "step prev step_size", begins_elsewhere="step_size", magnitudes="step_size"),
     _row("Adagrad", "lr_decay initial_accumulator_value", "step sum", magnitudes="sum", begins_elsewhere="sum"),
     _row("Adadelta", "rho eps", "square_avg acc_delta", optional="step", magnitudes="square_avg acc_delta"),
     _row("RMSprop", "alpha centered momentum", "square_avg", optional="step", magnitudes="square_avg",
@@ -110,7 +110,7 @@ TABLE: Final[tuple[OptimizerFacts, ...]] = (
          lacks="amsgrad momentum_decay decoupled_weight_decay"),
     _row("AdamW", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
     _row("Adam", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
-    _row("RAdam", "betas eps weight_decay foreach", _ADAM, magnitudes="exp_avg_sq",
+    _row("RAdam", "betas eps weight_decay foreach differentiable", _ADAM, magnitudes="exp_avg_sq",
          lacks="amsgrad momentum_decay fused"),
     _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", lacks="weight_decay",
          update="model"),
@@ -122,9 +122,18 @@ BY_NAME: Final = {row.name: row for row in TABLE}
 _FOREIGN: Final = frozenset({
     "bias_correction", "correct_bias", "grad_averaging", "trust_coefficient", "decoupled_decay", "lr_in_momentum",
     "weight_decouple", "wd_ratio", "rectify", "degenerated_to_sgd", "n_sma_threshold", "optim_bits", "use_muon",
+    "caution", "clip_exp", "corrected_weight_decay", "decouple", "decoupled", "fixed_decay", "max_grad_norm",
 })  # fmt: skip
 #: Group keys that torch's classes have in common since 2.0, and that no other library's are known to have together.
 _TORCH_ONLY: Final = frozenset({"foreach", "differentiable", "maximize"})
+#: Group keys that a step can do without, because ``__setstate__`` fills them in: in every class, and in some.
+_DEFAULTED: Final = {
+    "": frozenset({"amsgrad", "centered", "differentiable", "foreach", "maximize", "nesterov"}),
+    "RMSprop": frozenset({"momentum"}),
+    # Keys that the constructor alone reads.
+    "Adagrad": frozenset({"initial_accumulator_value"}),
+    "Rprop": frozenset({"lr"}),
+}
 #: Second moments by the names that optimizers of other libraries have taken from torch.
 _BORROWED_MAGNITUDES: Final = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
@@ -169,7 +178,8 @@ def lost_keys(algorithm: str | None, groups: Iterable[ParamGroup], state: Iterab
     needed: dict[str, frozenset[str]] = {}
     for index, group in enumerate(groups):
         options = dict(group.options)
-        lost += (f"param_groups.{index}.{key}" for key in sorted((row.group | {"lr"}) - options.keys()))
+        needed_options = (row.group | {"lr"}) - _DEFAULTED.get(row.name, frozenset()) - _DEFAULTED[""]
+        lost += (f"param_groups.{index}.{key}" for key in sorted(needed_options - options.keys()))
         own = row.state | {key for option, key in row.brought if options.get(option)}
         needed.update(dict.fromkeys(group.params, own))
     for entry in state:

@@ -152,6 +152,10 @@ def _not_in_order(optimizer: OptimizerRecord, flat: list[Shape | None], scopes: 
         if parted:
             reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
             return _result(optimizer, scope.parameters, "position", reason)
+    if len(optimizer.groups) == 1:
+        arranged = _in_another_order(flat, scopes)
+        if arranged:
+            return _result(optimizer, arranged[0], "ambiguous", arranged[1])
     if len(optimizer.groups) == 1 and any(_is_permuted(flat, scope) for scope in scopes):
         reason = "the state has the shapes of the model's tensors, but in another order"
         return _result(optimizer, [], "permuted", reason)
@@ -227,6 +231,33 @@ def _parted(shapes: list[Shape | None], scope: Scope) -> int:
     parted = [(shape, own) for shape, own in pairs if shape is not None and shape != own]
     reordered = Counter(shape for shape, _ in parted) == Counter(own for _, own in parted)
     return 0 if reordered or len(parted) * 2 > len(shapes) else len(parted)
+
+
+def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> tuple[list[TensorRecord], str] | None:
+    """Orders that scripts choose: a model's parameters from the last to the first, or its parts in an order of theirs.
+
+    Returns:
+        The tensors in that order and a word on it; None where neither fits, as an entry at the wrong place leaves it.
+    """
+    for scope in scopes:
+        backward = list(reversed(scope.parameters))
+        if _agree(shapes, backward) and len(shapes) == len(backward):
+            return backward, "it fits the model's tensors from the last to the first"
+    rest = list(scopes[:-1])
+    arranged: list[TensorRecord] = []
+    while len(arranged) < len(shapes):
+        part = next((one for one in rest if _agree(shapes[len(arranged) :], one.parameters)), None)
+        if part is None:
+            return None
+        rest.remove(part)
+        arranged += part.parameters
+    return arranged, "it fits the parts of the model in another order"
+
+
+def _agree(shapes: list[Shape | None], tensors: Sequence[TensorRecord]) -> bool:
+    """Whether there is a shape for each tensor, and each known one is the tensor's."""
+    both = zip(shapes, tensors, strict=False)
+    return len(tensors) <= len(shapes) and all(shape is None or shape == tensor.shape for shape, tensor in both)
 
 
 def _is_permuted(shapes: list[Shape | None], scope: Scope) -> bool:

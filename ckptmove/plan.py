@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _COMPRESSED: Final = "its bytes are compressed in the archive"
 _SUBCLASS: Final = "a subclass of Tensor states its dtype once more"
 _NO_CLASS: Final = "it is not the dtype of a storage"
+_CODE: Final = "the code in the archive counts on its dtype"
 
 
 @dataclass(slots=True)
@@ -162,7 +163,9 @@ def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> N
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
     for holder in lost:
         reason = ""
-        if not inside.isdisjoint(holder.names):
+        if inventory.container == "torchscript":
+            reason = _CODE
+        elif not inside.isdisjoint(holder.names):
             reason = _SUBCLASS
         elif not holder.storage.class_sites:
             reason = _NO_CLASS

@@ -13,7 +13,7 @@ from ckptmove.cli import options  # noqa: TC001  Typer reads the annotations at 
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import checkpoint_paths, single_path
 from ckptmove.cli.selection import selection
-from ckptmove.cli.signals import sigterm_raised
+from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import Format, Output, write_answer
 from ckptmove.config import load_config
 from ckptmove.errors import UsageError
@@ -128,6 +128,9 @@ def verify(
     optimizer: options.Optimizer = None,
     require_device: options.RequireDevice = False,
     seed: options.Seed = 0,
+    keep: options.Keep = None,
+    devices: options.TargetDevices = None,
+    strict: options.Proven = False,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -151,6 +154,9 @@ def verify(
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
+        keep=tuple(keep or ()),
+        devices=devices,
+        strict=strict or config.strict,
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
     )
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
@@ -176,7 +182,7 @@ def rules(
 
 def main() -> None:
     """The entry point of the program."""
-    with sigterm_raised():
+    with signals_raised():
         app()
 
 

@@ -111,7 +111,8 @@ Keep = Annotated[
 OutputFile = Annotated[
     str | None,
     typer.Option(
-        "--output", "-o", metavar="OUT", help="The new file; by default model.pth becomes model.cuda0.pth.",
+        "--output", "-o", metavar="OUT",
+        help="The new file; by default model.pth becomes model.cuda0.pth (with --map alone: model.moved.pth).",
         show_default=False,
     ),
 ]  # fmt: skip
@@ -131,5 +132,12 @@ Optimizer = Annotated[
     typer.Option(metavar="NAME", help="A class of torch.optim; by default told from the file.", show_default=False),
 ]
 RequireDevice = Annotated[bool, typer.Option("--require-device", help="A simulated device is a failure.")]
+TargetDevices = Annotated[
+    int | None,
+    typer.Option(
+        "--devices", metavar="N", min=1, help="How many devices the target machine has.", show_default="1, or as --to"
+    ),
+]
+Proven = Annotated[bool, typer.Option("--strict", help="Exit 1 also where a resume is not proven: weights alone.")]
 #: As much as ``torch.Generator.manual_seed`` takes, without the negative ones, which it takes for others.
 Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients.")]

@@ -11,6 +11,7 @@ import re
 import shlex
 from functools import singledispatch
 from glob import has_magic
+from signal import Signals
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
@@ -25,7 +26,8 @@ NO: Final = 1
 USAGE: Final = 2
 BUG: Final = 70
 INTERRUPTED: Final = 130
-TERMINATED: Final = 143
+#: What a shell adds to the number of a signal that ends a program.
+_SIGNALLED: Final = 128
 
 #: Exit codes of the families; every error belongs to one.
 _EXIT_CODES: Final = {
@@ -68,8 +70,10 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
 
 
 def interruption(error: BaseException) -> Failure:
-    """An interruption from outside, as it is told: Ctrl-C, or SIGTERM."""
-    message, code = ("ended by SIGTERM", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
+    """An interruption from outside, as it is told: Ctrl-C, SIGTERM or SIGHUP, with the code that a shell gives it."""
+    message, code = "interrupted", INTERRUPTED
+    if isinstance(error, Terminated):
+        message, code = f"ended by {Signals(error.number).name}", _SIGNALLED + error.number
     return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
 
 

@@ -35,6 +35,9 @@ class VerifyOptions:
         optimizer: its class, or None.
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
+        keep: globs of tensor names that may lie where they are.
+        devices: how many devices the target machine has, or None.
+        strict: whether a resume that is not proven is a failure.
         selection: the findings that are reported.
     """
 
@@ -43,6 +46,9 @@ class VerifyOptions:
     optimizer: str | None
     require_device: bool
     seed: int
+    keep: tuple[str, ...]
+    devices: int | None
+    strict: bool
     selection: Selection
 
 
@@ -62,7 +68,7 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
             results.append(result)
         else:
             _tell(result, out)
-        return YES if result.passed else NO
+        return YES if result.passed and (result.proven or not options.strict) else NO
 
     batch = for_each(paths, work, out)
     if out.format is Format.JSON:
@@ -81,6 +87,8 @@ def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
             optimizer=options.optimizer,
             require_device=options.require_device,
             seed=options.seed,
+            keep=options.keep,
+            devices=options.devices,
             ignore=sorted(CATALOGUE.keys() - options.selection.codes),
             progress=progress,
             stage=progress.stage,

@@ -10,6 +10,7 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.model_json import script_container
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
@@ -53,7 +54,6 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 _DESCRIBED: Final[dict[ContainerName, str]] = {
     "torch-tar": "a tar of torch 0.1",
-    "torchscript": "a TorchScript archive",
     "safetensors": "a safetensors file",
     "dcp": "a shard of a distributed checkpoint",
     "pickle": "a bare pickle",
@@ -84,6 +84,8 @@ def open_container(path: str, limits: Limits) -> Container:
         name, directory = _examine(source, limits)
         if name == "torch-zip" and directory is not None:
             return TorchZip(source, directory, limits)
+        if name == "torchscript" and directory is not None:
+            return script_container(source, directory, limits)
         if name == "torch-legacy":
             return TorchLegacy(source, limits)
         raise UnsupportedContainer(path, name, _DESCRIBED[name])

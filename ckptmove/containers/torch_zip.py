@@ -2,6 +2,8 @@
 
 Never inflates more than a record says it holds, and never runs a pickle.
 
+What else torch writes with the same writer is read from here: it has more pickles, and storages in more folders.
+
 Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_container.cc.
 """
 
@@ -31,10 +33,13 @@ _MAX_ALIGNMENT: Final = 1 << 15
 _WORD_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
 #: Records that are read for what they say.
-_KNOWN_RECORDS: Final = frozenset({"data.pkl", "byteorder", "version", ".storage_alignment", ".format_version"})
-#: What a deflated pickle may inflate to: 64 MiB, and a hundred times what it takes in the archive.
-_INFLATED_BYTES: Final = 1 << 26
-_INFLATED_RATIO: Final = 100
+_KNOWN_RECORDS: Final = frozenset({
+    "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
+    "traced_inputs.pkl", "model.json",
+})  # fmt: skip
+#: What a deflated record that is no storage may inflate to: 64 MiB, and a hundred times what it takes in the archive.
+INFLATED_BYTES: Final = 1 << 26
+INFLATED_RATIO: Final = 100
 _CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
@@ -85,26 +90,35 @@ class TorchZip:
     name: ContainerName = "torch-zip"
     torch_version: str | None = None
 
-    def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        folder = object_folder(directory, source.path)
+    def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
+        """Look through the directory, and read what the archive says of itself.
+
+        Args:
+            source: the file.
+            directory: its directory.
+            limits: what it may ask for.
+            folder: the folder of its records, with a slash; by default the one that holds ``data.pkl``.
+
+        Raises:
+            NotACheckpoint: it has no such folder.
+            DamagedArchive: two records have one name, or its byte order is none.
+        """
+        folder = object_folder(directory, source.path) if folder is None else folder
         self.source = source
         self._directory = directory
         self._limits = limits
         self._headers = LocalHeaders(source, directory)
-        by_name = {record.name: record for record in directory.records}
         _refuse_doubles(directory, source.path)
-        self._pickle = by_name[f"{folder}data.pkl"]
-        prefix = f"{folder}data/"
-        self._storages = {
-            name[len(prefix) :]: record
-            for name, record in by_name.items()
-            if name.startswith(prefix) and not name.endswith("/")
+        #: By their names inside of the folder.
+        self._inside = {
+            record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
         }
+        self._storages = self._within("data/")
         self._summed = any(record.crc for record in directory.records if record.nbytes)
-        self.byteorder = self._word(by_name.get(f"{folder}byteorder")) or "little"
+        self.byteorder = self._word(self._inside.get("byteorder")) or "little"
         if self.byteorder not in {"little", "big"}:
             raise DamagedArchive(source.path, f"its byte order is '{self.byteorder}'")
-        alignment = self._word(by_name.get(f"{folder}.storage_alignment"))
+        alignment = self._word(self._inside.get(".storage_alignment"))
         known = alignment.isdecimal() and 0 < int(alignment) <= _MAX_ALIGNMENT
         self._alignment = int(alignment) if known else _ALIGNMENT
 
@@ -116,15 +130,7 @@ class TorchZip:
             CrcMismatch: its bytes differ from their CRC, or cannot be inflated.
             DamagedArchive: its header is not one, or it reaches into the directory.
         """
-        size, limit = self._pickle.nbytes, self._limits.pickle_bytes
-        if self._pickle.method == DEFLATED:
-            limit = min(limit, _INFLATED_BYTES + _INFLATED_RATIO * self._pickle.stored_bytes)
-        if size > limit:
-            raise LimitExceeded("pickle bytes", limit=limit, actual=size, path=self.source.path)
-        data = b"".join(bytes(block) for block in self._contents(self._pickle))
-        if len(data) != size or (self._pickle.crc and zlib.crc32(data) != self._pickle.crc):
-            raise CrcMismatch(self.source.path, self._pickle.name)
-        return data
+        return self._read(self._inside["data.pkl"], "pickle bytes")
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """What is amiss with the records of the storages, seen from the directory, which says where they lie.
@@ -199,10 +205,16 @@ class TorchZip:
                 raise CrcMismatch(self.source.path, record.name)  # its bytes pass as they are, inflated by nobody
         new = dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
         if casts or pickle != self.object_pickle():
-            crc = zlib.crc32(pickle) if self._summed else 0
-            new[self._pickle.place] = NewRecord(BytesSegment(pickle), len(pickle), crc)
+            new |= self._pickle_records(pickle)
         layout = Layout(self.source, self._directory, self._alignment)
         return layout.build(new)
+
+    def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
+        """The records that hold a new object pickle, by their places in the directory."""
+        return {self._inside["data.pkl"].place: self._new(pickle)}
+
+    def _new(self, data: bytes) -> NewRecord:
+        return NewRecord(BytesSegment(data), len(data), zlib.crc32(data) if self._summed else 0)
 
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
         record, span = self._storages.get(key), self.storage_span(key)
@@ -215,6 +227,26 @@ class TorchZip:
             for block in cast_blocks(self.source.blocks(span, CAST_BLOCK), segment, self.source.path):
                 crc = zlib.crc32(block, crc)
         return record.place, NewRecord(segment, span.nbytes // SHRINK, crc)
+
+    def _within(self, folder: str) -> dict[str, ZipRecord]:
+        """The records in a folder, by their names there."""
+        return {
+            name[len(folder) :]: record
+            for name, record in self._inside.items()
+            if name.startswith(folder) and not name.endswith("/")
+        }
+
+    def _read(self, record: ZipRecord, resource: str) -> bytes:
+        """All of a record that is no storage."""
+        limit = self._limits.pickle_bytes
+        if record.method == DEFLATED:
+            limit = min(limit, INFLATED_BYTES + INFLATED_RATIO * record.stored_bytes)
+        if record.nbytes > limit:
+            raise LimitExceeded(resource, limit=limit, actual=record.nbytes, path=self.source.path)
+        data = b"".join(bytes(block) for block in self._contents(record))
+        if len(data) != record.nbytes or (record.crc and zlib.crc32(data) != record.crc):
+            raise CrcMismatch(self.source.path, record.name)
+        return data
 
     def _word(self, record: ZipRecord | None) -> str:
         """The text of a small record; empty where there is none, or it is no word."""

@@ -5,6 +5,7 @@ Never takes a file for broken that a healthy run could have written.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -152,6 +153,11 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         if has_model and inventory.layout not in _SPREAD and len(listed) > possible:
             listing = f"{amount(len(listed), 'parameter')} in the groups, {amount(possible, 'tensor')} in the file"
             faults[f"{listing} that could be one"] = [f"{root}param_groups"]
+        if optimizer.mistyped:
+            lost = f"state of {amount(len(optimizer.mistyped), 'parameter')} by keys of another type than in the groups"
+            faults[f"{lost} (text and numbers): load_state_dict finds none of it"] = [
+                f"{root}state.{key}" for key in optimizer.mistyped
+            ]
         if unlisted:
             lost = f"state of {amount(len(unlisted), 'parameter')} that no group lists"
             faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]
@@ -176,7 +182,11 @@ def state_order(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
         if pairing.how == "permuted":
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
-            yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, _weights_alone(inventory))
+            fix = (
+                "save it again from the run; where the script lists its parameters in this order: "
+                f"ckptmove verify {shlex.quote(inventory.path)} --ignore O208"
+            )
+            yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, fix)
 
 
 # --- what they need --------------------------------------------------------------------------------------------------

@@ -5,18 +5,27 @@ Never reads a tensor's bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
 
-from ckptmove.inventory.layout import find_origin
+from ckptmove.contracts import ScriptContainer
+from ckptmove.errors import LimitExceeded
+from ckptmove.inventory.layout import Origin, find_origin
+from ckptmove.inventory.mentions import code_mentions
 from ckptmove.inventory.shapes import as_dict, key_text
 from ckptmove.inventory.walk import Walk
-from ckptmove.model import ArchiveFact, Inventory
+from ckptmove.model import ArchiveFact, Inventory, Mention
 from ckptmove.pickles.names import judge
 
 if TYPE_CHECKING:
     from ckptmove.contracts import Container
     from ckptmove.model import Limits
     from ckptmove.pickles.state import Machine
+
+#: Classes of an archive's own code, and functions that only TorchScript's reader knows: neither is ever imported.
+_SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
+_MOST_MENTIONS: Final = 100_000
 
 
 def build_inventory(container: Container, machine: Machine, limits: Limits) -> Inventory:
@@ -35,7 +44,11 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     walk.reader.gather(machine.persistents)
     walk.run(machine.root)
     storages = walk.reader.storages()
-    origin = find_origin(machine.root, walk.modules, machine.globals)
+    names, mentions = [*machine.globals], walk.mentions
+    origin = find_origin(machine.root, walk.modules, names)
+    if isinstance(container, ScriptContainer):
+        names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
+        mentions, origin = _script_mentions(container, mentions), Origin("module")
     root = as_dict(machine.root)
     return Inventory(
         path=container.source.path,
@@ -47,8 +60,8 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  no mapping
         tensors=tuple(walk.tensors),
         storages=storages,
-        mentions=tuple(walk.mentions),
-        globals=tuple(judge(name) for name in machine.globals),
+        mentions=tuple(mentions),
+        globals=tuple(judge(name) for name in names),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         optimizers=tuple(draft.freeze() for draft in walk.optimizers),
         facts=(
@@ -58,6 +71,19 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
     )
+
+
+def _script_mentions(container: ScriptContainer, found: list[Mention]) -> list[Mention]:
+    """The devices among the attributes of a TorchScript module, then those in its code.
+
+    From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the whole tag is the one argument of the call.
+    """
+    in_code = chain.from_iterable(code_mentions(name, text) for name, text in container.code())
+    more = list(islice(in_code, _MOST_MENTIONS + 1))
+    if len(more) > _MOST_MENTIONS:
+        raise LimitExceeded("devices named in code", limit=_MOST_MENTIONS, actual=len(more))
+    devices = [replace(one, tuple_site=one.site) if one.kind == "torch.device" else one for one in found]
+    return devices + more
 
 
 def _opcode_name(code: int) -> str:

@@ -38,7 +38,8 @@ def tree_differences(
         their_sites: likewise for that one.
     """
     stack: list[Pair] = [("", ours, -1, theirs, -1)]
-    seen: set[tuple[int, int]] = set()
+    # With the nodes themselves: what is put together here must not give its identity to another.
+    seen: dict[tuple[int, int], tuple[Value, Value]] = {}
     while stack:
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
@@ -47,7 +48,7 @@ def tree_differences(
             if not _is_same(mine, other):
                 yield f"{path or 'the root'} is {_shown(mine)} in place of {_shown(other)}"
         elif (id(mine), id(other)) not in seen:
-            seen.add((id(mine), id(other)))
+            seen[id(mine), id(other)] = (mine, other)
             stack += _members(path, mine, other)
 
 
@@ -75,6 +76,9 @@ def _items(path: str, mine: Sequence, other: Sequence) -> list[Pair]:
 def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:
     found: list[Pair] = []
     ours, theirs = _by_key(mine), _by_key(other)
+    if ours.keys() == theirs.keys() and list(ours) != list(theirs):
+        orders = (", ".join(key for _, key in one) for one in (ours, theirs))
+        found.append((f"the order in {path or 'the root'}", next(orders), -1, next(orders), -1))
     for key in (*theirs, *(key for key in ours if key not in theirs)):
         one, two = ours.get(key, (_MISSING, -1)), theirs.get(key, (_MISSING, -1))
         found.append((_join(path, key[1]), *one, *two))
@@ -91,10 +95,11 @@ def _by_key(pairs: Dict) -> dict[tuple[str, str], tuple[Value, int]]:
 
 
 def _call(path: str, mine: Call, other: Call) -> list[Pair]:
+    attributes = path if type(mine.state) is type(other.state) else f"what is set on {path or 'the root'}"
     found: list[Pair] = [
         (path, mine.func, -1, other.func, -1),
         (_join(path, "kwargs"), mine.kwargs, -1, other.kwargs, -1),
-        (path, mine.state, mine.state_start, other.state, other.state_start),
+        (attributes, mine.state, mine.state_start, other.state, other.state_start),
         (path, mine.appended, -1, other.appended, -1),
         (path, mine.assigned, -1, other.assigned, -1),
     ]

@@ -15,6 +15,8 @@ from ckptmove.pickles.arguments import device_text
 from ckptmove.pickles.tree import Call, Sequence, Tuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptmove.pickles.tree import Value
 
 _LONGEST: Final = 32
@@ -23,6 +25,8 @@ _DEVICE_WORD: Final = re.compile(r"device|gpu|map_location|accelerator|placement
 _ID_LISTS: Final = frozenset({"device_ids", "gpu_ids", "gpus", "devices"})
 _ID_KEYS: Final = frozenset({"device_id", "gpu_id", "gpu", "device", "output_device"})
 _MOST_DEVICES: Final = 1024
+#: As torch/csrc/jit/serialization/python_print.cpp prints constants, and ``x.cuda()``.
+_CODE_DEVICE: Final = re.compile(r"""torch\.device\("([^"\n]{1,31})"\)|\btorch\.(cuda|cpu)\(""")
 
 
 def names_device(key: str, value: str) -> bool:
@@ -60,3 +64,17 @@ def device_mention(call: Call, where: str) -> Mention | None:
         return None
     starts = call.args.starts
     return Mention(where, "torch.device", text, starts[0], starts[1] if len(starts) > 1 else None, call.args_start)
+
+
+def code_mentions(name: str, text: str) -> Iterator[Mention]:
+    """The devices that a file of TorchScript code names, by file and line; none of them can be edited.
+
+    Args:
+        name: of the file.
+        text: its code.
+    """
+    line, position = 1, 0
+    for match in _CODE_DEVICE.finditer(text):
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        yield Mention(f"{name}:{line}", "torch.device", match[1] or match[2])

@@ -18,22 +18,41 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Dict, Value
 
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
+#: Classes that TorchScript compiles from the code of its archive.
+_SCRIPT_CLASSES: Final = "__torch__."
+#: Functions that tell TorchScript the type of a list or a dict: ``restore_type_tag(value, type)``.
+_SCRIPT_TYPES: Final = "torch.jit._pickle."
+
+
+def unwrapped(call: Call) -> tuple[Value, int] | None:
+    """The list or dict of a TorchScript attribute, and its start, out of the call that states its type; or None."""
+    if not call.name.startswith(_SCRIPT_TYPES) or type(call.args) is not Tuple or not call.args.items:
+        return None
+    value = call.args.items[0]
+    return None if type(value) is Call else (value, call.args.starts[0])
 
 
 def module_attributes(call: Call) -> Dict | None:
-    """The attributes of a pickled ``nn.Module``, or None where a call is none.
+    """The attributes of a pickled ``nn.Module`` or of a TorchScript module, or None where a call is neither.
 
     A ``torch.fx.GraphModule`` has them in its arguments: ``reduce_graph_module(dict, import_block)``.
     """
+    if call.name.startswith(_SCRIPT_CLASSES):
+        return attributes(call)
     arguments = call.args.items if type(call.args) is Tuple else ()
     for pairs in (attributes(call), as_dict(arguments[0]) if arguments else None):
-        if pairs is not None and string_keys(pairs).issuperset(_REGISTRIES):
+        if pairs is not None and _has_registries(pairs):
             return pairs
     return None
 
 
 def registered_members(pairs: Dict) -> Iterator[Member]:
-    """Parameters, buffers and submodules of a module, in the order of its ``state_dict()``."""
+    """Parameters, buffers and submodules of a module, in the order of its ``state_dict()``.
+
+    A TorchScript module has them all among its attributes.
+    """
+    if not _has_registries(pairs):
+        yield from members(pairs)
     for registry in _REGISTRIES:
         registered = as_dict(pairs.get(registry))
         yield from members(registered) if registered is not None else ()
@@ -41,7 +60,13 @@ def registered_members(pairs: Dict) -> Iterator[Member]:
 
 def plain_members(pairs: Dict) -> Iterator[Member]:
     """The other attributes of a module, which may hold tensors too."""
+    if not _has_registries(pairs):
+        return iter(())
     return (member for member in members(pairs) if member[0] not in _REGISTRIES)
+
+
+def _has_registries(pairs: Dict) -> bool:
+    return string_keys(pairs).issuperset(_REGISTRIES)
 
 
 def sequence_members(value: Sequence) -> Iterator[Member]:

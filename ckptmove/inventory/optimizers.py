@@ -41,6 +41,7 @@ class OptimizerDraft:
     where: str
     groups: tuple[ParamGroup, ...]
     object_keys: dict[int, str]
+    mistyped: tuple[str, ...]
     entries: list[EntryDraft] = field(default_factory=list)
 
     def open_entry(self, key: str) -> EntryDraft:
@@ -53,7 +54,7 @@ class OptimizerDraft:
         """The optimizer as a value, named by its keys."""
         state = tuple(entry.freeze() for entry in self.entries)
         names = candidates(self.groups, state)
-        return OptimizerRecord(self.where, self.groups, state, names[0] if names else None, names)
+        return OptimizerRecord(self.where, self.groups, state, names[0] if names else None, names, self.mistyped)
 
 
 def draft_optimizer(pairs: Dict, where: str) -> OptimizerDraft:
@@ -67,7 +68,17 @@ def draft_optimizer(pairs: Dict, where: str) -> OptimizerDraft:
             groups.append(
                 _group(group, f"{where}.param_groups.{index}" if where else f"param_groups.{index}", object_keys)
             )
-    return OptimizerDraft(where, tuple(groups), object_keys)
+    return OptimizerDraft(where, tuple(groups), object_keys, _mistyped(pairs))
+
+
+def _mistyped(pairs: Dict) -> tuple[str, ...]:
+    """Keys of the state that no group lists, but for their type: JSON makes text of numbers."""
+    state = as_dict(pairs.get("state"))
+    groups = [group for item in _items(pairs.get("param_groups")) if (group := as_dict(item)) is not None]
+    listed = {key for group in groups for key in _items(group.get("params")) if type(key) in {int, str}}
+    keys = [key for key in (state.keys() if state is not None else ()) if type(key) in {int, str} and key not in listed]
+    texts = {str(key) for key in listed}
+    return tuple(str(key) for key in keys if str(key) in texts)
 
 
 def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:

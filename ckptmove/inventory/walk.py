@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import mentions, objects, shapes
 from ckptmove.inventory.optimizers import draft_optimizer
+from ckptmove.inventory.place import Place, settled_role
 from ckptmove.model import Mention
 from ckptmove.pickles.lore import TensorReader
 from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence
@@ -20,7 +21,7 @@ from ckptmove.roles import role_of_key, role_of_leaf
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.inventory.optimizers import EntryDraft, OptimizerDraft
+    from ckptmove.inventory.optimizers import OptimizerDraft
     from ckptmove.inventory.shapes import Member
     from ckptmove.model import Limits, Role, TensorRecord
     from ckptmove.pickles.tree import Value
@@ -36,42 +37,11 @@ _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 #: Roles that are parts of a resume with or without a tensor.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
-#: Bytes in the state of torch's generators: mt19937 on the CPU, CUDA's of today, and CUDA's until torch 1.5.
-_CPU_GENERATOR_BYTES: Final = 5056
-_GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 _SHARED_PATHS: Final = 200_000
 _PATHS_PER_BYTE: Final = 16
 #: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
 _LETTERS: Final = 1 << 25
 _LETTERS_PER_BYTE: Final = 64
-
-
-@dataclass(slots=True)
-class Place:
-    """Where the walk is: a container, seen from its members.
-
-    Attributes:
-        prefix: path of the container with a dot at its end; empty for the root.
-        role: what it is for, as far as that is known.
-        depth: how many containers are around its members.
-        optimizer: the optimizer whose ``state`` the container is, or None.
-        entry: the optimizer state that tensors in here belong to, or None.
-        entry_length: length of the prefix that the names in ``entry`` leave out.
-        repeats: whether this is a module's plain attribute: what the module has registered may come again.
-    """
-
-    prefix: str = ""
-    role: Role | None = None
-    depth: int = 0
-    optimizer: OptimizerDraft | None = None
-    entry: EntryDraft | None = None
-    entry_length: int = 0
-    repeats: bool = False
-
-    @property
-    def path(self) -> str:
-        """Path of the container."""
-        return self.prefix[:-1]
 
 
 @dataclass(slots=True)
@@ -168,7 +138,7 @@ class Walk:
         if role is None or role == "model":
             role = self._leaf_role(key, place)
         record = self.reader.tensor(call, self._name(key, place), role)
-        settled = _settled_role(record, key, place)
+        settled = settled_role(record, key, place)
         if settled != role:
             record = replace(record, role=settled)
         self._keep(record, place)
@@ -289,6 +259,10 @@ class Walk:
             self._push(iter(rows), inner, value)
 
     def _enter_object(self, key: str, call: Call, place: Place) -> None:
+        inside = objects.unwrapped(call)
+        if inside is not None:
+            self._visit(key, *inside, place)
+            return
         module = objects.module_attributes(call)
         if module is not None:
             self._enter_module(key, call, module, place)
@@ -325,23 +299,3 @@ class Walk:
         # What the module has registered comes first, and is passed over where an attribute lists it again.
         self._push(objects.plain_members(pairs), replace(inner, repeats=True), pairs)
         self._push(objects.registered_members(pairs), inner, call)
-
-
-def _settled_role(record: TensorRecord, key: str, place: Place) -> Role:
-    """The role of a tensor, now that its shape is known: the state of a generator is a vector of bytes, wherever it is.
-
-    A seed or a label under a word like ``rng`` is none, and a state inside of a model or an optimizer is one.
-    """
-    is_vector = len(record.shape) == 1 and record.storage is not None
-    length = record.shape[0] if is_vector else 0
-    known = length == _CPU_GENERATOR_BYTES or (length in _GENERATOR_BYTES and _speaks_of_generators(key, place))
-    if known and record.dtype == "uint8":
-        return "rng"
-    if record.role == "rng" and not (is_vector and (record.dtype == "uint8" or length in _GENERATOR_BYTES)):
-        return "other"
-    return record.role
-
-
-def _speaks_of_generators(key: str, place: Place) -> bool:
-    words = f"{place.path.rpartition('.')[2]} {key}".lower()
-    return "rng" in words or "generator" in words

@@ -17,6 +17,8 @@ from ckptmove.streams.source import KINDS
 if TYPE_CHECKING:
     from ckptmove.model import Limits
 
+#: Folders inside of each other: those of a training run are three or four.
+DEEPEST: Final = 64
 #: Who may read, write and execute; no copy inherits setuid and the like.
 _PERMISSIONS: Final = 0o777
 
@@ -161,8 +163,8 @@ class _Lister:
         todo = [("", 0, False)]
         while todo:
             folder, depth, is_hidden = todo.pop()
-            if depth > self._limits.folders:
-                raise LimitExceeded("folders inside of each other", limit=self._limits.folders, actual=depth)
+            if depth > DEEPEST:
+                raise LimitExceeded("folders inside of each other", limit=DEEPEST, actual=depth, path=self._path)
             prefix = f"{folder}/" if folder else ""
             for entry in self._scan(folder):
                 self._entries += 1

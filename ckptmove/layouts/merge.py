@@ -60,12 +60,15 @@ def as_part(path: str, inventory: Inventory, base: int) -> Part:
     place = place_of(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
     tensors = tuple(map(mover.tensor, inventory.tensors))
+    storages = tuple(map(mover.storage, inventory.storages))
+    # Code counts on the dtypes of what it works on: where no class is said to be edited, nothing is cast.
+    is_code = inventory.container == "torchscript"
     told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
     moved = replace(
         inventory,
         root_keys=_root_keys(path, inventory),
         tensors=tensors,
-        storages=tuple(map(mover.storage, inventory.storages)),
+        storages=tuple(replace(one, class_sites=()) if is_code else one for one in storages),
         mentions=tuple(map(mover.mention, inventory.mentions)),
         optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
         facts=tuple(map(mover.fact, inventory.facts)),

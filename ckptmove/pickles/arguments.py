@@ -28,6 +28,8 @@ SPARSE_PARTS: Final[dict[str, tuple[str, ...]]] = {
     "sparse_bsr": ("crow_indices", "col_indices", "values"),
     "sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
+#: c10's Layout, as TorchScript writes it.
+_SCRIPT_LAYOUTS: Final[dict[int, str]] = {1: "sparse_coo", 2: "sparse_csr"}
 
 
 class NotATensor(Exception):
@@ -114,6 +116,24 @@ def dtype_name(value: Value) -> str:
     if type(value) is not Global or value.name not in ITEM_BYTES:
         raise NotATensor
     return value.name
+
+
+def sparse_parts(args: Tuple) -> tuple[str, tuple[Value, ...], Value]:
+    """The layout of a sparse tensor, the dense ones that it is made of, and its size.
+
+    Python's arguments are ``(layout, (indices, values, size[, is_coalesced]))``, or ``(layout, (compressed, plain,
+    values, size))``; those of torch/csrc/jit/serialization/pickler.cpp ``pushLiteralSparseTensor`` are ``(layout, size,
+    requires_grad, indices, values, hooks)``, or with ``compressed, plain, values``.
+    """
+    first = args.items[0]
+    layout = _SCRIPT_LAYOUTS.get(first, "") if type(first) is int else layout_name(first)
+    labels = SPARSE_PARTS.get(layout)
+    if labels is None:
+        raise NotATensor
+    if type(first) is int:
+        return layout, args.items[3 : 3 + len(labels)], args.items[1]
+    data = items(args.items[1])
+    return layout, tuple(data[: len(labels)]), data[len(labels)]
 
 
 def layout_name(value: Value) -> str:

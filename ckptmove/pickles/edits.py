@@ -226,6 +226,9 @@ class _Draft:
 
     def name_device(self, site: int, mention: Mention, tag: str) -> None:
         """Change the arguments of ``torch.device(type[, index])``."""
+        if mention.tuple_site == site:
+            self.claim(site, tag)
+            return
         kind, index = split(tag)
         self.claim(site, kind)
         if mention.index_site is not None and index is not None:

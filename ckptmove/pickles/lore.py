@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.dtypes import ITEM_BYTES, PACKED, STORAGE_DTYPE
+from ckptmove.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
 from ckptmove.errors import DamagedPickle
 from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.pickles.arguments import (
@@ -26,9 +26,9 @@ from ckptmove.pickles.arguments import (
     dtype_name,
     geometry,
     items,
-    layout_name,
     numpy_shape,
     sizes,
+    sparse_parts,
     view_of,
 )
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
@@ -203,7 +203,7 @@ class TensorReader:
             raise NotATensor
         storage = self._storages.get(key)
         if storage is None:
-            dtype = STORAGE_DTYPE.get(kind.name, "")
+            dtype = STORAGE_DTYPE.get(kind.name) or SCRIPT_STORAGE_DTYPE.get(kind.name, "")
             if not dtype or type(numel) is not int or not 0 <= numel <= LARGEST // ITEM_BYTES[dtype]:
                 raise NotATensor
             nbytes = numel * ITEM_BYTES[dtype]
@@ -272,14 +272,11 @@ class TensorReader:
         return replace(record, kind="quantized", parts=tuple(parts) if len(parts) > 1 else ())
 
     def _sparse(self, args: Tuple, name: str, role: Role) -> TensorRecord:
-        """``(layout, (indices, values, size[, is_coalesced]))``, or ``(layout, (compressed, plain, values, size))``."""
-        layout = layout_name(args.items[0])
-        data = items(args.items[1])
-        labels = SPARSE_PARTS.get(layout)
-        if labels is None:
-            raise NotATensor
-        parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, data, strict=False))
-        shape, values = sizes(data[len(labels)]), parts[-1]
+        """A tensor of several dense ones; see :func:`sparse_parts`."""
+        layout, data, size = sparse_parts(args)
+        labels = SPARSE_PARTS[layout]
+        parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, data, strict=True))
+        shape, values = sizes(size), parts[-1]
         return TensorRecord(
             name, role, values.device, values.dtype, shape, (), values.storage, 0, sum(part.nbytes for part in parts),
             layout, "", values.requires_grad, parts,

@@ -5,6 +5,7 @@ Never compares devices or the flags that follow them: those are what a conversio
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from ckptmove.inventory.difference import tree_differences
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from ckptmove.checkpoint import Checkpoint
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class OriginalTensors:
-    """The original's tensors under the names and with the dtypes of the checkpoint that came from it."""
+    """The original's tensors under the names and with the dtypes of the checkpoint that came from it.
+
+    Attributes:
+        is_cast: whether any of them has another dtype there.
+    """
 
     def __init__(self, inventory: Inventory, original: Inventory, stored: StoredTensors) -> None:
         """Look up the original's tensors.
@@ -32,6 +38,7 @@ class OriginalTensors:
             original: of the original.
             stored: the original's tensors.
         """
+        self.is_cast = bool(casts(inventory, original))
         self._places = places(inventory)
         self._records = _by_name(original)
         self._stored = stored
@@ -71,6 +78,17 @@ def differences(
         ):  # fmt: skip
             found.add(text)
     return found
+
+
+def casts(inventory: Inventory, original: Inventory) -> str:
+    """What a comparison with the original has made up for, for people: nothing, or how many tensors were cast."""
+    before = {record.name: record.dtype for record in dense_records(original)}
+    pairs = Counter(
+        (before[record.name], record.dtype)
+        for record in dense_records(inventory)
+        if before.get(record.name, record.dtype) != record.dtype
+    )
+    return ", ".join(f"{amount(count, 'tensor')} cast from {one} to {other}" for (one, other), count in pairs.items())
 
 
 def device_sites(inventory: Inventory) -> frozenset[int]:

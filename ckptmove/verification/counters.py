@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.optimizers import BY_NAME
 from ckptmove.verification.checks import Offenders
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, StateEntry
     from ckptmove.verification.state import StoredTensors
+
+
+#: What scalars beside the count can be, by state key: lowest and highest.
+_BOUNDS: Final = {"mu_product": (0.0, 1.0), "mu": (0.0, 1.0), "eta": (0.0, math.inf)}
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
     for optimizer in inventory.optimizers:
         groups = {key: group for group in optimizer.groups for key in group.params}
         spans: dict[str, tuple[float, float]] = {}
+        for path, value in _out_of_bounds(optimizer, stored):
+            counters.faults.add(f"{path} is {value:g}, which {optimizer.algorithm} never makes it")
         for entry, path, count in _counts(optimizer, stored):
             if count < 0:
                 counters.negative.append((path, count))
@@ -59,10 +65,21 @@ def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple
     for entry in optimizer.state:
         record = entry.tensor("step")
         value = dict(entry.scalars).get("step")
-        if record is not None and math.prod(record.shape) == 1 and stored.span(record) is not None:
-            value = stored.tensor(record).item()
+        if record is not None and stored.span(record) is not None:
+            # What is no single value is no count.
+            value = stored.tensor(record).item() if math.prod(record.shape) == 1 else math.nan
         if isinstance(value, (int, float)):
             yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), float(value)
+
+
+def _out_of_bounds(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[str, float]]:
+    scalars = BY_NAME[optimizer.algorithm].scalars if optimizer.algorithm in BY_NAME else frozenset()
+    for entry in optimizer.state:
+        for key, record in entry.tensors:
+            if key in scalars & _BOUNDS.keys() and not record.shape and stored.span(record) is not None:
+                value = float(stored.tensor(record).item())
+                if not _BOUNDS[key][0] <= value <= _BOUNDS[key][1]:
+                    yield record.name, value
 
 
 def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensors) -> str:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator
 from ckptmove.errors import UnsupportedDtype
-from ckptmove.moves import MoveRequest
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
-from ckptmove.verification.checks import Offenders, failed, passed, skipped
-from ckptmove.verification.verdicts import NOTHING_TO_RESUME
+from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.contracts import Container
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding, Inventory, OptimizerRecord
-    from ckptmove.moves import StorageEdit
+    from ckptmove.moves import MoveRequest, StorageEdit
     from ckptmove.pairing import Pairing
 
 _HOW: Final = {
@@ -63,15 +61,21 @@ def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult
     return failed(check.name, str(faults), **dict(check.evidence))
 
 
-def check_placement(inventory: Inventory, target: str) -> CheckResult:
+def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     """Whether the file as it lies is placed for the target: a conversion would change nothing.
 
     A script's own ``map_location`` is not reckoned with, because for an accelerator it spoils what it moves
     (``step``, RNG states); for the CPU it does all but the flags, and the detail says so.
+
+    Args:
+        inventory: the checkpoint.
+        request: the conversion, with its target.
     """
+    target = request.to
     mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {target}"
+    mend += "".join(f" --keep {shlex.quote(glob)}" for glob in request.keep)
     try:
-        plan = plan_move(inventory, MoveRequest(to=target))
+        plan = plan_move(inventory, request)
     except UnsupportedDtype as error:
         names = Offenders()
         for name, dtype in error.tensors:
@@ -138,6 +142,8 @@ def check_structure(
         listed += len(keys)
         stated += len(optimizer.state)
         paired += sum(record is not None for _, record in pairing.matches)
+        if optimizer.state and not keys:
+            faults.add(f"{optimizer.where or 'the optimizer'} has state, and its param_groups list no parameter")
         for key in sorted(key for key, count in Counter(keys).items() if count > 1):
             faults.add(f"parameter {key} of {optimizer.where or 'the optimizer'} is listed more than once")
     models = sum(record.role == "model" for record in inventory.tensors)

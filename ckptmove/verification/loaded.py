@@ -45,6 +45,8 @@ class Loaded:
 
 def load(container: Container) -> Loaded:
     """Load a checkpoint as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``."""
+    if container.name == "torchscript":
+        return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
     is_mapped = container.name == "torch-zip"  # torch maps no other one
     try:
         root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)

@@ -13,6 +13,7 @@ import torch
 
 from ckptmove.findings.catalogue import found
 from ckptmove.optimizers import magnitudes
+from ckptmove.scopes import is_buffer
 from ckptmove.verification.checks import Offenders, failed, passed
 from ckptmove.wording import amount
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from ckptmove.verification.counters import Counters
 
 #: Roles whose values training goes on from; a metric may well be infinite.
-_ROLES: Final = frozenset({"model", "optimizer", "ema"})
+_ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
+#: Buffers of ``torch.ao.quantization``'s observers, infinite until they have seen a value.
+_EXTREMES: Final = frozenset({"min_val", "max_val", "min_vals", "max_vals"})
 #: Buffers of batch norm that the forward pass takes the root of.
 _VARIANCE: Final = "running_var"
 #: Two values in a byte: torch has no arithmetic for it.
@@ -132,16 +135,29 @@ class NumbersTally:
 
     def _is_magnitude(self, record: TensorRecord) -> bool:
         key, algorithm = self.state_keys.get(record.name, ("", None))
-        is_variance = record.role == "model" and record.name.rpartition(".")[2] == _VARIANCE
+        is_variance = record.role in {"model", "ema"} and record.name.rpartition(".")[2] == _VARIANCE
         return is_variance or key in magnitudes(algorithm)
+
+    def _is_mask(self, name: str, values: torch.Tensor) -> bool:
+        """Whether infinities are those of a mask that is added before a softmax.
+
+        It has nothing but zeros besides, or it is a buffer, of which a normalisation's statistics are none that may.
+        The extremes that an observer of quantization has not seen yet, and a best value so far, are infinite, too.
+        """
+        if is_buffer(name) or bool(values.isnan().any()):
+            return False
+        is_trained = name in self.trained or not self.trained
+        if bool((values == math.inf).any()):
+            is_unset = values.dim() == 0 or name.rpartition(".")[2] in _EXTREMES
+            return is_unset and (name not in self.trained) and bool((values == values.reshape(-1)[0]).all())
+        return not is_trained or name.rpartition(".")[2] in _EXTREMES or bool((values.isneginf() | (values == 0)).all())
 
     def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
         wide = _comparable(values)
         nans = int(wide.isnan().sum())
         infinities = int(wide.isinf().sum())
-        is_buffer = record.role == "model" and self.trained and record.name not in self.trained
-        if is_buffer and not nans and not bool((wide == math.inf).any()):
-            self._infinite_buffers += 1  # a mask that is added before a softmax
+        if record.role == "model" and self._is_mask(record.name, wide):
+            self._infinite_buffers += 1
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
         self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")

@@ -104,10 +104,16 @@ def pieces_of(
                 continue
             parameter = parameters.get(key)
             known = parameter or _stand_in(entry, algorithm)
-            if known is not None:
+            tensors = [known, *(one for _, one in entry.tensors)] if entry is not None else [known]
+            if known is not None and all(one is not None and is_dense(one) for one in tensors):
                 name = known.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
                 whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
                 yield from _cut(whole) if BY_NAME[algorithm].update == "element" else (whole,)
+
+
+def is_dense(record: TensorRecord) -> bool:
+    """Whether a tensor's values lie in a storage, one by one: not those of a meta, sparse or quantized one."""
+    return record.storage is not None and not record.parts and record.kind in {"tensor", "parameter"}
 
 
 def batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.verification.pieces import TensorSource
 
 #: Values before they repeat.
 NOISE_PERIOD: Final = 65_537
@@ -68,27 +69,45 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
 
 
-def refused_options(recipe: Recipe, optimizer: OptimizerRecord) -> str:
+def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
     """What the class's own constructor says of a group's options, which ``load_state_dict`` does not look at.
+
+    Args:
+        recipe: class and options.
+        optimizer: the optimizer.
+        source: of options that are tensors.
 
     Returns:
         The first refusal, with the path of the group; empty where there is none.
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = recipe.optimizer([torch.zeros(1, 1)]).defaults
-    for group, options in zip(optimizer.groups, recipe.groups, strict=True):
+    for group, stored, tensors in zip(optimizer.groups, recipe.groups, recipe.tensors, strict=True):
+        scalars = {key: source.tensor(record).item() for key, record in tensors.items() if not record.shape}
+        options = {**stored, **scalars}
         plain = {key: value for key, value in options.items() if key in known and key not in _HOW}
         for key, value in plain.items():
-            if value is None and defaults[key] is not None:
+            if value is None and type(defaults[key]) in {int, float}:
                 return f"{group.where}.{key} is None"
             if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *_items(value))):
                 return f"{group.where}.{key} is {value}"
-        given = {key: value for key, value in plain.items() if isinstance(value, (bool, int, float, tuple))}
+        given = {
+            key: _as_default(value, defaults[key])
+            for key, value in plain.items()
+            if isinstance(value, (bool, int, float, tuple))
+        }
         try:
             recipe.optimizer([torch.zeros(1, 1)], **given)
-        except (ValueError, TypeError) as error:
-            return f"{group.where}: {error}"
+        except (ValueError, TypeError, LookupError) as error:
+            return f"{group.where}: {' '.join(str(error).split()) or type(error).__name__}"
     return ""
+
+
+def _as_default(value: object, default: object) -> object:
+    """A number of the default's type: constructors tell 0 from 0.0 where a step does not."""
+    if isinstance(value, tuple) and isinstance(default, tuple):
+        return tuple(_as_default(one, default[-1]) for one in value)
+    return float(value) if type(value) is int and isinstance(default, float) else value
 
 
 def _items(value: object) -> tuple[object, ...]:

@@ -21,6 +21,8 @@ class VerifyRequest:
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
         ignore: codes of findings that are no failure.
+        keep: globs of tensor names that may lie where they are.
+        devices: how many devices the target machine has, or None for one, or as many as ``to`` speaks of.
     """
 
     path: str
@@ -30,6 +32,8 @@ class VerifyRequest:
     require_device: bool = False
     seed: int = 0
     ignore: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    devices: int | None = None
 
     def to_json(self) -> str:
         """The request as one JSON document."""
@@ -39,4 +43,4 @@ class VerifyRequest:
     def from_json(cls, text: str) -> VerifyRequest:
         """The request of a document that :meth:`to_json` made."""
         facts = json.loads(text)
-        return cls(**{**facts, "ignore": tuple(facts["ignore"])})
+        return cls(**{**facts, "ignore": tuple(facts["ignore"]), "keep": tuple(facts["keep"])})

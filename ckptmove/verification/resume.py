@@ -13,14 +13,17 @@ from ckptmove.devices import supports_capturable
 from ckptmove.errors import UnsupportedDtype
 from ckptmove.moves import MoveRequest
 from ckptmove.plan import plan_move
+from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.optimizers import choose
-from ckptmove.verification.pieces import pieces_of
+from ckptmove.verification.pieces import is_dense, pieces_of
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.recipe import make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.trial import Trial, TrialTally, try_optimizer
-from ckptmove.verification.verdicts import NOTHING_TO_RESUME, Circumstances, conclude, not_proven, without_step
+from ckptmove.verification.tally import Trial, TrialTally
+from ckptmove.verification.trial import try_optimizer
+from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, without_step
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from ckptmove.checkpoint import Checkpoint
@@ -94,7 +97,9 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
     """What the parity step begins from, and its name for people."""
     where = "the same step" if bench.site.mode == "cpu" else "the same step on the plain CPU"
     if bench.original is not None:
-        around.compared_with = f"{where} from {bench.request.against}"
+        around.compared_with = (
+            f"{where} from {bench.request.against}" + ", cast as this file is" * bench.original.is_cast
+        )
         return bench.original
     if bench.site.mode != "cpu":
         around.compared_with = where
@@ -124,13 +129,22 @@ def _try(
     if recipe is None:
         around.left_out.append(f"{named}this torch has no {choice.name}")
         return
-    tally.error = refused_options(recipe, optimizer) or _refused_flag(bench, recipe, optimizer)
+    tally.error = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
     if tally.error:
         return
     around.classes.append(choice.name)
     around.notes += [choice.note] * bool(choice.note)
     if recipe.assumed:
         around.assumed.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
+    stated = {entry.key for entry in optimizer.state}
+    missing = [key for group in optimizer.groups for key in group.params if key not in stated] if stated else []
+    if missing:
+        around.assumed.append(f"{amount(len(missing), 'parameter')} without state not stepped: frozen, or lost")
+    bare = [record.name for _, record in pairing.matches if record is not None and not is_dense(record)]
+    if bare:
+        around.assumed.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
+    if pairing.how == "ambiguous":
+        around.assumed.append(f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous")
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact

@@ -16,6 +16,7 @@ from ckptmove.evidence import VerifyResult
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
+from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.streams.counted import CountedSource
 from ckptmove.verification.checks import CHECKS
@@ -75,12 +76,12 @@ def verify_checkpoint(
         with child(command or worker_command(), asked.to_json()) as process:
             facts = inventory.facts + checkpoint.container.check()
             checked = replace(inventory, facts=facts)
-            context = Context(target=target, device_count=_device_count(target))
+            context = Context(target=target, device_count=_device_count(request))
             findings = tuple(one for one in find_all(checked, context) if one.code not in request.ignore)
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             here = (
                 check_file(checkpoint.container),
-                check_placement(inventory, target),
+                check_placement(inventory, MoveRequest(to=target, keep=request.keep)),
                 check_structure(inventory, pairings, request.ignore),
             )
             answers = collect(process, stage)
@@ -96,10 +97,12 @@ def verify_checkpoint(
         passed=passed,
         proven=passed and dict(found["step"].evidence).get("proven") is True,
         checks=checks,
-        findings=(*findings, *answers.findings),
+        findings=(*findings, *(one for one in answers.findings if one.code not in request.ignore)),
     )
 
 
-def _device_count(target: str) -> int:
-    """How many devices the target machine has: at least as many as the target's index speaks of."""
-    return 1 + (split(target)[1] or 0)
+def _device_count(request: VerifyRequest) -> int:
+    """How many devices the target machine has: what the user says, or speaks of."""
+    if request.devices is not None:
+        return request.devices
+    return 1 + (split(parse_target(request.to))[1] or 0) if request.to is not None else 1

@@ -31,12 +31,14 @@ class Draft:
 
     Attributes:
         piece: the piece.
-        magnitude: the largest gradient that its moments speak of; 0 where they are too small to show in a step.
+        largest: the largest gradient that its moments speak of.
+        shows: whether that is large enough to show in a step.
         scale: what the gradient's values are multiplied with: a power of two.
     """
 
     piece: Piece
-    magnitude: float
+    largest: float
+    shows: bool
     scale: float
 
 
@@ -69,19 +71,18 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
         source: of its state.
         name: class in ``torch.optim``.
     """
-    magnitude = 0.0
+    largest = 0.0
     for key, record in piece.entry.tensors if piece.entry is not None else ():
         values = piece.cut(source.tensor(record), record)
         if values.dim() and values.numel():
-            largest = float(values.abs().max())
-            magnitude = max(magnitude, math.sqrt(largest) if key in magnitudes(name) else largest)
+            highest = float(values.abs().max())
+            largest = max(largest, math.sqrt(highest) if key in magnitudes(name) else highest)
     dtype = dtype_of(piece.parameter.dtype)
     # The square of a gradient must not underflow in half precision, whose exponents end at 2**-24.
     least = 2.0**-4 if dtype == torch.float16 else 2.0**-40
-    if not (dtype.is_floating_point or dtype.is_complex) or magnitude < least * torch.finfo(dtype).eps:
-        magnitude = 0.0
-    scale = 2.0 ** math.floor(math.log2(min(max(magnitude, least), 1.0))) if magnitude else 1.0
-    return Draft(piece, magnitude, scale)
+    shows = (dtype.is_floating_point or dtype.is_complex) and largest >= least * torch.finfo(dtype).eps
+    scale = 2.0 ** math.floor(math.log2(min(max(largest, least), 1.0))) if shows else 1.0
+    return Draft(piece, largest, shows, scale)
 
 
 def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: float) -> torch.Tensor:
@@ -96,7 +97,13 @@ def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: f
 
 
 def take_step(
-    recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place, *, with_state: bool
+    recipe: Recipe,
+    drafts: Sequence[Draft],
+    source: TensorSource,
+    place: Place,
+    *,
+    with_state: bool,
+    planted: float | None = None,
 ) -> list[Stepped]:
     """Step some pieces as one optimizer.
 
@@ -106,6 +113,8 @@ def take_step(
         source: of parameters and state.
         place: where the step is made; parameters go there, and state that the file does not have on the CPU.
         with_state: whether the stored state is restored; without it the optimizer begins anew.
+        planted: what the stored moments are multiplied with and put into the optimizer, past ``load_state_dict``; by
+            default they are not.
 
     Returns:
         The outcome for each piece.
@@ -138,6 +147,10 @@ def take_step(
         )
         for index, one in enumerate(restored)
     ]
+    if planted is not None:
+        for piece, parameter in zip(pieces, parameters, strict=True):
+            own = {} if piece.entry is None else _state(piece, piece.entry, source, place)
+            optimizer.state[parameter] = _multiplied(own, planted)
     optimizer.step()
     stepped = [
         _stepped(parameter, optimizer.state.get(parameter, {}), place, before[index])
@@ -171,6 +184,13 @@ def _state(piece: Piece, entry: StateEntry, source: TensorSource, place: Place) 
     for key, record in entry.tensors:
         state[key] = put(piece.cut(source.tensor(record), record), record.device, place)
     return state
+
+
+def _multiplied(state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    return {
+        key: value * factor if isinstance(value, torch.Tensor) and value.dim() else value
+        for key, value in state.items()
+    }
 
 
 def _options(tensors: Mapping[str, TensorRecord], source: TensorSource, place: Place) -> dict[str, torch.Tensor]:

@@ -5,30 +5,38 @@ Never keeps a tensor beyond its batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from ckptmove.errors import UnreadableInput
-from ckptmove.verification.checks import Offenders
+from ckptmove.verification.judge import judge, stored_count
 from ckptmove.verification.optimizers import uses_state
 from ckptmove.verification.pieces import batches
 from ckptmove.verification.state import bits
-from ckptmove.verification.step import Draft, Stepped, scaled, stored_values, take_step
+from ckptmove.verification.step import Draft, Stepped, scaled, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.model import OptimizerRecord
-    from ckptmove.verification.pieces import Piece, TensorSource
-    from ckptmove.verification.place import Place
-    from ckptmove.verification.recipe import Recipe
+    from ckptmove.verification.pieces import Piece
+    from ckptmove.verification.tally import Trial, TrialTally
 
 #: What torch raises where it refuses a step, and what this package raises where there is nothing to step from.
 STEP_ERRORS: Final = (
     RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnreadableInput,
 )  # fmt: skip
+#: What is said of parameters for which a step without the state shows nothing. Where this holds for all, it is a fault:
+LOST: Final = "with state of zeros, although steps were made"
+#: These have no state that could be lost.
+READS_NOTHING: Final = "stepped by SGD without momentum, which reads no state"
+IDLE: Final = "with a learning rate of 0"
+UNREAD: Final = "whose options make the step read no state"
+#: What the moments in memory are multiplied with, to see whether a step with a group's options reads them at all.
+_STIR: Final = 4.0
+#: What a gradient is multiplied with, to be small against the moments.
+_LESS: Final = 2.0**-6
 #: Relative and absolute tolerance by dtype, those of ``torch.testing.assert_close``.
 TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     torch.float16: (1e-3, 1e-5),
@@ -38,72 +46,6 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """How one optimizer is tried.
-
-    Attributes:
-        optimizer: the optimizer.
-        recipe: class and options of the step.
-        reference: the same for the step that it is compared with.
-        source: of parameters and state.
-        second: of those of the step that it is compared with.
-        place: where the step is made.
-        other: where the step is made that it is compared with.
-        exact: whether the two have to agree bit for bit.
-    """
-
-    optimizer: OptimizerRecord
-    recipe: Recipe
-    reference: Recipe
-    source: TensorSource
-    second: TensorSource
-    place: Place
-    other: Place
-    exact: bool
-
-
-@dataclass(slots=True)
-class TrialTally:
-    """What came of the steps so far, over all optimizers.
-
-    Attributes:
-        parameters: names of those that were stepped.
-        elements: how many values were stepped.
-        standins: parameters that the file does not hold.
-        moved: parameters of which a value changed.
-        stirred: parameters that did not move in any value, but whose moments did.
-        idle: parameters whose group has a learning rate of 0.
-        counted: step counts that went up by one.
-        first_count: the first of them, after the step.
-        casts: moments that ``load_state_dict`` gave another dtype, with both dtypes.
-        faults: what is wrong with the step.
-        error: what torch refused, with the parameter; empty where it did not.
-        apart: where the two steps disagree.
-        furthest: greatest difference between the two.
-        bare: why parameters have no state that could show in a step, with how many there are for each reason.
-        with_state: parameters with state other than zero that the step reads.
-        changed: those of them for which a step without it gave another result.
-    """
-
-    parameters: set[str] = field(default_factory=set)
-    elements: int = 0
-    standins: set[str] = field(default_factory=set)
-    moved: set[str] = field(default_factory=set)
-    stirred: set[str] = field(default_factory=set)
-    idle: set[str] = field(default_factory=set)
-    counted: int = 0
-    first_count: float | None = None
-    casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    faults: Offenders = field(default_factory=Offenders)
-    error: str = ""
-    apart: Offenders = field(default_factory=Offenders)
-    furthest: float = 0.0
-    bare: dict[str, set[str]] = field(default_factory=dict)
-    with_state: set[str] = field(default_factory=set)
-    changed: set[str] = field(default_factory=set)
 
 
 def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> None:
@@ -117,7 +59,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
             tally.error = _locate(trial, batch, drafts, error)
             return
         for draft, after in zip(drafts, stepped, strict=True):
-            _judge(trial, draft.piece, after, tally)
+            judge(trial, draft.piece, after, tally)
         others = _compare(trial, drafts, stepped, tally)
         _without_state(trial, drafts, others, tally)
 
@@ -139,67 +81,6 @@ def _refusal(trial: Trial, draft: Draft) -> str:
 
 def _text(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
-    name = piece.name
-    before = stored_values(piece, trial.source)
-    tally.parameters.add(name)
-    tally.elements += piece.elements
-    if not piece.is_stored:
-        tally.standins.add(name)
-    if not torch.equal(before, after.parameter):
-        tally.moved.add(name)
-    elif trial.recipe.groups[piece.group].get("lr") == 0:
-        tally.idle.add(name)
-    elif _is_stirred(trial, piece, after):
-        tally.stirred.add(name)
-    for key, value in (("it", after.parameter), *after.state.items()):
-        if isinstance(value, torch.Tensor) and not _all_finite(value):
-            tally.faults.add(f"{name}: {'the step' if key == 'it' else key} is not finite after the step")
-    for fault in (*after.strays, *after.vanished):
-        tally.faults.add(f"{name}: {fault}")
-    for cast in after.casts if not piece.offset else ():
-        tally.casts[cast] = tally.casts.get(cast, 0) + 1
-    _count(trial, piece, after, tally)
-
-
-def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
-    """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
-    stored = () if piece.entry is None else piece.entry.tensors
-    return any(
-        not torch.equal(piece.cut(trial.source.tensor(record), record), after.state[key])
-        for key, record in stored
-        if record.shape and key in after.state
-    )
-
-
-def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
-    if piece.offset or "step" not in after.state:
-        return
-    stored = _stored_count(piece, trial.source)
-    if stored is None:
-        return
-    now = float(after.state["step"])
-    if now != stored + 1:
-        tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
-        return
-    tally.counted += 1
-    tally.first_count = now if tally.first_count is None else tally.first_count
-
-
-def _stored_count(piece: Piece, source: TensorSource) -> float | None:
-    """The step count that the file holds for a piece with state; None where it holds none."""
-    if piece.entry is None:
-        return None
-    record = piece.entry.tensor("step")
-    stored: Any = dict(piece.entry.scalars).get("step") if record is None else source.tensor(record).item()
-    return None if stored is None else float(stored)
-
-
-def _all_finite(value: torch.Tensor) -> bool:
-    real = torch.view_as_real(value) if value.is_complex() else value
-    return real.numel() == 0 or not real.is_floating_point() or bool(torch.stack(torch.aminmax(real)).isfinite().all())
 
 
 def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], tally: TrialTally) -> Sequence[Stepped]:
@@ -261,23 +142,53 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
     begun = [draft for draft, _ in wanted]
     fresh = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
     for (draft, after), other in zip(wanted, fresh, strict=True):
-        # Step counts differ in any case, and say nothing of what the step made of the moments.
-        if any(
-            key != " (step)" and not torch.equal(bits(value), bits(reference))
-            for key, value, reference in _pairs(after, other)
-        ):
+        if _differ(after, other) or _differs_with_less(trial, draft):
             tally.changed.add(draft.piece.name)
+        elif trial.is_idle(draft.piece.group):
+            tally.bare.setdefault(IDLE, set()).add(draft.piece.name)
+        elif not _reads_state(trial, draft):
+            tally.bare.setdefault(UNREAD, set()).add(draft.piece.name)
+
+
+def _differ(one: Stepped, other: Stepped) -> bool:
+    """Whether two steps came out otherwise; step counts say nothing of what a step made of the moments."""
+    return any(
+        key != " (step)" and not torch.equal(bits(value), bits(reference))
+        for key, value, reference in _pairs(one, other)
+    )
+
+
+def _differs_with_less(trial: Trial, draft: Draft) -> bool:
+    """Whether state shows beside a gradient that is small against it: Adamax takes the larger of the two."""
+    small = replace(draft, scale=draft.scale * _LESS)
+    (one,), (other,) = (
+        take_step(trial.reference, [small], trial.second, trial.other, with_state=with_state)
+        for with_state in (True, False)
+    )
+    return _differ(one, other)
+
+
+def _reads_state(trial: Trial, draft: Draft) -> bool:
+    """Whether other moments in memory make another step: with betas of 0 they do not, however they were restored."""
+    (one,), (other,) = (
+        take_step(trial.reference, [draft], trial.second, trial.other, with_state=True, planted=factor)
+        for factor in (1.0, _STIR)
+    )
+    return not torch.equal(bits(one.parameter), bits(other.parameter))
 
 
 def _bareness(trial: Trial, draft: Draft) -> str:
     """Why a piece has no state whose loss would show in its step; empty where it has some."""
     piece = draft.piece
     if not uses_state(trial.recipe.name, trial.optimizer.groups[piece.group]):
-        return "stepped by SGD without momentum, which reads no state"
+        return READS_NOTHING
     if piece.entry is None or not piece.entry.tensors:
         return "without state yet"
-    if _stored_count(piece, trial.source) == 0:
+    count = stored_count(piece, trial.source)
+    if count == 0:
         return "saved before the first step"
-    if draft.magnitude == 0:
-        return "with state of zeros, or of values too small to show in a step"
-    return ""
+    if trial.is_idle(piece.group) and draft.largest == 0:
+        return IDLE
+    if draft.largest == 0:
+        return LOST if count is not None else "with state of zeros"
+    return "" if draft.shows else "with values of state too small to show in a step"

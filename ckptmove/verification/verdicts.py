@@ -8,15 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.verification.state import dtype_of
+from ckptmove.verification.trial import IDLE, LOST, READS_NOTHING, UNREAD
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult
     from ckptmove.verification.place import Site
-    from ckptmove.verification.trial import TrialTally
+    from ckptmove.verification.tally import TrialTally
 
-NOTHING_TO_RESUME = "there is no optimizer state: nothing to resume"
 _NO_STEP = "there was no step to compare with"
 
 
@@ -112,7 +115,8 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         lost = amount(len(tally.standins), "parameter")
         reason = f"{lost} of the optimizer not found in the model: zeros stood in"
         return skipped("step", "; ".join([reason, *parts]), **figures)
-    figures["proven"] = not (tally.standins or around.assumed or around.left_out)
+    is_shown = bool(tally.changed) or tally.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}
+    figures["proven"] = is_shown and not (tally.standins or around.assumed or around.left_out)
     return passed("step", "; ".join(parts), **figures)
 
 
@@ -141,8 +145,15 @@ def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
     if tally.standins and not around.has_model:
         parts.append(f"{amount(len(tally.standins), 'parameter')} not told in the file: zeros stood in")
     for (key, before, after), count_of in tally.casts.items():
-        parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}: that loses precision")
+        loss = ": that loses precision" if _loses(before, after) else ""
+        parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}{loss}")
     return [*parts, *dict.fromkeys([*around.notes, *around.assumed]), *around.left_out]
+
+
+def _loses(before: str, after: str) -> bool:
+    """Whether a cast between two floating dtypes rounds, or has a smaller range."""
+    wide, narrow = torch.finfo(dtype_of(before)), torch.finfo(dtype_of(after))
+    return wide.eps < narrow.eps or wide.max > narrow.max
 
 
 def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
@@ -157,8 +168,18 @@ def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
 def _fresh(tally: TrialTally) -> CheckResult:
     same = sorted(tally.with_state - tally.changed)
     figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
-    bare = [f"{amount(len(names), 'parameter')} {reason}" for reason, names in tally.bare.items()]
-    if not tally.with_state:
+    unread = frozenset().union(*tally.bare.values())
+    same = [name for name in same if name not in unread]
+    bare = [
+        f"{amount(len(rest), 'parameter')} {reason}"
+        for reason, names in tally.bare.items()
+        if (rest := names - tally.changed)
+    ]
+    if not tally.changed and LOST in tally.bare:
+        return failed("fresh", f"the state was lost: {'; '.join(bare)}", **figures)
+    if not tally.with_state and not bare:
+        return skipped("fresh", _NO_STEP, **figures)
+    if not tally.changed and not same:
         return skipped("fresh", f"a fresh start gives the same: {'; '.join(bare)}", **figures)
     if same:
         names = ", ".join(same[:5])

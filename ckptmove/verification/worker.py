@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
-from ckptmove.verification.against import OriginalTensors, differences
+from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
+from ckptmove.verification.generators import refused_states
 from ckptmove.verification.loaded import load
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
+from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.resume import Bench, resume
@@ -69,15 +71,21 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             for _, record in (pairing.matches if pairing.is_certain else ())
             if record is not None
         )
-        numbers = NumbersTally.of(inventory, trained, look_at_counters(inventory, stored))
+        counters = look_at_counters(inventory, stored)
+        for fault in broken_numbers(checkpoint.machine.root):
+            counters.faults.add(fault)
+        numbers = NumbersTally.of(inventory, trained, counters)
         restore = survey(inventory, stored, loaded, numbers)
+        refused = refused_states(inventory, stored)
+        if refused and restore.status != "failed":
+            restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
             other = stack.enter_context(open_checkpoint(request.against, Limits()))
             other_stored = stack.enter_context(StoredTensors(other.container))
             original = OriginalTensors(inventory, other.inventory, other_stored)
             lost = differences(checkpoint, stored, other, other_stored)
-            restore = _with_original(restore, request.against, lost)
+            restore = _with_original(restore, request.against, lost, casts(inventory, other.inventory))
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(check)})
         for finding in numbers.findings():
@@ -87,11 +95,13 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             emit({"check": check_to_json(check)})
 
 
-def _with_original(restore: CheckResult, against: str, lost: Offenders) -> CheckResult:
+def _with_original(restore: CheckResult, against: str, lost: Offenders, cast: str) -> CheckResult:
     """The restore check, with what the comparison with the original showed."""
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
         return replace(restore, evidence=evidence)
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
-    return replace(restore, detail=f"{restore.detail}; and all that {against} holds, devices aside", evidence=evidence)
+    made_up = f" and {cast}" if cast else ""
+    detail = f"{restore.detail}; and all that {against} holds, devices aside{made_up}"
+    return replace(restore, detail=detail, evidence=evidence)

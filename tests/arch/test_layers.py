@@ -35,6 +35,7 @@ ROWS: list[list[str]] = [
     ["pickles.structure"],
     ["pickles.memory"],
     ["pickles.machine", "pickles.edits"],
+    ["pickles.script"],
     ["containers.*"],
     ["inventory.*"],
     ["pairing", "policy", "rewrite", "notes"],

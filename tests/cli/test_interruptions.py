@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, sent to a process of its own while it works."""
+"""Ctrl-C, SIGTERM and SIGHUP, sent to a process of its own while it works."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
-both = pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: "ended by SIGHUP"}
+each = pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 
 #: The second of three checkpoints never ends.
 SLOW = """
@@ -76,7 +76,7 @@ def interrupted(patch, words, number, *, until=None):
     return process.returncode, out, err
 
 
-@both
+@each
 def test_the_answer_so_far_is_one_document(validator, number) -> None:
     code, out, err = interrupted(SLOW, ["inspect", "run.pth", "dragged.pth", "run.pth", "--json"], number)
     assert code == CODES[number]
@@ -88,14 +88,14 @@ def test_the_answer_so_far_is_one_document(validator, number) -> None:
     assert err == f"error: {WORDS[number]}\n"
 
 
-@both
+@each
 def test_people_keep_what_they_have_read(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--quiet", "--select", "N"]
     code, out, err = interrupted(SLOW, words, number)
     assert (code, out, err) == (CODES[number], "run.pth: no findings\n", f"error: {WORDS[number]}\n")
 
 
-@both
+@each
 def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     (bench / "run").mkdir()
     for name in ("run.pth", "dragged.pth"):
@@ -106,14 +106,14 @@ def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     assert sorted(bench.rglob("*")) == before
 
 
-@both
+@each
 def test_a_conversion_leaves_nothing(bench, number) -> None:
     code, out, err = interrupted(COPY, ["convert", "run.pth", "--to", "cpu"], number)
     assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
     assert sorted(path.name for path in bench.iterdir()) == ["dragged.pth", "run.pth"]
 
 
-@both
+@each
 def test_verify_ends_its_child(bench, number) -> None:
     pytest.importorskip("torch")
 
@@ -128,7 +128,7 @@ def test_verify_ends_its_child(bench, number) -> None:
 
 
 def test_a_second_sigterm_does_not_break_off_the_cleaning_up() -> None:
-    from ckptmove.cli.signals import Terminated, sigterm_raised
+    from ckptmove.cli.signals import Terminated, signals_raised
 
     cleaned = []
 
@@ -139,18 +139,18 @@ def test_a_second_sigterm_does_not_break_off_the_cleaning_up() -> None:
             signal.raise_signal(signal.SIGTERM)
             cleaned.append(True)
 
-    with pytest.raises(Terminated), sigterm_raised():
+    with pytest.raises(Terminated), signals_raised():
         work()
     assert cleaned
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_signal_that_others_ignore_stays_ignored(monkeypatch) -> None:
-    from ckptmove.cli.signals import sigterm_raised
+    from ckptmove.cli.signals import signals_raised
 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with sigterm_raised():
+        with signals_raised():
             signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 import zipfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -73,6 +74,17 @@ def _legacy_of_another_machine():
     return data.replace(flag, flag[:-1] + b"\x89")
 
 
+def _script():
+    module = torch.nn.Module()
+    for name, tensor in _state().items():
+        module.register_buffer(name.replace(".", "_"), tensor)
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on the age of TorchScript
+        torch.jit.save(torch.jit.script(module), stream)
+    return stream.getvalue()
+
+
 @dataclass(frozen=True)
 class Specimen:
     """A file of some container and what others say of it."""
@@ -84,6 +96,8 @@ class Specimen:
     checksums: bool = True
     deflated: bool = False
     alignment: int = 64
+    #: What follows the pickle of the object itself in the run of bytes that holds them all.
+    more_pickles: bytes = b""
     #: Kinds of the facts about a file in which nothing is damaged.
     facts: frozenset[str] = frozenset()
 
@@ -113,6 +127,12 @@ def look_into_zip(data, original):
     found = _records(data)
     storages = {name.removeprefix("data/"): raw for name, raw in found.items() if name.startswith("data/")}
     return Seen(found["data.pkl"], storages)
+
+
+def look_into_script(data, original):
+    found = _records(data)
+    storages = {name.removeprefix("data/"): raw for name, raw in found.items() if name.startswith("data/")}
+    return Seen(found["data.pkl"] + found["constants.pkl"], storages)
 
 
 class _Anything:
@@ -179,6 +199,8 @@ LEGACY = {
     "legacy-and-more": replace(_LEGACY, make=lambda: _legacy() + b"more", facts=frozenset({"orphan-record"})),
 }
 
+SCRIPTS = {"script": Specimen(_script, look_into_script, name="torchscript", more_pickles=b"\x80\x02).")}
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -226,9 +248,9 @@ def _open(specimen, path):
     container.source.close()
 
 
-@pytest.fixture(params=ZIPS | LEGACY)
+@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS)
 def opened(request, tmp_path):
-    yield from _open((ZIPS | LEGACY)[request.param], tmp_path / "specimen.pt")
+    yield from _open((ZIPS | LEGACY | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=ZIPS)

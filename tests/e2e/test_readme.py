@@ -20,10 +20,9 @@ TIMING = re.compile(r"in \d+\.\d+ s, .*/s")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone's sample folder, and the folder that `make demo` makes."""
+    """A clone's sample folder."""
     root = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "sample_ckpts", root / "sample_ckpts")
-    (root / "demo").mkdir()
     return root
 
 

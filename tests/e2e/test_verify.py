@@ -34,7 +34,7 @@ def failures(result):
 
 
 def test_a_checkpoint_from_a_gpu_that_is_not_here_resumes_on_a_simulated_one():
-    result = verify(SAMPLES / "adamw-cuda3.pth")
+    result = verify(SAMPLES / "adamw-cuda3.pth", devices=4)
     assert (result.target, result.mode, result.passed) == ("cuda:3", "simulated", True)
     assert tuple(check.name for check in result.checks) == CHECKS
     assert set(statuses(result).values()) == {"passed"}
@@ -45,6 +45,12 @@ def test_a_checkpoint_from_a_gpu_that_is_not_here_resumes_on_a_simulated_one():
 def test_a_target_that_the_user_names_has_that_many_devices():
     result = verify(SAMPLES / "adamw-cuda3.pth", to="cuda:3")
     assert "D103" not in {finding.code for finding in result.findings}
+
+
+def test_a_device_that_a_machine_with_one_lacks_fails_placement():
+    result = verify(SAMPLES / "adamw-cuda3.pth")
+    assert (result.target, failures(result)) == ("cuda:3", ["placement"])
+    assert "(D103)" in next(check.detail for check in result.checks if check.name == "placement")
 
 
 def test_a_checkpoint_of_the_cpu():
@@ -92,7 +98,7 @@ def test_a_conversion_verifies_against_its_original(tmp_path):
 
 
 def test_a_crash_of_the_child_is_a_failed_check():
-    result = verify(SAMPLES / "adamw-cuda3.pth", command=[sys.executable, "-c", "import os; os.abort()"])
+    result = verify(SAMPLES / "adamw-cuda3.pth", "cuda:3", command=[sys.executable, "-c", "import os; os.abort()"])
     assert failures(result) == ["restore"]
     assert result.mode == "simulated"
     assert verify(SAMPLES / "tutorial-sgd-cpu.pth", command=["true"]).mode == "cpu"
@@ -126,3 +132,30 @@ def test_the_parent_does_not_import_torch():
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(told.stdout) == [True, False]
+
+
+def test_what_is_ignored_fails_nothing(tmp_path):
+    path = tmp_path / "c.pt"
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg_sq"] = -state["state"][0]["exp_avg_sq"]
+    state["state"][7] = {"exp_avg": torch.ones(2)}
+    torch.save({"model": {"w": parameter.detach()}, "optimizer": state}, path)
+    result = verify(path)
+    assert {"structure", "numbers"} <= set(failures(result))
+    assert {finding.code for finding in result.findings} >= {"O206", "O207", "N502"}
+    result = verify(path, ignore=("O206", "O207", "N502"))
+    assert not {"structure", "numbers"} & set(failures(result))
+    assert not {finding.code for finding in result.findings} & {"O206", "O207", "N502"}
+
+
+@pytest.mark.parametrize(
+    ("name", "proven"),
+    [("tutorial-sgd-cpu.pth", True), ("saved-view.pt", False)],
+)
+def test_only_a_step_proves(name, proven):
+    result = verify(SAMPLES / name)
+    assert result.proven is proven, result

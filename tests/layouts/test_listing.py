@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
+from ckptmove.layouts import listing
 from ckptmove.layouts.listing import list_directory, require_unchanged
 from ckptmove.model import Limits
 
@@ -122,11 +123,13 @@ def test_entries_are_bounded(tmp_path):
         assert (caught.value.limit, caught.value.actual) == (most, most + 1)
 
 
-def test_folders_inside_of_each_other_are_bounded(tmp_path):
+def test_folders_inside_of_each_other_are_bounded(tmp_path, monkeypatch):
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
-    assert [folder.path for folder in listed(tmp_path, folders=3).folders] == ["", "a", "a/b", "a/b/c"]
+    monkeypatch.setattr(listing, "DEEPEST", 3)
+    assert [folder.path for folder in listed(tmp_path).folders] == ["", "a", "a/b", "a/b/c"]
+    monkeypatch.setattr(listing, "DEEPEST", 2)
     with pytest.raises(LimitExceeded, match="folders inside of each other"):
-        listed(tmp_path, folders=2)
+        listed(tmp_path)
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):

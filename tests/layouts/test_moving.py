@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ckptmove.errors import (
     OutputExists,
     OutputIsSource,
     SourceChanged,
+    UncastableDtype,
     UnsupportedDtype,
     WriteFailed,
 )
@@ -366,3 +368,36 @@ def test_a_damaged_file_ends_it_before_anything_is_written(build):
         ckptmove.convert(folder, to="cpu")
     assert caught.value.path == str(path)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+# --- TorchScript beside the rest --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scripted(build):
+    """A directory with a module of TorchScript in it, in float64."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.weight
+
+    folder = build.accelerate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on the age of TorchScript
+        torch.jit.save(torch.jit.script(Scaled()), folder / "scripted.pt")
+    return folder
+
+
+def test_a_module_of_torchscript_moves_with_the_rest(scripted):
+    output = Path(ckptmove.convert(scripted, map_location={"cpu": "cuda:0"}).output)
+    inventory = ckptmove.inspect(output).inventory
+    assert {tensor.name: tensor.device for tensor in inventory.tensors}["scripted.pt.weight"] == "cuda:0"
+
+
+def test_code_is_not_cast_under_its_feet(scripted):
+    with pytest.raises(UncastableDtype, match=r"scripted\.pt\.weight"):
+        ckptmove.convert(scripted, to="mps", cast=True)

@@ -15,7 +15,7 @@ import torch
 
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.errors import CkptMoveError
+from ckptmove.errors import CkptMoveError, UneditablePickle
 
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
@@ -26,6 +26,7 @@ with (CORPUS / "MANIFEST.tsv").open(encoding="utf-8", newline="") as manifest:
 CONTAINERS = {row["path"]: row["container"] for row in ROWS if (CORPUS / row["path"]).is_file()}
 ZIPS = [name for name, container in CONTAINERS.items() if container == "zip"]
 LEGACY = [name for name, container in CONTAINERS.items() if container == "legacy"]
+SCRIPTS = [name for name, container in CONTAINERS.items() if container == "torchscript"]
 FILES = ZIPS + LEGACY
 TAGS = {row["path"]: row["location_tags"] for row in ROWS}
 
@@ -52,6 +53,7 @@ def flatten(value, prefix=""):
 def test_there_are_files():
     assert len(ZIPS) > 50
     assert len(LEGACY) > 20
+    assert len(SCRIPTS) > 12
 
 
 @pytest.mark.parametrize("name", [row["path"] for row in ROWS if (CORPUS / row["path"]).is_file()])
@@ -64,7 +66,7 @@ def test_only_our_own_errors_escape(name):
     assert "\n" not in getattr(found, "message", "")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FILES + SCRIPTS)
 def test_location_tags(name):
     inventory = read(name)
     match = re.search(r"storages\{([^}]*)\}", TAGS[name])
@@ -145,3 +147,46 @@ def test_a_stream_there_and_back(name, tmp_path):
     for home in homes:
         convert(str(away), map_location={"hpu:5": home}, output=str(tmp_path / "back"))
         assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_names_its_tensors_as_its_state_dict_does(name):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = torch.jit.load(CORPUS / name, map_location="cpu").state_dict()
+    except RuntimeError as error:
+        pytest.skip(f"torch refuses it: {str(error).strip().splitlines()[0][:80]}")
+    found = {tensor.name: tensor for tensor in read(name).tensors}
+    assert expected.keys() <= found.keys()
+    for key, tensor in expected.items():
+        own = found[key]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        facts = (own.dtype, own.shape, own.stride, own.storage_offset)
+        assert facts == (dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_is_amiss_with_a_script(name):
+    inventory = read(name)
+    assert (inventory.container, inventory.layout, inventory.facts) == ("torchscript", "module", ())
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if "foo1" not in name])
+def test_a_script_there_and_back(name, tmp_path):
+    source, away = CORPUS / name, tmp_path / "away"
+    homes = {storage.device for storage in read(name).storages} or {"cpu"}
+    convert(str(source), map_location=dict.fromkeys(homes, "hpu:5"), output=str(away))
+    assert {storage.device for storage in read(away).storages} <= {"hpu:5"}
+    if len(homes) == 1:
+        convert(str(away), map_location={"hpu:5": homes.pop()}, output=str(tmp_path / "back"))
+        assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_a_script_of_torch_1_0_is_only_read(tmp_path):
+    name = next(name for name in SCRIPTS if "foo1" in name)
+    inventory = read(name)
+    assert inventory.torch_version == "1.0"
+    assert [mention.where for mention in inventory.mentions] == ["code/foo1.py:5"]
+    with pytest.raises(UneditablePickle):
+        convert(str(CORPUS / name), to="cuda:0", output=str(tmp_path / "away"))

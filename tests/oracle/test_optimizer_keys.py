@@ -156,6 +156,10 @@ def test_groups_and_params_may_be_tuples(tmp_path):
     assert (record.algorithm, len(record.state)) == ("Adam", 2)
 
 
+def without(pairs, *keys):
+    return {name: value for name, value in pairs.items() if name not in keys}
+
+
 OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
 
 
@@ -165,6 +169,11 @@ OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "
         (OLD_ADAM, ("Adam", "AdamW")),
         ({**OLD_ADAM, "weight_decay": 0.01}, ("AdamW", "Adam")),
         ({**OLD_ADAM, "bias_correction": True}, ()),  # DeepSpeedCPUAdam
+        (
+            {**without(OLD_ADAM, "amsgrad"), "foreach": None, "maximize": False, "capturable": False},
+            (),
+        ),  # timm's NAdamW
+        ({**without(OLD_ADAM, "amsgrad"), "foreach": None, "differentiable": False, "caution": False}, ()),
         (
             {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "correct_bias": True},
             (),
@@ -192,10 +201,6 @@ def test_a_stranger_is_not_named(tmp_path):
 
 MODERN = torch.optim.AdamW([nn.Parameter(torch.zeros(1))]).state_dict()["param_groups"][0]
 WHOLE = {"step": 3, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
-
-
-def without(pairs, *keys):
-    return {name: value for name, value in pairs.items() if name not in keys}
 
 
 @pytest.mark.parametrize(
@@ -244,6 +249,30 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
             assert value.abs().max() < 1e-7, key
         if key in BY_NAME[name].magnitudes:
             assert value.min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(row.name, key) for row in TABLE for key in sorted(row.group | {"lr"}) if row.update != "model"],
+)
+def test_a_lost_option_is_one_without_which_torch_cannot_step(name, key, tmp_path):
+    saved = stepped(name, {}).state_dict()
+    saved["param_groups"].append({**saved["param_groups"][0], "params": []})  # tells the class
+    whole = dict(saved["param_groups"][0])
+    del saved["param_groups"][0][key]
+    (record,) = read(saved, tmp_path).optimizers
+    parameters = [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 4))]
+    optimizer = CLASSES[name]([{"params": parameters}, {"params": []}], lr=0.1)
+    optimizer.load_state_dict(saved)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    lost = lost_keys(name, record.groups, record.state)
+    if lost:
+        with pytest.raises(KeyError, match=key):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert whole.keys() - saved["param_groups"][0].keys() == {key}
 
 
 def test_no_groups_name_no_class():

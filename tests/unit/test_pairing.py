@@ -245,6 +245,21 @@ class TestWithoutAMatch:
         assert (found.how, found.is_certain, set(names(found))) == ("permuted", False, {None})
         assert found.reason == "the state has the shapes of the model's tensors, but in another order"
 
+    @pytest.mark.parametrize(
+        ("order", "reason"),
+        [
+            ([3, 2, 1, 0], "it fits the model's tensors from the last to the first"),
+            ([2, 3, 0, 1], "it fits the parts of the model in another order"),
+        ],
+    )
+    def test_orders_that_scripts_choose(self, order, reason) -> None:
+        shapes = {"enc.weight": W, "enc.bias": B, "dec.weight": (7, 4), "dec.bias": (7,)}
+        model = [tensor(f"model.{name}", shape) for name, shape in shapes.items()]
+        [found] = pair(model, optimizer([[model[place].shape for place in order]]))
+
+        assert (found.how, found.reason) == ("ambiguous", reason)
+        assert names(found) == [model[place].name for place in order]
+
     def test_groups_in_the_order_of_sorted_names(self) -> None:
         shapes = {"b.weight": W, "b.bias": B, "a.weight": (7, 4), "a.bias": (7,), "head": (2, 7)}
         model = [tensor(f"model.{name}", shape) for name, shape in shapes.items()]

@@ -88,10 +88,14 @@ def test_a_checkpoint_is_recognised(name_of, data, expected):
     assert name_of(data) == expected
 
 
-def test_a_real_torchscript_archive(name_of):
+def test_a_real_torchscript_archive(name_of, tmp_path):
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         data = scripted()
     assert name_of(data) == "torchscript"
+    (tmp_path / "m.pt").write_bytes(data)
+    container = open_container(str(tmp_path / "m.pt"), Limits())
+    assert (container.name, container.byteorder, container.torch_version) == ("torchscript", "little", None)
+    container.source.close()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,6 @@ def test_a_legacy_file_is_opened(tmp_path, protocol):
 @pytest.mark.parametrize(
     ("data", "described"),
     [
-        (zipped("m/data.pkl", "m/constants.pkl"), "a TorchScript archive"),
         (pickle.dumps({}), "a bare pickle"),
         (tarred("sys_info"), "a tar of torch 0.1"),
         (saved() + saved(), "a shard of a distributed checkpoint"),

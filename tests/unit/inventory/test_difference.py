@@ -106,6 +106,20 @@ def test_what_a_tensor_is_made_of_counts(tmp_path):
     assert "_rebuild_parameter" in kind
 
 
+def test_every_one_of_many_tensors_is_looked_at(tmp_path):
+    """What is put together for a comparison must not be taken for something compared before."""
+    ours = [torch.ones(1, requires_grad=index == 40) for index in range(80)]
+    assert compared(ours, [torch.ones(1) for _ in range(80)], tmp_path) == ["40.2 is True in place of False"]
+
+
+def test_the_order_of_keys_and_what_is_set_on_an_object_count(tmp_path):
+    layer = torch.nn.Linear(1, 1).state_dict()
+    turned = OrderedDict(reversed(layer.items()))
+    turned._metadata = layer._metadata
+    assert compared(turned, layer, tmp_path) == ["the order in the root is 'bias, weight' in place of 'weight, bias'"]
+    assert compared(OrderedDict(layer), layer, tmp_path) == ["what is set on the root is None in place of a dict"]
+
+
 def test_a_named_device_may_differ_and_what_is_no_device_may_not(tmp_path):
     ours = {"device": torch.device("cuda", 1), "where": "cuda:0", "of": torch.device("cpu")}
     assert compared(ours, {**ours, "device": torch.device("cpu"), "where": "cpu"}, tmp_path) == []

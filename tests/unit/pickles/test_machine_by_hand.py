@@ -63,6 +63,13 @@ def test_a_machine_at_rest_may_forget_all_but_strings_and_globals():
     assert (machine.root, machine.memo) == (root, {1: "a", 3: system})
 
 
+def test_an_object_is_appended_and_assigned_to_in_several_batches(evaluate, same):
+    appended = b"ccollections\ndeque\n)R(K\x01K\x02e(K\x03eK\x04a."
+    assigned = b"ccollections\nOrderedDict\n)R(K\x01K\x02u(K\x03K\x04uK\x05K\x06s."
+    for data in (appended, assigned):
+        assert same(evaluate(interpret(data, LIMITS).root), pickle.loads(data))
+
+
 def test_an_index_that_held_a_string_and_then_a_list_is_not_a_read():
     machine = interpret(b"(X\x01\0\0\0aq\x05]q\x05h\x05t.", LIMITS)
     assert machine.reads == []

@@ -102,6 +102,8 @@ def test_a_cast_is_held_to_the_cast_of_the_original(make, answers):
     tree["optimizer"] = {**wide["optimizer"], "state": narrow(wide["optimizer"]["state"])}
     moved = str(convert(original, to="mps", cast=True).output)
     found = answers(moved, "mps", against=original)
+    assert "devices aside and 12 tensors cast from float64 to float32" in found["restore"]["detail"]
+    assert found["parity"]["detail"].endswith(f"from {original}, cast as this file is")
     assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4, found
     tree["model"]["0.weight"][0, 0] += 1e-3
     found = answers(make.save(tree, device="mps"), "mps", against=original)

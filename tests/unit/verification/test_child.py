@@ -118,7 +118,15 @@ def test_the_worker_does_not_import_from_the_folder_at_hand(make, tmp_path):
 
 def test_requests_survive_the_journey():
     request = VerifyRequest(
-        path="a\udcff.pt", to="mps", against="b", optimizer="SGD", require_device=True, seed=3, ignore=("O208",)
+        path="a\udcff.pt",
+        to="mps",
+        against="b",
+        optimizer="SGD",
+        require_device=True,
+        seed=3,
+        ignore=("O208",),
+        keep=("a",),
+        devices=2,
     )
     assert VerifyRequest.from_json(os.fsdecode(os.fsencode(request.to_json()))) == request
 

@@ -11,6 +11,7 @@ from ckptmove.findings.catalogue import CATALOGUE, found
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.model import ArchiveFact, Severity
+from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.pickles.names import judge
 from ckptmove.verification.checks import CHECKS, failed, passed
@@ -18,9 +19,9 @@ from ckptmove.verification.file_checks import FAILED_BY, check_file, check_place
 from ckptmove.verification.optimizers import check_override
 
 
-def placement(path, target):
+def placement(path, target, keep=()):
     with open_checkpoint(path) as checkpoint:
-        return check_placement(checkpoint.inventory, target)
+        return check_placement(checkpoint.inventory, MoveRequest(to=target, keep=keep))
 
 
 def structure(path, ignored=()):
@@ -111,6 +112,14 @@ def test_a_metric_may_lie_anywhere(make):
     assert placement(make.save(tree, stay=("step", "best_loss")), "cuda:0").status == "passed"
 
 
+def test_what_may_stay_where_it_is(make):
+    path = make(name="c.pt", device="cuda:1")
+    assert placement(path, "cuda:0", ("model.*", "optimizer.*")).status == "passed"
+    check = placement(path, "cuda:0", ("model.*",))
+    assert check.status == "failed"
+    assert check.detail.endswith("c.pt --to cuda:0 --keep 'model.*'")
+
+
 def test_for_the_cpu_a_script_can_mend_it_itself(make):
     check = placement(make("AdamW"), "cpu")
     assert check.status == "failed"
@@ -136,7 +145,10 @@ def test_a_dtype_that_the_target_lacks(make):
 def test_a_storage_that_no_tensor_views_is_named_by_its_key(make):
     with open_checkpoint(make("AdamW")) as checkpoint:
         inventory = replace(checkpoint.inventory, tensors=())
-        assert "cuda:0 -> cpu: storage 0, storage 1 and 10 more" in check_placement(inventory, "cpu").detail
+        assert (
+            "cuda:0 -> cpu: storage 0, storage 1 and 10 more"
+            in check_placement(inventory, MoveRequest(to="cpu")).detail
+        )
 
 
 def test_parts_that_fit(make):
@@ -181,6 +193,15 @@ def test_state_of_no_group(make):
     assert structure(make.save(tree), ["O206"]).status == "passed"
 
 
+def test_state_by_text_where_the_groups_list_numbers(make):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["state"] = {str(key): value for key, value in tree["optimizer"]["state"].items()}
+    detail = structure(make.save(tree)).detail
+    assert "state of 4 parameters by keys of another type than in the groups" in detail
+    tree["optimizer"]["param_groups"][0]["params"] = ["0", "1", "2", "3"]
+    assert structure(make.save(tree)).status == "passed"
+
+
 def test_state_in_another_order_than_the_model(make):
     tree = make.tree("AdamW")
     state = tree["optimizer"]["state"]
@@ -200,6 +221,12 @@ def test_a_state_that_has_lost_a_key(make):
     assert structure(make.save(tree)).detail == "AdamW reads optimizer.state.2.exp_avg_sq: not in the file (O207)"
 
 
+def test_groups_that_list_nothing_beside_state(make):
+    tree = make.tree("AdamW")
+    tree["optimizer"]["param_groups"] = []
+    assert "optimizer has state, and its param_groups list no parameter" in structure(make.save(tree)).detail
+
+
 def test_counters_that_load_state_dict_moves_are_not_misplaced(make):
     tree = make.tree("Adam")
     tree["optimizer"]["param_groups"][0]["capturable"] = True
@@ -213,7 +240,9 @@ def test_a_random_state_that_is_no_bytes_is_misplaced(make):
     tree = {**make.tree("AdamW"), "rng_state": torch.get_rng_state().float()}
     with open_checkpoint(make.save(tree, stay=("step", "rng_state"))) as checkpoint:
         inventory = checkpoint.inventory
-        check = hold_against(check_placement(inventory, "cuda:0"), find_all(inventory, Context(target="cuda:0")))
+        check = hold_against(
+            check_placement(inventory, MoveRequest(to="cuda:0")), find_all(inventory, Context(target="cuda:0"))
+        )
     assert check.status == "failed"
     assert check.detail.endswith("(R301): rng_state")
 

@@ -83,6 +83,38 @@ def test_a_mask_in_a_buffer_may_be_infinite_but_not_nan(make, answers):
     assert answers(make.save(tree), "cpu")["numbers"]["status"] == "failed"
 
 
+def test_a_mask_without_an_optimizer_and_before_the_first_step(make, answers):
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+            self.register_buffer("mask", torch.full((4, 4), -INF).triu(1))
+
+    tree = make.tree("SGD", model=Masked())
+    found = answers(make.save(tree), "cpu")
+    assert [found[name]["status"] for name in ("numbers", "step")] == ["passed", "passed"], found
+    del tree["optimizer"]
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+def test_statistics_of_a_normalisation_are_no_mask(make, answers, name):
+    tree = make.tree("AdamW", model=torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5)))
+    tree["model"][f"1.{name}"].fill_(-INF)
+    assert f"model.1.{name} holds 5 Inf" in answers(make.save(tree), "cpu")["numbers"]["detail"]
+
+
+def test_extremes_that_an_observer_has_not_seen_may_be_infinite(make, answers):
+    observed = {"obs.min_val": torch.full((3,), INF), "obs.max_val": torch.full((3,), -INF), "best": torch.tensor(INF)}
+    tree = make.tree("AdamW")
+    tree["model"].update(observed)
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+    del tree["optimizer"]
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "passed"
+    tree["model"]["obs.min_val"][0] = -INF
+    assert answers(make.save(tree), "cpu")["numbers"]["status"] == "failed"
+
+
 def test_a_buffer_of_plus_infinity_is_no_mask(make, answers):
     tree = make.tree("AdamW")
     tree["model"]["buffer"] = torch.full((3,), INF)

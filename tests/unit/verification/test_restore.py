@@ -126,7 +126,7 @@ def test_a_deflated_storage_fails(make, tmp_path):
 
 def test_a_refusal_of_weights_only_is_said_and_not_got_around(make):
     check = restore(make.save({"args": Namespace(a=1), "w": torch.ones(3)}))
-    assert check.status == "passed"
+    assert check.status == "skipped"
     assert "weights_only=True refuses the file" in check.detail
     assert "GLOBAL argparse.Namespace was not an allowed global" in check.detail
     assert "torch.serialization" not in check.detail
@@ -176,6 +176,15 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
     monkeypatch.setattr(torch, "load", refuse)
     refused = load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path="x")))
     assert refused.refusal == "torch does not say why"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
+    path = str(tmp_path / "script.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
+    check = restore(path)
+    assert check.status == "skipped"
+    assert check.detail.endswith("it is a TorchScript archive, which torch.jit.load restores")
 
 
 def test_big_endian_files_are_swapped(make):

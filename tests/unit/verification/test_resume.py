@@ -86,7 +86,7 @@ def test_state_of_zeros_is_said_beside_state_that_shows(make, answers):
     assert statuses(found) == ["passed"] * 3
     assert found["fresh"]["detail"] == (
         "without the stored state the step gives another result for 3 parameters; "
-        "1 parameter with state of zeros, or of values too small to show in a step"
+        "1 parameter with state of zeros, although steps were made"
     )
 
 

@@ -123,7 +123,7 @@ def test_a_step_that_gives_nan_fails(make, answers, monkeypatch):
     path = make("AdamW")
     broken(monkeypatch, lambda parameter, state: parameter.data.fill_(torch.nan))
     found = answers(path, "cpu")
-    assert "model.0.weight: the step is not finite after the step" in found["step"]["detail"]
+    assert "model.0.weight is not finite after the step" in found["step"]["detail"]
 
 
 def test_a_moment_that_becomes_infinite_fails(make, answers, monkeypatch):
@@ -268,6 +268,8 @@ def test_state_in_another_order_is_not_proven_on_zeros(make, answers):
         ("eps", -1e-8, "optimizer.param_groups.0: Invalid epsilon value: -1e-08"),
         ("weight_decay", -0.1, "optimizer.param_groups.0: Invalid weight_decay value: -0.1"),
         ("lr", "fast", "TypeError"),
+        ("lr", torch.tensor(-1.0), "optimizer.param_groups.0: Invalid learning rate: -1.0"),
+        ("betas", (0.9,), "optimizer.param_groups.0: tuple index out of range"),
     ],
 )
 @pytest.mark.parametrize("target", ["cpu", "cuda:0"])
@@ -278,6 +280,23 @@ def test_options_that_the_constructor_refuses(make, answers, option, value, said
     assert statuses(found) == ["failed", "skipped", "skipped"]
     assert said in found["step"]["detail"]
     assert "fix:" not in found["step"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "option", "value"),
+    [
+        ("Adam", "betas", (0, 0.999)),
+        ("Adam", "amsgrad", None),
+        ("SGD", "nesterov", None),
+        ("RMSprop", "centered", None),
+        ("Adam", "lr", 1),
+    ],
+)
+def test_options_that_torch_steps_with_whatever_its_constructor_says(make, answers, optimizer, option, value):
+    tree = make.tree(optimizer, **({"momentum": 0.9} if optimizer == "SGD" else {}))
+    tree["optimizer"]["param_groups"][0][option] = value
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3, found
 
 
 def test_second_moments_that_a_cast_makes_zero(make, answers):

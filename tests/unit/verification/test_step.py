@@ -78,10 +78,10 @@ class OPTIMIZER:
 
 
 def test_the_gradient_has_the_magnitude_of_the_moments():
-    assert draft(exp_avg=torch.full((4,), 0.01)).magnitude == pytest.approx(0.01)
-    assert draft(exp_avg=torch.full((4,), -0.01)).magnitude == pytest.approx(0.01)
-    assert draft(exp_avg_sq=torch.full((4,), 1e-4)).magnitude == pytest.approx(0.01)
-    assert draft(step=torch.tensor(9.0)).magnitude == 0
+    assert draft(exp_avg=torch.full((4,), 0.01)).largest == pytest.approx(0.01)
+    assert draft(exp_avg=torch.full((4,), -0.01)).largest == pytest.approx(0.01)
+    assert draft(exp_avg_sq=torch.full((4,), 1e-4)).largest == pytest.approx(0.01)
+    assert draft(step=torch.tensor(9.0)).largest == 0
     assert draft(exp_avg=torch.full((4,), 0.01)).scale == 2.0**-7
     assert draft(exp_avg=torch.full((4,), 50.0)).scale == 1.0
     assert draft().scale == 1.0
@@ -91,7 +91,8 @@ def test_a_gradient_in_half_precision_is_large_enough_to_be_squared():
     small = torch.full((4,), 1e-4)
     assert draft(exp_avg=small).scale == 2.0**-14
     assert draft(torch.float16, exp_avg=small).scale == 2.0**-4
-    assert draft(torch.float16, exp_avg=torch.full((4,), 1e-5)).magnitude == 0
+    assert not draft(torch.float16, exp_avg=torch.full((4,), 1e-5)).shows
+    assert draft(torch.float16, exp_avg=torch.full((4,), 1e-4)).shows
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
@@ -142,6 +143,108 @@ def test_one_optimizer_within_tolerance_makes_the_whole_so(make, answers):
     assert found["parity"]["evidence"]["exact"] is False
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("Adam", {"betas": (0.0, 0.0)}),
+        ("Adamax", {"betas": (0.0, 0.01)}),
+        ("Adamax", {"betas": (0.0, 0.9)}),
+        ("ASGD", {"lr": 0.0}),
+        ("SGD", {"lr": torch.tensor(0.0)}),
+    ],
+)
+def test_options_that_make_the_step_read_no_state_are_no_fault(make, answers, optimizer, options):
+    found = answers(make(optimizer, **options), "cpu")
+    assert found["fresh"]["status"] != "failed", found
+    assert found["step"]["evidence"]["proven"] is True
+
+
+def drop(tree, *keys):
+    for key in keys:
+        del tree["optimizer"]["state"][key]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "change", "fresh"),
+    [
+        ("AdamW", {}, lambda tree: drop(tree, 0, 1, 2, 3), "skipped"),
+        ("SGD", {"momentum": 0.9}, lambda tree: drop(tree, 0, 1, 2, 3), "skipped"),
+        ("AdamW", {}, lambda tree: drop(tree, 0, 1, 2), "passed"),
+        ("AdamW", {"steps": 0}, lambda tree: None, "skipped"),
+    ],
+)
+def test_state_that_is_not_there_proves_nothing(make, answers, optimizer, options, change, fresh):
+    tree = make.tree(optimizer, **options)
+    change(tree)
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed", "passed", fresh]
+    assert found["step"]["evidence"]["proven"] is False
+
+
+def test_parameters_without_state_are_said(make, answers):
+    tree = make.tree("AdamW")
+    drop(tree, 0, 1, 2)
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["detail"].endswith("; 3 parameters without state not stepped: frozen, or lost")
+
+
+def test_state_of_nothing_but_zeros_was_lost(make, answers):
+    tree = make.tree("AdamW")
+    for state in tree["optimizer"]["state"].values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key].zero_()
+    found = answers(make.save(tree), "cpu")
+    assert found["fresh"]["status"] == "failed"
+    assert found["fresh"]["detail"] == "the state was lost: 4 parameters with state of zeros, although steps were made"
+
+
+def test_zeros_without_a_count_and_tiny_values_show_nothing(make, answers):
+    tree = make.tree("SGD", momentum=0.9)
+    for state in tree["optimizer"]["state"].values():
+        state["momentum_buffer"].zero_()
+    found = answers(make.save(tree), "cpu")
+    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters with state of zeros"
+    for state in tree["optimizer"]["state"].values():
+        state["momentum_buffer"].fill_(1e-30)
+    found = answers(make.save(tree), "cpu")
+    assert found["fresh"]["detail"].endswith("4 parameters with values of state too small to show in a step")
+
+
+def test_an_original_that_cannot_be_stepped_leaves_nothing_to_compare_with(make, answers):
+    path = make("AdamW")
+    original = make.save({"other": torch.ones(2)}, name="original.pt")
+    found = answers(path, "cpu", against=original)
+    assert statuses(found) == ["passed", "failed", "skipped"]
+    assert found["fresh"]["detail"] == "there was no step to compare with"
+
+
+def test_an_ambiguous_pairing_proves_nothing(make, answers):
+    tree = make.tree("AdamW", model=torch.nn.Linear(3, 3))
+    tree["model"] = {f"{part}.{name}": value for part in "ab" for name, value in tree["model"].items()}
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["status"] == "passed"
+    assert "which tensors optimizer trains is ambiguous" in found["step"]["detail"]
+    assert found["step"]["evidence"]["proven"] is False
+
+
+def test_a_count_of_two_values_is_none(make, answers):
+    tree = make.tree("RMSprop")
+    tree["optimizer"]["state"][0]["step"] = torch.ones(2)
+    found = answers(make.save(tree), "cpu")
+    assert found["step"]["evidence"]["counted"] == 3
+    assert "optimizer.state.0.step is nan, which is no number of steps" in found["numbers"]["detail"]
+
+
+def test_tensors_without_plain_values_are_not_stepped_and_it_is_said(make, answers):
+    tree = make.tree("AdamW")
+    tree["model"]["0.weight"] = torch.empty(5, 6, device="meta")
+    tree["model"]["0.bias"] = torch.empty(5, device="meta")
+    found = answers(make.save(tree), "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert "model.0.weight has no plain values to step and 1 more" in found["step"]["detail"]
+    assert found["step"]["evidence"]["proven"] is False
+
+
 def test_a_learning_rate_of_zero_is_said_and_no_fault(make, answers):
     found = answers(make("SGD", momentum=0.9, lr=0.0), "cpu")
     assert statuses(found) == ["passed"] * 3
@@ -163,6 +266,6 @@ def test_infinities_in_what_may_be_a_parameter_are_no_mask(make, answers):
     """Two parts of one shape: which of them is trained cannot be told."""
     tree = make.tree("AdamW", model=torch.nn.Linear(3, 3))
     tree["model"] = {"a.weight": tree["model"]["weight"], "a.bias": tree["model"]["bias"]}
-    tree["model"] |= {"b.weight": torch.full((3, 3), float("-inf")), "b.bias": torch.ones(3)}
+    tree["model"] |= {"b.weight": torch.tensor([[float("-inf")] + [0.5] * 2] * 3), "b.bias": torch.ones(3)}
     found = answers(make.save(tree), "cpu")
-    assert "model.b.weight holds 9 Inf" in found["numbers"]["detail"]
+    assert "model.b.weight holds 3 Inf" in found["numbers"]["detail"]

@@ -1,0 +1,99 @@
+"""What is wrong with one parameter's step, and what there is to say of it.
+
+Never makes a step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptmove.verification.moments import disagreement
+from ckptmove.verification.state import dtype_of
+from ckptmove.verification.step import stored_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.step import Stepped
+    from ckptmove.verification.tally import Trial, TrialTally
+
+
+def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+    """Note everything about the step of one piece."""
+    name = piece.name
+    before = stored_values(piece, trial.source)
+    tally.parameters.add(name)
+    tally.elements += piece.elements
+    if not piece.is_stored:
+        tally.standins.add(name)
+    if not torch.equal(before, after.parameter):
+        tally.moved.add(name)
+    elif trial.is_idle(piece.group):
+        tally.idle.add(name)
+    elif _is_stirred(trial, piece, after):
+        tally.stirred.add(name)
+    if not _all_finite(after.parameter) and bool((before.isfinite() & ~after.parameter.isfinite()).any()):
+        tally.faults.add(f"{name} is not finite after the step")
+    for fault in _state_faults(trial, piece, after):
+        tally.faults.add(f"{name}: {fault}")
+    for cast in after.casts if not piece.offset else ():
+        tally.casts[cast] = tally.casts.get(cast, 0) + 1
+    _count(trial, piece, after, tally)
+
+
+def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
+    for key, value in after.state.items():
+        if isinstance(value, torch.Tensor) and not _all_finite(value):
+            yield f"{key} is not finite after the step"
+    for key, stored, _ in after.casts:
+        if not dtype_of(stored).is_floating_point and not dtype_of(stored).is_complex:
+            yield f"{key} is {stored}, and no optimizer of torch keeps it so"
+    yield from after.strays
+    yield from after.vanished
+    contradiction = disagreement(piece, trial.source, trial.recipe.groups[piece.group])
+    if contradiction:
+        yield contradiction
+
+
+def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
+    """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
+    stored = () if piece.entry is None else piece.entry.tensors
+    return any(
+        not torch.equal(piece.cut(trial.source.tensor(record), record), after.state[key])
+        for key, record in stored
+        if record.shape and key in after.state
+    )
+
+
+def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+    if piece.offset or "step" not in after.state:
+        return
+    stored = stored_count(piece, trial.source)
+    if stored is None:
+        return
+    now = float(after.state["step"])
+    if now != stored + 1:
+        tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
+        return
+    tally.counted += 1
+    tally.first_count = now if tally.first_count is None else tally.first_count
+
+
+def stored_count(piece: Piece, source: TensorSource) -> float | None:
+    """The step count that the file holds for a piece with state; None where it holds none."""
+    if piece.entry is None:
+        return None
+    record = piece.entry.tensor("step")
+    stored: Any = dict(piece.entry.scalars).get("step")
+    if record is not None:
+        stored = source.tensor(record).item() if math.prod(record.shape) == 1 else None
+    return float(stored) if isinstance(stored, (int, float)) else None
+
+
+def _all_finite(value: torch.Tensor) -> bool:
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return real.numel() == 0 or not real.is_floating_point() or bool(torch.stack(torch.aminmax(real)).isfinite().all())

@@ -1,0 +1,73 @@
+"""Whether the moments of a parameter can stem from one and the same run of gradients.
+
+Never reads more than the piece that is stepped.
+
+Adam keeps ``m``, a weighted mean of gradients, and ``v``, one of their squares. By Cauchy and Schwarz ``m * m`` is at
+most ``c * v`` in every element, with ``c = (1 - b1)**2 / ((1 - b2) * (1 - b1**2 / b2))``, whatever the gradients were.
+Adamax's ``exp_inf`` decays by ``b2`` from the largest gradient, so that ``|m|`` is at most ``(1 - b1) / (1 - b1 / b2)``
+times it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.verification.pieces import Piece, TensorSource
+
+#: Schedules change the betas while training goes on, and the elements are rounded: so much more is allowed.
+_SLACK: Final = 16.0
+#: Below this ``v`` may have been lost in rounding to zero.
+_LEAST_SQUARE: Final = 1e-30
+#: Half precision loses ``v`` far earlier.
+_DTYPES: Final = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128})
+_DEFAULT_BETAS: Final = (0.9, 0.999)
+
+
+def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, object]) -> str:
+    """What the moments of a piece contradict each other in, for people; empty where they agree.
+
+    Args:
+        piece: the piece.
+        source: of its state.
+        options: of its group.
+    """
+    records = dict(piece.entry.tensors) if piece.entry is not None else {}
+    moments = {
+        key: piece.cut(source.tensor(records[key]), records[key])
+        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
+        if key in records
+    }
+    mean = moments.get("exp_avg")
+    if mean is None or any(one.dtype not in _DTYPES or one.shape != mean.shape for one in moments.values()):
+        return ""
+    squares = (mean.abs().float()) ** 2
+    first, second = _betas(options)
+    found = []
+    if "exp_avg_sq" in moments and first * first < second:
+        bound = (1 - first) ** 2 / ((1 - second) * (1 - first * first / second))
+        found.append(_exceeding("exp_avg_sq", squares, _SLACK * bound * moments["exp_avg_sq"].abs().float()))
+    if "exp_inf" in moments and first < second:
+        bound = _SLACK * ((1 - first) / (1 - first / second)) ** 2
+        found.append(_exceeding("exp_inf", squares, bound * moments["exp_inf"].float() ** 2))
+    if "max_exp_avg_sq" in moments and "exp_avg_sq" in moments:
+        largest, now = moments["max_exp_avg_sq"].abs(), moments["exp_avg_sq"].abs()
+        below = int((largest < now).sum())
+        found.append(f"max_exp_avg_sq is less than exp_avg_sq in {below:,} values" if below else "")
+    return "; ".join(filter(None, found))
+
+
+def _exceeding(key: str, squares: torch.Tensor, bound: torch.Tensor) -> str:
+    count = int(((squares > bound) & (squares > _LEAST_SQUARE)).sum())
+    return f"{key} is too small for exp_avg in {count:,} of {squares.numel():,} values" if count else ""
+
+
+def _betas(options: Mapping[str, object]) -> tuple[float, float]:
+    match options.get("betas"):
+        case (float(first), float(second)) if 0 <= first < 1 and 0 < second < 1:
+            return first, second
+    return _DEFAULT_BETAS

@@ -1,0 +1,89 @@
+"""How an optimizer is tried, and what came of it.
+
+Never makes a step and never judges one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptmove.verification.checks import Offenders
+
+if TYPE_CHECKING:
+    from ckptmove.model import OptimizerRecord
+    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.place import Place
+    from ckptmove.verification.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one optimizer is tried.
+
+    Attributes:
+        optimizer: the optimizer.
+        recipe: class and options of the step.
+        reference: the same for the step that it is compared with.
+        source: of parameters and state.
+        second: of those of the step that it is compared with.
+        place: where the step is made.
+        other: where the step is made that it is compared with.
+        exact: whether the two have to agree bit for bit.
+    """
+
+    optimizer: OptimizerRecord
+    recipe: Recipe
+    reference: Recipe
+    source: TensorSource
+    second: TensorSource
+    place: Place
+    other: Place
+    exact: bool
+
+    def is_idle(self, group: int) -> bool:
+        """Whether a group has a learning rate of 0, be it a number or a tensor."""
+        record = self.recipe.tensors[group].get("lr")
+        rate = self.recipe.groups[group].get("lr") if record is None else self.source.tensor(record).item()
+        return rate == 0
+
+
+@dataclass(slots=True)
+class TrialTally:
+    """What came of the steps so far, over all optimizers.
+
+    Attributes:
+        parameters: names of those that were stepped.
+        elements: how many values were stepped.
+        standins: parameters that the file does not hold.
+        moved: parameters of which a value changed.
+        stirred: parameters that did not move in any value, but whose moments did.
+        idle: parameters whose group has a learning rate of 0.
+        counted: step counts that went up by one.
+        first_count: the first of them, after the step.
+        casts: moments that ``load_state_dict`` gave another dtype, with both dtypes.
+        faults: what is wrong with the step.
+        error: what torch refused, with the parameter; empty where it did not.
+        apart: where the two steps disagree.
+        furthest: greatest difference between the two.
+        bare: why parameters have no state that could show in a step, with how many there are for each reason.
+        with_state: parameters with state other than zero that the step reads.
+        changed: those of them for which a step without it gave another result.
+    """
+
+    parameters: set[str] = field(default_factory=set)
+    elements: int = 0
+    standins: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+    stirred: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+    counted: int = 0
+    first_count: float | None = None
+    casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    faults: Offenders = field(default_factory=Offenders)
+    error: str = ""
+    apart: Offenders = field(default_factory=Offenders)
+    furthest: float = 0.0
+    bare: dict[str, set[str]] = field(default_factory=dict)
+    with_state: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
