@@ -18,3 +18,8 @@ def __getattr__(name: str) -> object:
     from ckptmove import api  # noqa: PLC0415  --help does not wait for it
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    """What is there and what comes at first sight, so that completion knows it."""
+    return sorted({*globals(), *__all__})

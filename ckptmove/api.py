@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import UnverifiedDirectory, UsageError
+from ckptmove.directories import UnverifiedDirectory
+from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +47,11 @@ class Inspection:
     findings: tuple[Finding, ...]
     outline: tuple[OutlineLine, ...] = ()
     plan: MovePlan | None = None
+
+    def __str__(self) -> str:
+        """How much was found, in one line."""
+        held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
 
 
 @collector_paused()
@@ -108,6 +115,9 @@ def convert(
 ) -> ConvertResult:
     """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
 
+    Where no device stands in the file (safetensors, a bare pickle without tensors) only an ``output`` that is asked for
+    is written: a copy.
+
     Args:
         path: a file, or a directory, which becomes a new directory: whole, or not at all.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
@@ -124,17 +134,20 @@ def convert(
     Raises:
         UsageError: neither ``to`` nor ``map_location``, or an unknown device.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
-        Refused: the output exists or is the source, or the target lacks a dtype.
+        Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
     path = os.fspath(path)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    target = os.fspath(output) if output else default_output(path, "moved" if to is None else to)
+    beside = default_output(path, "moved" if to is None else to)
     if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
         from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  inspect does not wait for it
     else:
         from ckptmove.conversion import convert_file as move  # noqa: PLC0415  likewise
-    return move(path, request, target, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits())
+    wanted = os.fspath(output) if output else None
+    return move(
+        path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
+    )
 
 
 def verify(

@@ -6,6 +6,7 @@ even, and to infinity where the value is too large.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from typing import TYPE_CHECKING, Final
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import DamagedArchive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ckptmove.contracts import CastSegment
 
@@ -26,13 +27,21 @@ SHRINK: Final = 2
 _ITEM_BYTES: Final[dict[tuple[str, str], int]] = {("float64", "float32"): 8, ("complex128", "complex64"): 16}
 
 
-def cast_blocks(blocks: Iterable[memoryview], segment: CastSegment, path: str) -> Iterator[bytes]:
+#: Infinity as a float32 of this machine: plus and minus.
+_INFINITIES: Final = tuple(array("f", [math.copysign(math.inf, sign)]).tobytes() for sign in (1, -1))
+
+
+def cast_blocks(
+    blocks: Iterable[memoryview], segment: CastSegment, path: str, overflowed: Callable[[int], None] | None = None
+) -> Iterator[bytes]:
     """Convert the blocks of a segment, each of them whole elements.
 
     Args:
         blocks: the segment's bytes, in blocks of ``CAST_BLOCK``.
         segment: says the dtypes and the byte order.
         path: for errors.
+        overflowed: told, where that happens, how many finite values of a block became infinite; a complex number is
+            two values.
 
     Raises:
         DamagedArchive: the bytes are not a whole number of elements.
@@ -46,6 +55,15 @@ def cast_blocks(blocks: Iterable[memoryview], segment: CastSegment, path: str) -
         if foreign:
             wide.byteswap()
         narrow = array("f", wide)
+        if overflowed is not None:
+            data = narrow.tobytes()
+            # Counting takes as long as the cast itself, and searching bytes no time.
+            if any(infinity in data for infinity in _INFINITIES):
+                overflowed(_infinite(narrow) - _infinite(wide))
         if foreign:
             narrow.byteswap()
         yield narrow.tobytes()
+
+
+def _infinite(values: array[float]) -> int:
+    return values.count(math.inf) + values.count(-math.inf)

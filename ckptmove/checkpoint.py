@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
+from ckptmove.containers.bare_pickle import BarePickle
+from ckptmove.containers.safetensors_file import SafetensorsFile
 from ckptmove.containers.sniff import open_container
 from ckptmove.contracts import ScriptContainer
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
+from ckptmove.inventory.flat import complete
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
@@ -35,7 +38,7 @@ class Checkpoint:
 
     Attributes:
         container: its bytes.
-        machine: its object pickle, as read.
+        machine: its object pickle, as read; without one, at rest with the tree that the file stands for.
         inventory: what it holds.
     """
 
@@ -62,13 +65,18 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
         try:
             with collector_paused():
                 machine = _read_object(container, limits)
-                checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
+                inventory = build_inventory(container, machine, limits)
+                if isinstance(container, SafetensorsFile):
+                    inventory = complete(inventory, container.producer)
+                checkpoint = Checkpoint(container, machine, inventory)
             yield checkpoint
         finally:
             container.source.close()
 
 
 def _read_object(container: Container, limits: Limits) -> Machine:
+    if isinstance(container, BarePickle | SafetensorsFile):  # which are more, or less, than one pickle
+        return container.read()
     if isinstance(container, ScriptContainer):
         return interpret_parts(container.object_pickle(), container.parts(), limits)
     machine = interpret(container.object_pickle(), limits)

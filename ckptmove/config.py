@@ -12,7 +12,9 @@ from typing import Final
 
 import tomli
 
+from ckptmove.devices import parse_target
 from ckptmove.errors import UsageError
+from ckptmove.findings.catalogue import codes_of
 
 _NAME: Final = "pyproject.toml"
 _KEYS: Final = ("checkpoints", "to", "ignore", "strict")
@@ -47,7 +49,8 @@ def load_config(folder: Path) -> Config:
         Its values; all empty where there is no such file, or no such table in it.
 
     Raises:
-        UsageError: the file cannot be read, is no TOML, or its table does not make sense.
+        UsageError: the file cannot be read, is no TOML, or its table does not make sense: a device that torch does not
+            know (UnknownDevice), or a code that no finding has.
     """
     try:
         folder = folder.absolute()
@@ -69,13 +72,26 @@ def load_config(folder: Path) -> Config:
     if not isinstance(strict, bool):
         raise UsageError("'strict' in [tool.ckptmove] is neither true nor false", path=str(found))
     start = os.path.relpath(found.parent, folder)
-    return Config(
+    config = Config(
         path=str(found),
         checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
         to=to,
         strict=strict,
         ignore=_strings(table, "ignore", found),
     )
+    _check(config)
+    return config
+
+
+def _check(config: Config) -> None:
+    """Read what a command would read later, when nobody knows any more that it was not typed."""
+    try:
+        if config.to is not None:
+            parse_target(config.to)
+        codes_of(config.ignore)
+    except UsageError as error:
+        error.path = config.path
+        raise
 
 
 def _table(path: Path) -> dict[str, object]:

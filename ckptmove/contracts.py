@@ -145,7 +145,7 @@ Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment"
 
 
 class Container(Protocol):
-    """A checkpoint in one file: an object pickle and the bytes of its storages.
+    """A checkpoint in one file: an object pickle, where the format has one, and the bytes of its storages.
 
     Attributes:
         name: what it is, in the public contract.
@@ -160,7 +160,7 @@ class Container(Protocol):
     torch_version: str | None
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object.
+        """The pickle of the saved object; no bytes where the format has none.
 
         Raises:
             LimitExceeded: it is larger than the limits allow.

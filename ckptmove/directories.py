@@ -1,4 +1,4 @@
-"""The values that a checkpoint in a directory has besides those of one file.
+"""What a checkpoint in a directory has besides those of one file: values, and ways to say no.
 
 Never opens a directory: ``layouts`` does.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptmove.errors import NotACheckpoint, Refused, UnsupportedContainer
 from ckptmove.model import ArchiveFact, Inventory
 
 if TYPE_CHECKING:
@@ -66,3 +67,39 @@ class DirectoryInventory(Inventory):
     """
 
     files: tuple[FileRecord, ...]
+
+
+class EmptyDirectory(NotACheckpoint):
+    """No file of a directory is a checkpoint.
+
+    Attributes:
+        files: how many were looked at.
+    """
+
+    kind = "empty-directory"
+
+    def __init__(self, path: str, files: int) -> None:
+        super().__init__(path, f"a directory; by content, none of its files is one (looked at {files:,})")
+        self.files = files
+
+
+class UnverifiedDirectory(UnsupportedContainer):
+    """A checkpoint directory where only a file can be verified."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "directory", "a directory")
+        self.message = "a directory; verify takes one file"
+
+
+class OutputHoldsMore(Refused):
+    """The directory that is to be replaced holds something that the new one does not.
+
+    Attributes:
+        name: the first such file.
+    """
+
+    kind = "output-holds-more"
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(f"the output is not replaced: it holds '{name}', which would be lost", path=path)
+        self.name = name

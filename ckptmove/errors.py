@@ -51,6 +51,15 @@ class UnknownDevice(UsageError):
         self.suggestion = suggestion
 
 
+class OutputIsStdout(UsageError):
+    """A new file was to be written to standard output, which has no name that it could get when it is whole."""
+
+    kind = "output-is-stdout"
+
+    def __init__(self) -> None:
+        super().__init__("a checkpoint is not written to standard output")
+
+
 class TorchMissing(UsageError):
     """The command needs torch, and torch is not installed here."""
 
@@ -89,6 +98,20 @@ class MissingFile(UnreadableInput):
         super().__init__("no such file", path=path)
 
 
+class NothingConfigured(UnreadableInput):
+    """The project names checkpoints, and none of them is there.
+
+    Attributes:
+        patterns: the names and patterns, as seen from the working directory.
+    """
+
+    kind = "nothing-configured"
+
+    def __init__(self, path: str, patterns: tuple[str, ...]) -> None:
+        super().__init__(f"'checkpoints' in [tool.ckptmove] finds nothing: {', '.join(patterns)}", path=path)
+        self.patterns = patterns
+
+
 class AccessFailed(UnreadableInput):
     """The operating system refused to read the input.
 
@@ -117,20 +140,6 @@ class NotACheckpoint(UnreadableInput):
         self.found = found
 
 
-class EmptyDirectory(NotACheckpoint):
-    """No file of a directory is a checkpoint.
-
-    Attributes:
-        files: how many were looked at.
-    """
-
-    kind = "empty-directory"
-
-    def __init__(self, path: str, files: int) -> None:
-        super().__init__(path, f"a directory; by content, none of its files is one (looked at {files:,})")
-        self.files = files
-
-
 class UnsupportedContainer(UnreadableInput):
     """A checkpoint whose container is recognised, but not read.
 
@@ -145,14 +154,6 @@ class UnsupportedContainer(UnreadableInput):
         super().__init__(f"{described}; not read yet", path=path)
         self.container = container
         self.described = described
-
-
-class UnverifiedDirectory(UnsupportedContainer):
-    """A checkpoint directory where only a file can be verified."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "directory", "a directory")
-        self.message = "a directory; verify takes one file"
 
 
 class DamagedArchive(UnreadableInput):
@@ -232,18 +233,18 @@ class OutputIsSource(Refused):
         super().__init__(f"the output {relation}", path=path)
 
 
-class OutputHoldsMore(Refused):
-    """The directory that is to be replaced holds something that the new one does not.
+class OutputIsFolder(Refused):
+    """The output names a folder, where a file has to be named.
 
     Attributes:
-        name: the first such file.
+        inside: a file in it that would do.
     """
 
-    kind = "output-holds-more"
+    kind = "output-is-folder"
 
-    def __init__(self, path: str, name: str) -> None:
-        super().__init__(f"the output is not replaced: it holds '{name}', which would be lost", path=path)
-        self.name = name
+    def __init__(self, path: str, inside: str) -> None:
+        super().__init__("the output is a folder, and has to be a file", path=path)
+        self.inside = inside
 
 
 class LimitExceeded(Refused):

@@ -53,3 +53,8 @@ class VerifyResult:
     proven: bool
     checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        """The verdict, in one line."""
+        verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
+        return f"{self.path}: {verdict} on {self.target} ({self.mode})"

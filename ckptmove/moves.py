@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckptmove.wording import amount
+
 if TYPE_CHECKING:
     from ckptmove.model import Mention
 
@@ -133,3 +135,8 @@ class ConvertResult:
     bytes_copied: int
     seconds: float
     notes: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        """What came of it, in one line."""
+        changes = amount(len(self.plan.edits) + len(self.plan.flags), "change")
+        return f"wrote {self.output}: {changes}" if self.output is not None else f"dry run: {changes}"

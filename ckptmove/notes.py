@@ -6,52 +6,134 @@ Never changes the plan: it reads the request, the inventory and the plan side by
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove import devices
 from ckptmove.keep import flag_paths
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.model import Inventory, Mention
     from ckptmove.moves import MovePlan
 
-_SHOWN = 3
+_SHOWN: Final = 3
+_SHOWN_NAMES: Final = 6
+#: Facts about bytes that are not in the file, and so not in the new one either.
+_LOST: Final = frozenset({"missing-storage", "short-storage", "past-end"})
+
+
+def no_devices(inventory: Inventory) -> str:
+    """Why there is no device in a file that could be another one; empty where there is one.
+
+    A file of ``torch.save`` without tensors is none of those: its conversion is a copy, as of any that needs no change.
+    """
+    if inventory.container == "safetensors":
+        return "safetensors stores no device: load_file(path, device=...) decides"
+    if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
+        return "there is no tensor in the pickle, and so no device to rewrite"
+    return ""
 
 
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
-    """One line for each option that met nothing, one for devices that stay named in configs, and one for code."""
+    """A line for each option that met nothing, for devices still named, and for what a copy cannot mend."""
     names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]
     names += [path for path, _ in flag_paths(inventory)]
     for glob in plan.request.keep:
         if not any(fnmatchcase(name, glob) for name in names):
-            yield f"--keep {glob} names nothing in the file; globs match whole names, as in 'ema.*'"
+            yield f"--keep {glob} matches no whole name; {_neighbours(glob, names)}"
     tags = {record.device for record in inventory.tensors}
     for glob, _ in plan.request.mapping:
         if not any(devices.matches(glob, tag) for tag in tags):
-            yield f"--map {glob}=... names no device of the file, which has {', '.join(sorted(tags)) or 'no tensors'}"
-    moved = {edit.source for edit in plan.edits}
-    edited = {flag.where for flag in plan.flags}
-    left = [
-        mention
-        for mention in inventory.mentions
-        if mention.where not in edited
-        and any(devices.same_device(mention.value, tag) or mention.value == devices.split(tag)[0] for tag in moved)
-    ]
-    in_code = [mention for mention in left if _is_in_code(inventory, mention)]
+            yield f"--map {glob}=... matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
+    left = list(_left_behind(inventory, plan))
     in_configs = [mention for mention in left if not _is_in_code(inventory, mention)]
+    in_code = [mention for mention in left if _is_in_code(inventory, mention)]
     if in_configs:
-        yield f"still named in the file's configs: {_some(in_configs)} (--rewrite-strings moves strings)"
+        moves_strings = not plan.request.rewrite_strings and any(mention.kind == "string" for mention in in_configs)
+        hint = " (--rewrite-strings moves strings)" if moves_strings else ""
+        yield f"still named in the file's configs: {_some(map(_named, in_configs))}{hint}"
     if in_code:
-        yield f"still named in the file's code, which is not edited: {_some(in_code)}"
+        yield f"still named in the file's code, which is not edited: {_some(map(_named, in_code))}"
+    yield from _flaws(inventory)
+
+
+def overflow_note(values: int) -> str:
+    """What is said of values that were too large for the dtype that they were cast to."""
+    verb = "was" if values == 1 else "were"
+    return f"--cast: {amount(values, 'value')} {verb} too large for the smaller dtype: inf in the new file"
+
+
+def _neighbours(glob: str, names: Sequence[str]) -> str:
+    """What the file has where a glob looks: the next parts of names that begin as it does, or their first parts."""
+    begin = ""
+    for part in glob.split(".")[:-1]:
+        if not any(name.startswith(f"{begin}{part}.") for name in names):
+            break
+        begin += f"{part}."
+    parts = dict.fromkeys(
+        begin + part + (".*" if dot else "")
+        for name in names
+        if name.startswith(begin)
+        for part, dot, _ in [name[len(begin) :].partition(".")]
+    )
+    return f"the file has {_some(list(parts), _SHOWN_NAMES) or 'no tensors'}"
+
+
+def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
+    """Devices in configs, left as they are, on which the model does not lie after the conversion.
+
+    What the user keeps on purpose is not told. The CPU is on every machine: it counts only where tensors leave it.
+    """
+    targets = {name: edit.target for edit in plan.edits for name in edit.names}
+    model = [record for record in inventory.tensors if record.role == "model"] or inventory.tensors
+    homes = {targets.get(record.name, record.device) for record in model}
+    before = {edit.source for edit in plan.edits}
+    edited = {flag.where for flag in plan.flags}
+    for mention in inventory.mentions:
+        if mention.where in edited or any(fnmatchcase(mention.where, glob) for glob in plan.request.keep):
+            continue
+        is_elsewhere = not any(_means(mention.value, tag) for tag in homes)
+        if is_elsewhere and (
+            devices.is_accelerator(mention.value) or any(_means(mention.value, tag) for tag in before)
+        ):
+            yield mention
 
 
 def _is_in_code(inventory: Inventory, mention: Mention) -> bool:
-    """Whether a device is named by a line of TorchScript."""
-    return inventory.container == "torchscript" and mention.site is None and mention.kind == "torch.device"
+    """Whether a device is named by a line of TorchScript, in a file of its own or in one of a directory."""
+    return (
+        inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
+    )
 
 
-def _some(mentions: Sequence[Mention]) -> str:
-    more = f" and {len(mentions) - _SHOWN} more" if len(mentions) > _SHOWN else ""
-    return ", ".join(f"{mention.where} = {mention.value}" for mention in mentions[:_SHOWN]) + more
+def _named(mention: Mention) -> str:
+    return f"{mention.where} = {mention.value}"
+
+
+def _means(value: str, tag: str) -> bool:
+    """Whether a named device is that of a tag; without an index, every device of its type."""
+    return devices.same_device(value, tag) or value == devices.split(tag)[0]
+
+
+def _flaws(inventory: Inventory) -> Iterator[str]:
+    """What is wrong with the file, and stays so in a copy of it."""
+    dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
+    if dangerous:
+        names = _some(dangerous)
+        yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
+    lost = [fact for fact in inventory.facts if fact.kind in _LOST]
+    if lost:
+        nbytes = sum(fact.nbytes for fact in lost)
+        storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} not whole"
+        yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
+
+
+def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:
+    words = list(listed)
+    return _listed(words[:shown]) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words)

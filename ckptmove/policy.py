@@ -87,13 +87,13 @@ def _unmapped(_: Policy, record: TensorRecord) -> str:
 #: ``--to`` does, so it beats that and nothing else: were it before the rules of a tensor's nature, ``--map cpu=cuda:0``
 #: would send a right ``step`` to ``cuda:0`` and a spoiled one from there to the CPU, and the next run both back again.
 RULES: Final[tuple[Rule, ...]] = (
-    Rule("keep", "named by --keep", _keep),
+    Rule("keep", "stays where it is, as --keep says", _keep),
     Rule("without-bytes", "a tensor without bytes in the file (meta) has nothing to move", _without_bytes),
     Rule("rng-state", "RNG states are CPU ByteTensors, whatever the device", _rng_state),
     Rule("nested-sizes", "torch keeps the sizes of a nested tensor on the CPU", _nested_sizes),
-    Rule("optimizer-scalar", "where this optimizer creates it", _optimizer_scalar),
-    Rule("map", "its device is named by --map", _map),
-    Rule("target", "everything else goes to the target", _target),
+    Rule("optimizer-scalar", "step counters go where this optimizer creates them", _optimizer_scalar),
+    Rule("map", "goes where --map sends its device", _map),
+    Rule("target", "everything else goes where --to says", _target),
     Rule("unmapped", "no --map names its device, and there is no --to", _unmapped),
 )
 #: The rules under which a tensor goes where its device is sent, rather than where it belongs by its nature.

@@ -14,7 +14,7 @@ from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegm
 from ckptmove.errors import CrcMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.contracts import ByteSink, ByteSource, Progress, Segment
 
@@ -56,6 +56,7 @@ def write_segments(
     sink: ByteSink,
     path: str,
     progress: Progress | None = None,
+    overflowed: Callable[[int], None] | None = None,
 ) -> int:
     """Stream segments from a source to a sink.
 
@@ -65,6 +66,7 @@ def write_segments(
         sink: takes them; whoever opened it commits it.
         path: the source, for errors.
         progress: told after each block.
+        overflowed: told of values that a cast made infinite, as :func:`ckptmove.cast.cast_blocks` says.
 
     Returns:
         Bytes written.
@@ -79,7 +81,7 @@ def write_segments(
     # zlib lets go of the GIL: checking a block while it is written and the next is read saves a quarter of the time.
     with ThreadPoolExecutor(max_workers=1) as worker:
         for segment in segments:
-            for block in _blocks(source, segment, path, worker):
+            for block in _blocks(source, segment, path, worker, overflowed):
                 sink.write(block)
                 done += len(block)
                 if progress is not None:
@@ -94,12 +96,16 @@ def _length(segment: Segment) -> int:
 
 
 def _blocks(
-    source: ByteSource, segment: Segment, path: str, worker: ThreadPoolExecutor
+    source: ByteSource,
+    segment: Segment,
+    path: str,
+    worker: ThreadPoolExecutor,
+    overflowed: Callable[[int], None] | None,
 ) -> Iterator[bytes | memoryview]:
     if isinstance(segment, BytesSegment):
         yield segment.data
     elif isinstance(segment, CastSegment):
-        yield from cast_blocks(_checked_here(source, segment, path), segment, path)
+        yield from cast_blocks(_checked_here(source, segment, path), segment, path, overflowed)
     elif segment.checks:
         yield from _checked_beside(source, segment, path, worker)
     else:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import pickle
 import sys
 import tempfile
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import placement
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+#: What is written: the zip of torch, its stream before 1.6, a safetensors file, a bare pickle.
+Form = Literal["zip", "legacy", "safetensors", "pickle"]
+
 HERE = Path(__file__).resolve().parent
 MANIFEST = "MANIFEST.json"
 
@@ -38,23 +42,20 @@ class Sample:
     file: str
     wrong: str | None
     findings: tuple[str, ...]
-    build: Callable[[], object]
-    legacy: bool = False
+    build: Callable[[], Any]
+    form: Form = "zip"
 
 
 SAMPLES: list[Sample] = []
 
 
 def sample(
-    file: str, *findings: str, wrong: str | None = None, legacy: bool = False
+    file: str, *findings: str, wrong: str | None = None, form: Form = "zip"
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Enter a builder in the list, with the findings that are expected when no target is given.
-
-    A legacy file is the stream that torch wrote before 1.6.
-    """
+    """Enter a builder in the list, with the findings that are expected when no target is given."""
 
     def enter(build: Callable[[], object]) -> Callable[[], object]:
-        SAMPLES.append(Sample(file=file, wrong=wrong, findings=findings, build=build, legacy=legacy))
+        SAMPLES.append(Sample(file=file, wrong=wrong, findings=findings, build=build, form=form))
         return build
 
     return enter
@@ -282,7 +283,7 @@ def dtype_zoo() -> object:
     return place(zoo, "cuda:0")
 
 
-@sample("legacy-adamw-cuda1.pth", "D103", "R302", legacy=True)
+@sample("legacy-adamw-cuda1.pth", "D103", "R302", form="legacy")
 def legacy_adamw_cuda1() -> object:
     """A healthy AdamW run on the second GPU, as torch 1.4 saved it: a stream, `step` a plain number."""
     run = train(adamw, seed=19)
@@ -294,7 +295,7 @@ def legacy_adamw_cuda1() -> object:
     return {"epoch": 2, "state_dict": place(run.weights(), "cuda:1"), "optimizer": place(state, "cuda:1")}
 
 
-@sample("legacy-shared-views.pth", legacy=True)
+@sample("legacy-shared-views.pth", form="legacy")
 def legacy_shared_views() -> object:
     """Weights that are views of one buffer, as cuDNN flattens an RNN's: a stream with one storage."""
     weights = train(adam, seed=20).weights()
@@ -306,6 +307,44 @@ def legacy_shared_views() -> object:
     return {"epoch": 2, "state_dict": place(views, "cuda:0")}
 
 
+@sample("weights.safetensors", form="safetensors")
+def weights_safetensors() -> object:
+    """A model's weights as `save_file` writes them: no device stands in the format."""
+    return train(adam, seed=21).weights()
+
+
+@sample("bare-pickle-cuda2.pkl", "D103", "S701", "R302", form="pickle", wrong="pickle.dump, not torch.save")
+def bare_pickle_cuda2() -> object:
+    """An Adam run on the third GPU as `pickle.dump` writes it: each tensor is a stream inside of the pickle."""
+    run = train(adam, seed=22)
+    return {"epoch": 2, "model": place(run.weights(), "cuda:2"), "optimizer": place(run.state(), "cuda:2")}
+
+
+def as_safetensors(weights: dict[str, torch.Tensor]) -> bytes:
+    """As `safetensors.torch.save_file` lays tensors of one dtype out: by name, its table padded to eight bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, tensor in sorted(weights.items()):
+        raw = tensor.detach().contiguous().numpy().tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": offsets}
+        data += raw
+    table = json.dumps(header, separators=(",", ":")).encode()
+    table += b" " * (-len(table) % 8)
+    return len(table).to_bytes(8, "little") + table + data
+
+
+def save(one: Sample, tree: Any, path: Path) -> None:
+    """Write the object of a sample."""
+    with placement.numbered_storages():
+        if one.form == "safetensors":
+            path.write_bytes(as_safetensors(tree))
+        elif one.form == "pickle":
+            path.write_bytes(pickle.dumps(tree, 4))
+        else:
+            torch.save(tree, path, _use_new_zipfile_serialization=one.form == "zip")
+
+
 def write(folder: Path) -> dict[str, Any]:
     """Write every sample and the manifest into `folder`; return the manifest."""
     torch.set_default_dtype(torch.float64)
@@ -314,8 +353,7 @@ def write(folder: Path) -> dict[str, Any]:
     for one in SAMPLES:
         placement.clear()
         tree = one.build()
-        with placement.numbered_storages():
-            torch.save(tree, folder / one.file, _use_new_zipfile_serialization=not one.legacy)
+        save(one, tree, folder / one.file)
         content = (folder / one.file).read_bytes()
         entry = {
             "file": one.file,

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.cli.outcome import YES, failure_of, interruption
+from ckptmove.cli.outcome import REFUSED, YES, failure_of, interruption
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format
 from ckptmove.errors import CkptMoveError, StdoutFailed, UsageError
+from ckptmove.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +68,9 @@ def for_each(paths: Sequence[str], work: Callable[[str], int], out: Output) -> B
         failures.append(failure)
         codes.append(failure.exit_code)
         out.failure(failure)
+        if out.quiet and out.format is Format.HUMAN and len(paths) > 1 and not is_cut_short:
+            # Whoever reads a line for each checkpoint misses none.
+            out.lines([f"{clean(path)}: {'refused' if failure.exit_code == REFUSED else 'unreadable'}"])
         if is_cut_short:
             break
     return Batch(
@@ -74,7 +78,7 @@ def for_each(paths: Sequence[str], work: Callable[[str], int], out: Output) -> B
     )
 
 
-def conclude(batch: Batch, asked: int, word: str, out: Output) -> None:
+def conclude(batch: Batch, asked: int, word: str, out: Output, *, unproven: int = 0) -> None:
     """Say, below several reports for people, how many of the checkpoints have the exit code 0.
 
     Args:
@@ -82,14 +86,17 @@ def conclude(batch: Batch, asked: int, word: str, out: Output) -> None:
         asked: how many there were.
         word: what such a checkpoint is: ``passed``.
         out: where to say it.
+        unproven: how many of those have it only because nothing spoke against it; they are counted apart.
 
     Raises:
         StdoutFailed: stdout does not take it.
     """
     if asked == 1 or out.format is not Format.HUMAN or batch.is_cut_short:
         return
-    line = f"{batch.good:,} of {asked:,} {word}"
+    apart = f", {unproven:,} not proven" if unproven else ""
+    line = f"{batch.good - unproven:,} of {asked:,} {word}{apart}"
     if out.quiet:
         out.lines([line])
     else:
-        out.report([out.page.paint(line, "bold green" if batch.good == asked else "bold red")])
+        style = "red" if batch.good < asked else "yellow" if unproven else "green"
+        out.report([out.page.paint(line, f"bold {style}")])

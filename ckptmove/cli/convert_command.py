@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 from ckptmove import api
 from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.streams import Format, suggest
-from ckptmove.devices import parse_mapping
-from ckptmove.errors import StdoutFailed
+from ckptmove.cli.streams import Format, say, suggest
+from ckptmove.devices import is_accelerator, parse_mapping
+from ckptmove.errors import OutputIsStdout, StdoutFailed
 from ckptmove.report import conversion, document, github
+from ckptmove.report.text import sentence
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
-    from ckptmove.moves import ConvertResult
+    from ckptmove.moves import ConvertResult, MoveRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,12 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
     """Convert a checkpoint and report on it.
 
     Raises:
+        OutputIsStdout: the output is ``-``, which every shell user takes for standard output.
         CkptMoveError: as :func:`ckptmove.api.convert`.
         StdoutFailed: the report could not be written; the new file is there.
     """
+    if options.output == "-":
+        raise OutputIsStdout
     with ProgressBar(wanted=out.is_watched) as progress:
         result = api.convert(
             path,
@@ -85,10 +89,17 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            suggest(_next_command(result.output, result.plan.request.to))
+            _suggest(result.output, result.plan.request)
 
 
-def _next_command(output: str, to: str | None) -> str:
+def _suggest(output: str, request: MoveRequest) -> None:
+    """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
     if os.path.isdir(output):  # noqa: PTH112  the path may become a URL: it stays text
-        return shlex.join(["ckptmove", "inspect", output, *(["--expect", to] if to else [])])
-    return shlex.join(["ckptmove", "verify", output, *(["--to", to] if to else [])])
+        suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
+        return
+    targets = (request.to, *(target for _, target in request.mapping))
+    if any(target is not None and is_accelerator(target) for target in targets):
+        # It would take the RNG states and the step counters along again, which is what was mended.
+        say(f"load it without map_location: {sentence(f'torch.load({output!r})')}")
+    words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]
+    suggest(shlex.join([*words, *(word for glob in request.keep for word in ("--keep", glob))]))

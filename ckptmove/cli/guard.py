@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "rules")
+#: What other programs call the target.
+_MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
 #: Typer's own error of usage. It exports only this child of it, and the module of the parent has moved before.
 _TyperUsageError: Final[type[Any]] = typer.BadParameter.__mro__[1]
 
@@ -73,7 +75,7 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         if isinstance(error, UnknownDevice) and error.suggestion is not None:
             failure = replace(failure, hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
     except _TyperUsageError as error:
-        failure = _usage(error)
+        failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:
         failure = interruption(error)
     except Exception as error:  # noqa: BLE001  the one place where a bug is caught: it has to become an exit code
@@ -83,10 +85,17 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
     return _tell(failure, words)
 
 
-def _usage(error: Any) -> Failure:
+def _usage(error: Any, words: Sequence[str]) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
     message = " ".join(error.format_message().split())
-    return Failure(kind="usage", message=message, hint=f"{command} --help", path=None, exit_code=USAGE)
+    hint = f"{command} --help"
+    option = getattr(error, "option_name", None)
+    if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
+        message = f"No such option: {option}"
+        hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"
+    elif command == f"{PROGRAM} convert" and message.startswith("Got unexpected extra argument"):
+        hint = f"convert takes one PATH; name the new file with --output: {hint}"
+    return Failure(kind="usage", message=message, hint=hint, path=None, exit_code=USAGE)
 
 
 def _bug(error: Exception) -> Failure:

@@ -14,7 +14,7 @@ from glob import has_magic
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import errors
+from ckptmove import directories, errors
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 YES: Final = 0
 NO: Final = 1
 USAGE: Final = 2
+REFUSED: Final = 4
 BUG: Final = 70
 INTERRUPTED: Final = 130
 #: What a shell adds to the number of a signal that ends a program.
@@ -33,7 +34,7 @@ _SIGNALLED: Final = 128
 _EXIT_CODES: Final = {
     errors.UsageError: USAGE,
     errors.UnreadableInput: 3,
-    errors.Refused: 4,
+    errors.Refused: REFUSED,
     errors.WriteFailed: 5,
     errors.StdoutFailed: 5,
 }
@@ -78,7 +79,7 @@ def interruption(error: BaseException) -> Failure:
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
-    """The command again, with a device corrected; only the device, where it was not typed but configured."""
+    """The command again, with a device or an option corrected; only that, where it was not typed but configured."""
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
     corrected = [pattern.sub(right, word) for word in words]
     return shlex.join([program, *corrected]) if corrected != [*words] else right
@@ -113,8 +114,14 @@ def _(error: errors.TorchBroken) -> str:
 @hint_for.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):
-        return "the pattern matches nothing, seen from the working directory"
+        return "the pattern matches nothing, typed or in pyproject.toml, as seen from the working directory"
     return "check the path; relative ones start at the working directory"
+
+
+@hint_for.register(errors.NothingConfigured)
+def _(error: errors.NothingConfigured) -> str:
+    del error
+    return "correct it there, or type the PATH of a checkpoint"
 
 
 @hint_for.register(errors.AccessFailed)
@@ -127,8 +134,8 @@ def _(error: errors.NotACheckpoint) -> str:
     return _MENDS.get(error.found, "ckptmove reads what torch.save writes")
 
 
-@hint_for.register(errors.EmptyDirectory)
-def _(error: errors.EmptyDirectory) -> str:
+@hint_for.register(directories.EmptyDirectory)
+def _(error: directories.EmptyDirectory) -> str:
     del error
     return (
         "looked for what torch.save writes, under any name, as the HF Trainer, Accelerate, DeepSpeed, Megatron and "
@@ -136,8 +143,8 @@ def _(error: errors.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(errors.UnverifiedDirectory)
-def _(error: errors.UnverifiedDirectory) -> str:
+@hint_for.register(directories.UnverifiedDirectory)
+def _(error: directories.UnverifiedDirectory) -> str:
     return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
 
 
@@ -194,9 +201,20 @@ def _(error: errors.OutputIsSource) -> str:
     return "name another place with --output"
 
 
-@hint_for.register(errors.OutputHoldsMore)
-def _(error: errors.OutputHoldsMore) -> str:
+@hint_for.register(directories.OutputHoldsMore)
+def _(error: directories.OutputHoldsMore) -> str:
     return f"look at it, then remove it: rm -r {shlex.quote(error.path or '')}; or name another one with --output"
+
+
+@hint_for.register(errors.OutputIsFolder)
+def _(error: errors.OutputIsFolder) -> str:
+    return f"name a file in it: --output {shlex.quote(error.inside)}"
+
+
+@hint_for.register(errors.OutputIsStdout)
+def _(error: errors.OutputIsStdout) -> str:
+    del error
+    return "name a file with --output; one that is called - is named ./-"
 
 
 @hint_for.register(errors.LimitExceeded)
@@ -225,4 +243,6 @@ def _(error: errors.UneditablePickle) -> str:
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
         return "its folder does not exist: make it first, or name another place with --output"
-    return "nothing is left of it: free some space, or name a place that can be written with --output"
+    if error.reason in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}:
+        return "nothing is left of it: free some space, or name another place with --output"
+    return "nothing is left of it: name a place that can be written with --output"

@@ -9,7 +9,7 @@ import os
 from glob import glob, has_magic
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import UsageError
+from ckptmove.errors import NothingConfigured, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
 
     Raises:
         UsageError: none was typed, and the project names none.
+        NothingConfigured: none was typed, and nothing of what the project names is there.
     """
     patterns = tuple(words) or config.checkpoints
     if not patterns:
@@ -31,7 +32,10 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
             f"no checkpoint was named: type 'ckptmove {command} PATH', or name them in pyproject.toml: "
             '[tool.ckptmove] checkpoints = ["runs/*/last.pth"]'
         )
-    return tuple(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
+    paths = tuple(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
+    if not words and config.path is not None and not any(map(os.path.lexists, paths)):
+        raise NothingConfigured(config.path, patterns)
+    return paths
 
 
 def single_path(word: str | None, config: Config, command: str) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.cli.outcome import YES
-from ckptmove.cli.selection import codes_like
 from ckptmove.cli.streams import Format, suggest
-from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.findings.catalogue import CATALOGUE, codes_like
 from ckptmove.report import document, github, rules
 
 if TYPE_CHECKING:

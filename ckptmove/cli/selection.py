@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import UsageError
-from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.findings.catalogue import CATALOGUE, codes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,22 +41,4 @@ def selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
     Raises:
         UsageError: there is no such code.
     """
-    return Selection((_codes(select) or frozenset(CATALOGUE)) - _codes(ignore))
-
-
-def _codes(words: Sequence[str]) -> frozenset[str]:
-    parts = [part for word in words for part in word.replace(",", " ").split()]
-    return frozenset(code for part in parts for code in codes_like(part))
-
-
-def codes_like(word: str) -> tuple[str, ...]:
-    """The codes that a word means.
-
-    Raises:
-        UsageError: there is none.
-    """
-    begin, name = word.upper(), word.lower()
-    codes = tuple(code for code, entry in CATALOGUE.items() if code.startswith(begin) or entry.name == name)
-    if not codes:
-        raise UsageError(f"'{word}' is no code of a finding; 'ckptmove rules' lists them")
-    return codes
+    return Selection((codes_of(select) or frozenset(CATALOGUE)) - codes_of(ignore))

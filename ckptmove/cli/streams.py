@@ -99,6 +99,8 @@ class Output:
         if self.format is Format.GITHUB:
             self.lines([github.failure_line(failure)])
             return
+        if self._has_reported:
+            say("")
         path = f"{clean(failure.path)}: " if failure.path else ""
         say(f"error: {path}{sentence(failure.message)}")
         if failure.hint:

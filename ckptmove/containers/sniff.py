@@ -10,7 +10,9 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.bare_pickle import BarePickle
 from ckptmove.containers.model_json import script_container
+from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsFile
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
@@ -47,16 +49,12 @@ _OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
 #: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
 _TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
-#: safetensors' own limit on its header.
-_SAFETENSORS_HEADER: Final = 100_000_000
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 _DESCRIBED: Final[dict[ContainerName, str]] = {
     "torch-tar": "a tar of torch 0.1",
-    "safetensors": "a safetensors file",
     "dcp": "a shard of a distributed checkpoint",
-    "pickle": "a bare pickle",
 }
 
 
@@ -88,6 +86,10 @@ def open_container(path: str, limits: Limits) -> Container:
             return script_container(source, directory, limits)
         if name == "torch-legacy":
             return TorchLegacy(source, limits)
+        if name == "safetensors":
+            return SafetensorsFile(source, limits)
+        if name == "pickle":
+            return BarePickle(source, limits)
         raise UnsupportedContainer(path, name, _DESCRIBED[name])
     except CkptMoveError:
         source.close()
@@ -108,8 +110,7 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
         if head[:100].rstrip(b"\0").decode("ascii", "replace").removeprefix("./").rstrip("/") in _TAR_MEMBERS:
             return "torch-tar", None
         raise NotACheckpoint(source.path, "a tar archive")
-    header_bytes = int.from_bytes(head[:8], "little")
-    if head[8:9] == b"{" and header_bytes <= min(source.size - 8, _SAFETENSORS_HEADER):
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:
         return "safetensors", None
     if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):
         return "torch-legacy", None

@@ -18,7 +18,7 @@ from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_directory
 from ckptmove.model import Span
 from ckptmove.moves import ConvertResult
-from ckptmove.notes import conversion_notes
+from ckptmove.notes import conversion_notes, no_devices, overflow_note
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.directory_sink import DirectorySink
@@ -35,30 +35,36 @@ if TYPE_CHECKING:
 def convert_directory(
     path: str,
     request: MoveRequest,
-    output: str,
+    output: str | None,
+    beside: str,
     *,
     force: bool,
     dry_run: bool,
     progress: Progress | None,
     limits: Limits,
 ) -> ConvertResult:
-    """Plan the conversion of a directory and carry it out; arguments and errors as of :func:`ckptmove.api.convert`.
+    """Plan the conversion of a directory and carry it out.
 
+    Arguments and errors as of :func:`ckptmove.api.convert`, and ``beside``: the output where none was asked for.
     Files that are no checkpoints are copied byte for byte, links are made anew, and permission bits stay.
     """
     began = time.perf_counter()
+    target = output or beside
     with naming(path):
         directory = read_directory(path, limits)
         plan = plan_move(directory.inventory, request)
         notes = tuple(conversion_notes(directory.inventory, plan))
-        if dry_run:
+        reason = _no_devices(directory) if plan.is_empty else ""
+        if reason:
+            notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the directory",)
+        if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
             return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
-        _require_apart(path, output)
-        if not force and os.path.lexists(output):
-            raise OutputExists(output)
+        _require_apart(path, target)
+        if not force and os.path.lexists(target):
+            raise OutputExists(target)
         listing = directory.listing
-        with DirectorySink(output, listing.names, force=force) as sink:
+        with DirectorySink(target, listing.names, force=force) as sink:
             for folder in listing.folders:
                 sink.folder(folder.path, folder.mode)
             for link in listing.links:
@@ -68,12 +74,20 @@ def convert_directory(
                 with sink.file(file.path, file.mode) as one:
                     writer.write(file, one)
             sink.commit()
+    if writer.overflowed:
+        notes += (overflow_note(sum(writer.overflowed)),)
     if writer.unchecked:
         notes += (f"without CRCs, so that their bytes were copied unchecked: {', '.join(writer.unchecked)}",)
     if sink.leftover is not None:
         notes += (f"the directory that was replaced could not be removed whole: {sink.leftover}",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=output, bytes_copied=writer.written, seconds=seconds, notes=notes)
+    return ConvertResult(plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes)
+
+
+def _no_devices(directory: Directory) -> str:
+    """Why there is no device in any of the files; empty where there is one."""
+    reasons = [no_devices(part.inventory) for part in directory.parts]
+    return reasons[0] if all(reasons) else ""
 
 
 def _require_apart(path: str, output: str) -> None:
@@ -94,6 +108,7 @@ class _Writer:
     Attributes:
         written: bytes so far.
         unchecked: paths of the checkpoints whose bytes have no CRCs.
+        overflowed: for each tensor that was cast, how many of its values were too large.
     """
 
     def __init__(self, directory: Directory, plan: MovePlan, limits: Limits, progress: Progress | None) -> None:
@@ -106,6 +121,7 @@ class _Writer:
         self._total = sum(file.size_bytes for file in directory.listing.files)
         self.written = 0
         self.unchecked: list[str] = []
+        self.overflowed: list[int] = []
 
     def write(self, file: ListedFile, sink: ByteSink) -> None:
         """Write one file as its plan has it, or as it is.
@@ -125,7 +141,7 @@ class _Writer:
         with open_checkpoint(full, self._limits) as checkpoint:
             if not checkpoint.container.has_checksums():
                 self.unchecked.append(path)
-            return write_checkpoint(checkpoint, plan, sink, full, self._counted())
+            return write_checkpoint(checkpoint, plan, sink, full, self._counted(), self.overflowed.append)
 
     def _copy(self, full: str, sink: ByteSink) -> int:
         source = open_source(full)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import survey
-from ckptmove.errors import EmptyDirectory, NotACheckpoint
+from ckptmove.directories import EmptyDirectory
+from ckptmove.errors import NotACheckpoint
 from ckptmove.inventory.outline import OutlineLine
 from ckptmove.layouts.detect import layout_of, refuse_distributed, require_shards
 from ckptmove.layouts.listing import list_directory

@@ -22,6 +22,8 @@ _REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
     rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION)
 }
 _DEVICE: Final = "cyan"
+#: Seconds below which a rate says more of the start than of the disk.
+_WORTH_A_RATE: Final = 1.0
 _NOTHING: Final = "nothing to change: everything is already where it belongs"
 
 
@@ -40,7 +42,7 @@ def brief_line(path: str, result: ConvertResult) -> str:
     """What was done, in one line."""
     if result.output is None:
         return f"{clean(path)}: dry run, nothing was written"
-    rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds > 0 else ""
+    rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
     copied = ", copied as it was" if result.plan.is_empty else ""
     return f"wrote {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
 
@@ -89,7 +91,7 @@ def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
         Column("tensors", right=True),
         Column("bytes", right=True),
         Column("reason"),
-        Column("names", gives_way=True),
+        Column("first of them", gives_way=True),
     )
     return table(page, columns, [_row(group) for group in groups])
 
@@ -97,7 +99,6 @@ def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
 def _row(group: tuple[StorageEdit, ...]) -> tuple[str, ...]:
     first = group[0]
     names = [name for edit in group for name in edit.names]
-    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     cast = f" as {first.cast[1]}" if first.cast else ""
     return (
         clean(first.source),
@@ -105,7 +106,7 @@ def _row(group: tuple[StorageEdit, ...]) -> tuple[str, ...]:
         f"{len(names):,}",
         size(sum(edit.nbytes for edit in group)),
         first.reason,
-        f"{clean(names[0]) if names else 'none'}{more}",
+        clean(names[0]) if names else "none",
     )
 
 

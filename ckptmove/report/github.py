@@ -51,7 +51,8 @@ def verification_lines(result: VerifyResult) -> Iterator[str]:
             yield _annotation("error", result.path, f"verify {check.name}", check.detail)
     for finding in result.findings:
         yield _finding(result.path, finding)
-    yield _annotation("notice" if result.passed else "error", result.path, "verify", outcome(result))
+    level = "error" if not result.passed else "notice" if result.proven else "warning"
+    yield _annotation(level, result.path, "verify", outcome(result))
 
 
 def failure_line(failure: Failure) -> str:

@@ -21,7 +21,9 @@ def catalogue_lines(page: Page, entries: Sequence[Entry]) -> Iterator[str]:
     names = max(len(entry.name) for entry in entries)
     for entry in entries:
         label = f"{entry.code}  {entry.name:<{names}}  {entry.severity.value:<7}  "
-        first, *rest = page.wrap(f"{label}{entry.when}", len(label))
+        # The others are found by inspect as it is, or say themselves what they need.
+        finder = "" if entry.found_by == "inspect" else f" (only {entry.found_by} finds it)"
+        first, *rest = page.wrap(f"{label}{entry.when}{finder}", len(label))
         yield page.paint(entry.code, STYLES[entry.severity]) + first[len(entry.code) :]
         yield from rest
 

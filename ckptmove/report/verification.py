@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.model import Severity
 from ckptmove.report.inspection import finding_lines, verdict
 from ckptmove.report.text import clean, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.evidence import VerifyResult
+    from ckptmove.evidence import CheckResult, VerifyResult
     from ckptmove.report.page import Page
 
-_STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim"}
+_STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
 
 
 def verification_lines(page: Page, result: VerifyResult, *, verbose: bool) -> Iterator[str]:
@@ -25,19 +26,38 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool) -> It
     broad = max((len(check.name) for check in result.checks), default=0)
     for check in result.checks:
         mark = page.mark(check.status)
-        label = f"{mark} {check.name:<{broad}}"
-        first, *rest = page.wrap(f"{label}  {sentence(check.detail)}", len(label) + 2)
+        label = f"{mark} {check.name:<{broad}}  "
+        first, *rest = _detail_lines(page, label, check)
         yield page.paint(first[: len(mark)], _STYLES[check.status]) + first[len(mark) :]
         yield from rest
         if verbose:
             for name, value in check.evidence:
-                yield f"{' ' * (len(label) + 2)}{clean(name)} = {clean(str(value))}"
+                yield f"{' ' * len(label)}{clean(name)} = {clean(str(value))}"
     if result.findings:
-        if verbose:
-            yield from finding_lines(page, result.findings, verbose=True)
+        # A note says nothing about a resume that has just been tried.
+        shown = [finding for finding in result.findings if verbose or finding.severity is not Severity.INFO]
+        yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
         yield f"{verdict(page, result.findings)} ({codes})"
-    yield page.paint(outcome(result), _STYLES["passed" if result.passed else "failed"])
+    yield page.paint(outcome(result), _STYLES[_status(result)])
+
+
+def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
+    """What a check says, fault by fault; a command stays in one line of its own, so that it can be copied."""
+    detail, _, fix = sentence(check.detail).partition("; fix: ")
+    faults = detail.split("; ") if check.status == "failed" else [detail]
+    indent = " " * len(label)
+    yield from page.wrap(label + faults[0], len(label))
+    for fault in faults[1:]:
+        yield from page.wrap(indent + fault, len(label))
+    if fix:
+        yield f"{indent}fix: {fix}"
+
+
+def _status(result: VerifyResult) -> str:
+    if not result.passed:
+        return "failed"
+    return "passed" if result.proven else "unproven"
 
 
 def brief_line(result: VerifyResult) -> str:

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import OutputExists, OutputHoldsMore, WriteFailed
+from ckptmove.directories import OutputHoldsMore
+from ckptmove.errors import OutputExists, WriteFailed
 from ckptmove.streams.sink import FileSink, sync_folder
 
 if TYPE_CHECKING:

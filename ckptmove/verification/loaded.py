@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from safetensors.torch import load_file
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
 
@@ -44,9 +45,14 @@ class Loaded:
 
 
 def load(container: Container) -> Loaded:
-    """Load a checkpoint as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``."""
+    """Load a checkpoint as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
+
+    A safetensors file goes through that library's ``load_file``, which is what ``torch.load`` would ask, too.
+    """
     if container.name == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
+    if container.name == "safetensors":
+        return Loaded({name: [tensor] for name, tensor in load_file(container.source.path).items()})
     is_mapped = container.name == "torch-zip"  # torch maps no other one
     try:
         root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)

@@ -19,7 +19,7 @@ from ckptmove.model import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.streams.counted import CountedSource
-from ckptmove.verification.checks import CHECKS
+from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.child import child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
@@ -81,7 +81,9 @@ def verify_checkpoint(
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             here = (
                 check_file(checkpoint.container),
-                check_placement(inventory, MoveRequest(to=target, keep=request.keep)),
+                check_placement(inventory, MoveRequest(to=target, keep=request.keep))
+                if inventory.container != "safetensors"
+                else skipped("placement", "a safetensors file names no device: the script decides"),
                 check_structure(inventory, pairings, request.ignore),
             )
             answers = collect(process, stage)

@@ -18,11 +18,12 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "config", "directories"],
+    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "directories"],
     [
         "streams.source",
         "streams.sink",
         "streams.counted",
+        "streams.part",
         "cast",
         "keep",
         "scopes",
@@ -44,7 +45,7 @@ ROWS: list[list[str]] = [
     ["layouts.*"],
     ["findings.*"],
     ["verification.*"],
-    ["api"],
+    ["api", "config"],
     ["__init__"],
     ["report.*"],
     ["cli.*"],
@@ -56,6 +57,7 @@ OPEN_ROOMS = ("containers", "inventory", "layouts", "findings", "verification", 
 #: Where a third-party library may be imported.
 HOMES = {
     "torch": ("verification",),
+    "safetensors": ("verification",),
     "typer": ("cli",),
     "rich": ("report", "cli"),
     "tomli": ("config",),

@@ -43,9 +43,41 @@ def test_the_target_comes_from_the_project(ask, configure) -> None:
 
 def test_a_wrong_device_in_the_project_is_named(ask, configure) -> None:
     configure('checkpoints = ["run.pth"]\nto = "gpu"')
-    error = ask("convert")["error"]
-    assert error["kind"] == "unknown-device"
-    assert error["hint"] == "did you mean: cuda:0"
+    for command in ("inspect", "convert", "verify"):
+        error = ask(command)["error"]
+        assert error["kind"] == "unknown-device"
+        assert error["path"].endswith("pyproject.toml")
+        assert error["hint"] == "did you mean: cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [('to = "xla"', "cannot be moved to 'xla'"), ('ignore = ["D101,Z9"]', "'Z9' is no code of a finding")],
+)
+def test_other_wrong_words_in_the_project_are_found_there(ask, configure, text, message) -> None:
+    configure(text)
+    error = ask("inspect", "run.pth")["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert message in error["message"]
+    assert error["path"].endswith("pyproject.toml")
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "verify"])
+def test_a_project_whose_checkpoints_are_not_there_is_named(ask, configure, command) -> None:
+    configure('checkpoints = ["runs/*/last.pth", "best.pth"]\nto = "cpu"')
+    error = ask(command)["error"]
+    assert (error["kind"], error["exit_code"]) == ("nothing-configured", 3)
+    assert error["message"].endswith("finds nothing: runs/*/last.pth, best.pth")
+    assert error["path"].endswith("pyproject.toml")
+    assert ask(command, "best.pth")["error"]["path"] == "best.pth"
+
+
+def test_what_is_there_is_inspected_although_the_rest_is_not(ask, configure) -> None:
+    configure('checkpoints = ["runs/*/last.pth", "run.pth"]')
+    document = ask("inspect")
+    assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["run.pth"]
+    assert [error["path"] for error in document["errors"]] == ["runs/*/last.pth"]
+    assert "in pyproject.toml" in document["error"]["hint"]
 
 
 def test_verify_alone_is_a_job(ask, configure) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from ckptmove import api
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
@@ -97,6 +99,25 @@ def test_a_damaged_source_leaves_nothing(ask, bench) -> None:
     assert document["exit_code"] == 3
     assert document["plan"] is None
     assert sorted(path.name for path in bench.iterdir()) == ["cut.pth", "dragged.pth", "run.pth"]
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("output", ["there", "there/", "link", "new/"])
+def test_an_output_that_is_a_folder_is_refused(ask, bench, output, force) -> None:
+    (bench / "there").mkdir()
+    (bench / "link").symlink_to("there")
+    error = ask("convert", "run.pth", "--to", "cpu", "-o", output, *force)["error"]
+    assert (error["kind"], error["path"], error["exit_code"]) == ("output-is-folder", output, 4)
+    assert error["hint"] == f"name a file in it: --output {output.rstrip('/')}/run.cpu.pth"
+    assert not list((bench / "there").iterdir())
+    assert not (bench / "new").exists()
+
+
+def test_standard_output_is_no_place_for_a_checkpoint(ask, bench) -> None:
+    error = ask("convert", "run.pth", "--to", "cpu", "-o", "-")["error"]
+    assert (error["kind"], error["exit_code"]) == ("output-is-stdout", 2)
+    assert not (bench / "-").exists()
+    assert ask("convert", "run.pth", "--to", "cpu", "-o", "./-")["output"] == "./-"
 
 
 def test_a_folder_that_is_not_there(ask) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, errors
+from ckptmove import api, directories, errors
 from ckptmove.cli.outcome import failure_of, retyped
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -20,7 +20,24 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
     [
         (("inspect", "run.pth", "--bogus"), "No such option: --bogus", "ckptmove inspect --help"),
         (("inspect", "run.pth", "--devices", "0"), "Invalid value for '--devices': ", "ckptmove inspect --help"),
-        (("convert", "run.pth", "extra.pth"), "(extra.pth)", "ckptmove convert --help"),
+        (
+            ("convert", "run.pth", "new.pth"),
+            "(new.pth)",
+            "convert takes one PATH; name the new file with --output: ",
+        ),
+        (("rules", "D101", "D102"), "(D102)", "ckptmove rules --help"),
+        (
+            ("convert", "run.pth", "--device", "cuda"),
+            "No such option: --device",
+            "did you mean: ckptmove convert run.pth --to cuda",
+        ),
+        (
+            ("convert", "run.pth", "--dst=cpu"),
+            "No such option: --dst",
+            "did you mean: ckptmove convert run.pth --to=cpu",
+        ),
+        (("verify", "run.pth", "--target", "mps"), "--target", "did you mean: ckptmove verify run.pth --to mps"),
+        (("inspect", "run.pth", "--target", "mps"), "No such option: --target", "ckptmove inspect --help"),
         (("frobnicate",), "No such command 'frobnicate'", "ckptmove --help"),
         (("inspect", "run.pth", "--select", "Z9"), "'Z9' is no code of a finding", ""),
         (("rules", "Z9"), "'Z9' is no code of a finding", ""),
@@ -142,6 +159,7 @@ ERRORS = {
     errors.TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
     errors.MissingFile("a"): (3, "check the path"),
     errors.MissingFile("a*"): (3, "the pattern matches nothing"),
+    errors.NothingConfigured("a.toml", ("b*",)): (3, "type the PATH"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
     errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
     errors.UnsupportedContainer("a", "torch-tar", "x"): (
@@ -154,8 +172,8 @@ ERRORS = {
     errors.UnsupportedContainer("a/0.distcp", "dcp", "x"): (3, "dcp_to_torch a FILE"),
     errors.UnsupportedContainer("0.distcp", "dcp", "x"): (3, "dcp_to_torch . FILE"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
-    errors.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
-    errors.UnverifiedDirectory("a b"): (3, "ckptmove verify 'a b'/FILE"),
+    directories.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
+    directories.UnverifiedDirectory("a b"): (3, "ckptmove verify 'a b'/FILE"),
     errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
     errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),
     errors.DamagedArchive("a", "b"): (3, "download it again"),
@@ -164,12 +182,16 @@ ERRORS = {
     errors.SourceChanged("a"): (3, "wait"),
     errors.OutputExists("a"): (4, "--force"),
     errors.OutputIsSource("a"): (4, "--output"),
-    errors.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
+    directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
+    errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
+    errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
     errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),
-    errors.WriteFailed("a", "full"): (5, "free some space"),
+    errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
+    errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
+    errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "make it first"),
     errors.StdoutFailed("full"): (5, ""),
 }
 

@@ -46,7 +46,7 @@ COPY = """
 import sys, time
 from ckptmove import rewrite
 
-def write_segments(source, segments, sink, path, progress=None):
+def write_segments(source, segments, sink, *_rest):
     sink.write(b"begun")
     print("ready", file=sys.stderr, flush=True)
     time.sleep(60)

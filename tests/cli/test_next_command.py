@@ -38,6 +38,32 @@ def test_a_name_that_no_tensor_has(say):
     assert "no tensor of that name" in say("inspect", str(SAMPLES / "adam-mps.pt"), "--match", "zzz*").out
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ("--to", "cuda"),
+            ["load it without map_location: torch.load('run.cuda0.pth')", "verify run.cuda0.pth --to cuda:0"],
+        ),
+        (
+            ("--map", "cuda:3=mps"),
+            ["load it without map_location: torch.load('run.moved.pth')", "verify run.moved.pth"],
+        ),
+        (("--to", "cpu"), ["verify run.cpu.pth --to cpu"]),
+        (("--map", "cuda:3=cpu"), ["verify run.moved.pth"]),
+        (
+            ("--to", "cpu", "--keep", "model.*", "--keep", "*.1.*"),
+            ["verify run.cpu.pth --to cpu --keep 'model.*' --keep '*.1.*'"],
+        ),
+        (("--to", "cuda:0", "--quiet"), []),
+        (("--to", "cuda:0", "--dry-run"), []),
+    ],
+)
+def test_a_converted_file_says_how_it_is_loaded_and_verified(say, words, expected):
+    lines = say("convert", "run.pth", *words).err.splitlines()
+    assert [line.removeprefix("next: ckptmove ") for line in lines] == expected
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("words", "code"),

@@ -90,10 +90,10 @@ def test_convert_dry_run(check) -> None:
         human=(
             "dragged.pth\n"
             "\n"
-            "from    to   tensors    bytes  reason            names\n"
-            "cuda:0  mps       11    964 B  target            model.0.weight and 10 more\n"
-            "cuda:0  cpu        4     16 B  optimizer-scalar  optimizer.state.0.step and 3 more\n"
-            "cuda:0  cpu        2  5.0 KiB  rng-state         rng.torch and 1 more\n"
+            "from    to   tensors    bytes  reason            first of them\n"
+            "cuda:0  mps       11    964 B  target            model.0.weight\n"
+            "cuda:0  cpu        4     16 B  optimizer-scalar  optimizer.state.0.step\n"
+            "cuda:0  cpu        2  5.0 KiB  rng-state         rng.torch\n"
             "stay on cuda:0: 1 tensor (keep)\n"
             "\n"
             f"keep              {reasons['keep']}\n"
@@ -141,6 +141,8 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert [rule["code"] for rule in ask("rules")["rules"]] == list(CATALOGUE)
     assert say("rules", "N", "--quiet").out == "N501 not-finite\nN502 negative-moment\n"
     first, second = say("rules", "N", "--verbose").out.split("\n\n")
+    assert [row.endswith(" (only verify finds it)") for row in rows if row[0] == "N"] == [True, True]
+    assert sum("(only " in row for row in rows) == 2
     assert first.startswith("N501 not-finite (error)\nwhen  ")
     assert first.endswith("\nfound by ckptmove verify")
     assert second.startswith("N502 ")
@@ -168,7 +170,7 @@ def test_verify_says_how_it_was_proven(say, ask) -> None:
     assert say("verify", "run.pth", "--quiet", "--to", "cuda:3").out == "run.pth: passed, simulated cuda:3\n"
     words = ("verify", "run.pth", "dragged.pth", "none.pth", "--to", "cuda:3")
     assert say(*words).out.endswith("\nfailed, simulated cuda:3\n\n1 of 3 passed\n")
-    assert say(*words, "--quiet").out.endswith(" (placement)\n1 of 3 passed\n")
+    assert say(*words, "--quiet").out.endswith(" (placement)\nnone.pth: unreadable\n1 of 3 passed\n")
     assert "1 of 3" not in say(*words, "--format", "github").out
     failed = say("verify", "run.pth", "--to", "cuda:3", "--require-device", "--format", "github", "--ignore", "D,R,S")
     assert failed.code == 1
@@ -183,7 +185,10 @@ def test_a_converted_file_is_as_expected_and_verifies(say, ask) -> None:
     said = say("convert", "dragged.pth", "--to", "cuda:0")
     assert said.code == 0
     assert said.out.splitlines()[-1].startswith("wrote dragged.cuda0.pth: 16.")
-    assert said.err == "next: ckptmove verify dragged.cuda0.pth --to cuda:0\n"
+    assert said.err == (
+        "load it without map_location: torch.load('dragged.cuda0.pth')\n"
+        "next: ckptmove verify dragged.cuda0.pth --to cuda:0\n"
+    )
     assert ask("inspect", "dragged.cuda0.pth", "--expect", "cuda:0")["checkpoints"][0]["expected"]["met"] is True
     document = ask("verify", "dragged.cuda0.pth", "--to", "cuda:0", "--against", "dragged.pth")
     assert document["ok"] is True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
+import pickletools
 import warnings
 import zipfile
 from dataclasses import dataclass, replace
@@ -104,9 +106,12 @@ class Specimen:
 
 @dataclass(frozen=True)
 class Seen:
-    """The pickle of a file, and the bytes of its storages by key, as others read them."""
+    """The pickle of a file, and the bytes of its storages by key, as others read them.
 
-    pickle: bytes
+    None is the pickle of a container that reads it without its long strings, which nobody else does.
+    """
+
+    pickle: bytes | None
     storages: dict[str, bytes]
 
 
@@ -176,6 +181,35 @@ def look_into_legacy(data, original):
     return Seen(own, storages)
 
 
+def _table():
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    codes = {torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
+    for name, tensor in _state().items():
+        raw = bytes(tensor.untyped_storage())
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def look_into_safetensors(data, original):
+    """There is no pickle; a tensor is a storage of its own."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__")
+    offsets = {name: row["data_offsets"] for name, row in header.items()}
+    return Seen(b"", {name: data[start + first : start + end] for name, (first, end) in offsets.items()})
+
+
+def look_into_pickle(data, original):
+    """The streams of torch that are its bytes objects, each with its place before the keys of its storages."""
+    found = [value for _, value, _ in pickletools.genops(data) if isinstance(value, bytes)]
+    streams = [look_into_legacy(stream, stream) for stream in found]
+    storages = {f"{place}:{key}": raw for place, one in enumerate(streams) for key, raw in one.storages.items()}
+    return Seen(None, storages)
+
+
 _ZIP = Specimen(_saved, look_into_zip)
 _LEGACY = Specimen(_legacy, look_into_legacy, name="torch-legacy", checksums=False, alignment=1)
 ZIPS = {
@@ -200,6 +234,15 @@ LEGACY = {
 }
 
 SCRIPTS = {"script": Specimen(_script, look_into_script, name="torchscript", more_pickles=b"\x80\x02).")}
+PLAIN = {
+    "safetensors": replace(_LEGACY, make=_table, look=look_into_safetensors, name="safetensors"),
+    **{
+        f"pickle-protocol-{one}": replace(
+            _LEGACY, make=lambda one=one: pickle.dumps(_state(), one), look=look_into_pickle, name="pickle"
+        )
+        for one in (3, 4, 5)
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -248,8 +291,13 @@ def _open(specimen, path):
     container.source.close()
 
 
-@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS)
+@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS | PLAIN)
 def opened(request, tmp_path):
+    yield from _open((ZIPS | LEGACY | SCRIPTS | PLAIN)[request.param], tmp_path / "specimen.pt")
+
+
+@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS)
+def pickled(request, tmp_path):
     yield from _open((ZIPS | LEGACY | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 

@@ -159,3 +159,14 @@ def test_what_is_ignored_fails_nothing(tmp_path):
 def test_only_a_step_proves(name, proven):
     result = verify(SAMPLES / name)
     assert result.proven is proven, result
+
+
+def test_weights_of_safetensors_name_no_device_and_prove_no_resume():
+    (sample,) = SAMPLES.glob("*.safetensors")
+    result = verify(sample, "cuda:0")
+    assert result.passed
+    assert not result.proven
+    assert statuses(result) == {
+        "file": "passed", "restore": "passed", "placement": "skipped", "structure": "skipped", "numbers": "passed",
+        "step": "skipped", "parity": "skipped", "fresh": "skipped",
+    }  # fmt: skip

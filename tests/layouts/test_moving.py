@@ -151,7 +151,7 @@ def test_what_is_kept_is_named_by_its_file(build):
     _, tags = loaded(output / "pytorch_model.bin")
     assert Counter(tags) == {"cuda:0": 2, "cpu": 2}
     notes = ckptmove.convert(folder, to="cpu", keep=["0.weight"], dry_run=True).notes
-    assert any("names nothing" in note for note in notes)
+    assert any("matches no whole name" in note for note in notes)
 
 
 def test_a_cast_reaches_every_file(build, tmp_path):
@@ -164,6 +164,13 @@ def test_a_cast_reaches_every_file(build, tmp_path):
     for name in ("a.pt", "b.pt"):
         weight = loaded(output / name)[0]["0.weight"]
         assert torch.equal(weight, torch.full((3,), 1 / 3, dtype=torch.float64).float())
+
+
+def test_values_that_a_cast_made_infinite_are_counted_over_all_files(build, tmp_path):
+    folder = tmp_path / "d"
+    for name in ("a.pt", "b.pt"):
+        build.save(folder / name, {"0.weight": torch.full((3,), 1e300, dtype=torch.float64)}, "cuda:0")
+    assert any("6 values were too large" in note for note in ckptmove.convert(folder, to="mps", cast=True).notes)
 
 
 def test_legacy_streams_in_a_directory(build, tmp_path):

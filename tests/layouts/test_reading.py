@@ -9,14 +9,8 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.errors import (
-    AccessFailed,
-    DamagedArchive,
-    EmptyDirectory,
-    LimitExceeded,
-    NotACheckpoint,
-    UnverifiedDirectory,
-)
+from ckptmove.directories import EmptyDirectory, UnverifiedDirectory
+from ckptmove.errors import AccessFailed, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
 

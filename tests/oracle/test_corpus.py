@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import pickletools
 import re
 import warnings
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
 
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
@@ -28,6 +30,8 @@ ZIPS = [name for name, container in CONTAINERS.items() if container == "zip"]
 LEGACY = [name for name, container in CONTAINERS.items() if container == "legacy"]
 SCRIPTS = [name for name, container in CONTAINERS.items() if container == "torchscript"]
 FILES = ZIPS + LEGACY
+TABLES = [name for name, container in CONTAINERS.items() if container == "safetensors"]
+PICKLES = [name for name, container in CONTAINERS.items() if container == "pickle"]
 TAGS = {row["path"]: row["location_tags"] for row in ROWS}
 
 
@@ -54,6 +58,8 @@ def test_there_are_files():
     assert len(ZIPS) > 50
     assert len(LEGACY) > 20
     assert len(SCRIPTS) > 12
+    assert len(TABLES) > 2
+    assert len(PICKLES) > 1
 
 
 @pytest.mark.parametrize("name", [row["path"] for row in ROWS if (CORPUS / row["path"]).is_file()])
@@ -190,3 +196,48 @@ def test_a_script_of_torch_1_0_is_only_read(tmp_path):
     assert [mention.where for mention in inventory.mentions] == ["code/foo1.py:5"]
     with pytest.raises(UneditablePickle):
         convert(str(CORPUS / name), to="cuda:0", output=str(tmp_path / "away"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_tensors_is_the_one_that_torch_reads(name):
+    with (CORPUS / name).open("rb") as file:
+        table, start = _get_safetensors_file_metadata(file)
+    table.pop("__metadata__", None)
+    with open_checkpoint(str(CORPUS / name)) as checkpoint:
+        inventory = checkpoint.inventory
+        spans = {tensor.name: checkpoint.container.storage_span(tensor.storage) for tensor in inventory.tensors}
+    assert (inventory.container, inventory.facts, inventory.globals) == ("safetensors", (), ())
+    assert list(spans) == list(table)
+    for tensor in inventory.tensors:
+        theirs, span = table[tensor.name], spans[tensor.name]
+        assert list(tensor.shape) == theirs["shape"]
+        assert [span.start - start, span.end - start] == theirs["data_offsets"]
+        assert theirs["dtype"] == {"int64": "I64", "float32": "F32", "bool": "BOOL"}[tensor.dtype]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_tensors_is_the_one_that_the_library_reads(name):
+    safetensors = pytest.importorskip("safetensors")
+    with safetensors.safe_open(CORPUS / name, framework="pt") as theirs:
+        expected = {key: theirs.get_tensor(key) for key in theirs.keys()}  # noqa: SIM118  no mapping
+    inventory = read(name)
+    assert {tensor.name for tensor in inventory.tensors} == set(expected)
+    for tensor in inventory.tensors:
+        other = expected[tensor.name]
+        assert (f"torch.{tensor.dtype}", tensor.shape) == (str(other.dtype), tuple(other.shape))
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_bare_pickle_imports_what_pickletools_sees(name):
+    data = (CORPUS / name).read_bytes()
+    strings, imported = [], set()
+    for opcode, value, _ in pickletools.genops(data):
+        if opcode.name == "STACK_GLOBAL":
+            imported.add(strings[-1])
+        elif isinstance(value, str):
+            strings.append(value)
+    inventory = read(name)
+    assert (inventory.container, inventory.tensors, inventory.facts) == ("pickle", (), ())
+    found = {one.name for one in inventory.globals}
+    assert imported <= {part for one in found for part in (one.rpartition(".")[2], ".".join(one.split(".")[-2:]))}
+    assert len(found) <= sum(opcode.name == "STACK_GLOBAL" for opcode, _, _ in pickletools.genops(data))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,10 @@ import pytest
 import ckptmove
 from ckptmove.api import default_output
 from ckptmove.errors import OutputExists, OutputIsSource, TorchBroken, TorchMissing, UnknownDevice, UsageError
+from ckptmove.evidence import VerifyResult
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "sample_ckpts"
 
 
 @pytest.fixture
@@ -29,6 +34,26 @@ def test_the_package_hands_out_the_use_cases() -> None:
     assert ckptmove.verify is api.verify
     with pytest.raises(AttributeError, match="no attribute 'train'"):
         _ = ckptmove.train
+
+
+def test_the_package_lists_the_use_cases_before_they_are_used() -> None:
+    code = "import ckptmove; print(*dir(ckptmove))"
+    listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"inspect", "convert", "verify", "Inspection", "__version__"} <= set(listed.split())
+
+
+def test_results_print_as_one_line(source: Path) -> None:
+    assert str(ckptmove.inspect(source)) == f"{source}: 16 tensors, findings D103, R302"
+    assert str(ckptmove.inspect(source, device_count=4)).endswith("16 tensors, findings R302")
+    assert str(replace(ckptmove.inspect(source), findings=())) == f"{source}: 16 tensors, no findings"
+    assert str(ckptmove.convert(source, to="cpu", dry_run=True)) == "dry run: 12 changes"
+    assert str(ckptmove.convert(source, to="cpu")) == f"wrote {source.parent / 'run.cpu.pth'}: 12 changes"
+    verdicts = {(True, True): "passed", (True, False): "passed, but not proven", (False, False): "failed"}
+    for (passed, proven), verdict in verdicts.items():
+        result = VerifyResult(
+            path="a", target="mps", mode="simulated", passed=passed, proven=proven, checks=(), findings=()
+        )
+        assert str(result) == f"a: {verdict} on mps (simulated)"
 
 
 def test_verify_stays_a_function_after_it_has_run(source: Path) -> None:

@@ -13,10 +13,10 @@ from ckptmove.model import Span
 HARD = [0.0, -0.0, 1.0, 0.1, -1e300, 1e300, 1e-46, 5e-324, 16777217.0, 3.4028235677973366e38, float("inf"), -1e-40]
 
 
-def cast(data, source, target, byteorder, block_bytes=CAST_BLOCK):
+def cast(data, source, target, byteorder, block_bytes=CAST_BLOCK, overflowed=None):
     segment = CastSegment(Span(0, len(data)), source, target, byteorder, None)
     blocks = (memoryview(data)[start : start + block_bytes] for start in range(0, len(data), block_bytes))
-    return b"".join(cast_blocks(blocks, segment, "x.pt"))
+    return b"".join(cast_blocks(blocks, segment, "x.pt", overflowed))
 
 
 def swap(data, item):
@@ -52,6 +52,17 @@ def test_nan_stays_nan():
     data = torch.tensor([float("nan")], dtype=torch.float64).numpy().tobytes()
     after = cast(data, "float64", "float32", "little")
     assert torch.frombuffer(bytearray(after), dtype=torch.float32).isnan().all()
+
+
+@pytest.mark.parametrize("byteorder", ["little", "big"])
+def test_values_that_become_infinite_are_counted(doubles, byteorder):
+    wide = doubles.to(torch.float32).isinf() & doubles.isfinite()
+    before = doubles.numpy().tobytes()
+    told = []
+    cast(before if byteorder == "little" else swap(before, 8), "float64", "float32", byteorder, 16, told.append)
+    assert sum(told) == int(wide.sum())
+    cast(torch.ones(3, dtype=torch.float64).numpy().tobytes(), "float64", "float32", "little", 16, told.append)
+    assert sum(told) == int(wide.sum())
 
 
 def test_nothing_becomes_nothing():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.errors import OutputExists, OutputHoldsMore, WriteFailed
+from ckptmove.directories import OutputHoldsMore
+from ckptmove.errors import OutputExists, WriteFailed
 from ckptmove.streams.directory_sink import DirectorySink
 
 NAMES = frozenset({"a.txt", "sub/b.txt", "last"})

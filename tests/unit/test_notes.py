@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import math
+import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -23,15 +27,104 @@ def test_options_that_meet_something_are_not_mentioned() -> None:
 
 def test_options_that_meet_nothing_are() -> None:
     [kept] = notes("adamw-cuda3.pth", to="cpu", keep=["model"])
-    assert kept.startswith("--keep model names nothing in the file")
+    assert kept == "--keep model matches no whole name; the file has model.*, optimizer.*"
     [mapped] = notes("adamw-cuda3.pth", map_location={"cuda:7": "cpu"})
-    assert mapped == "--map cuda:7=... names no device of the file, which has cpu, cuda:3"
+    assert mapped == "--map cuda:7=... matches no device of the file, which has cpu, cuda:3"
+
+
+@pytest.mark.parametrize(
+    ("glob", "near"),
+    [
+        ("model.0.wieght", "model.0.weight, model.0.bias"),
+        ("modle.0.weight", "model.*, optimizer.*"),
+        ("model.1.weight", "model.0.*, model.2.*"),
+        ("*.wieght", "model.*, optimizer.*"),
+        ("optimizer.param_groups.0.fuse", None),
+    ],
+)
+def test_names_near_a_glob_that_matches_none_are(glob: str, near: str | None) -> None:
+    [kept] = notes("adamw-cuda3.pth", to="cpu", keep=[glob])
+    assert kept.startswith(f"--keep {glob} matches no whole name; the file has ")
+    assert near is None or kept.endswith(f" has {near}")
+
+
+def test_many_names_are_cut_short_and_none_are_none(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({f"w{number}": torch.ones(1) for number in range(9)}, tmp_path / "many.pt")
+    [kept] = ckptmove.convert(tmp_path / "many.pt", to="cuda", keep=["x"], dry_run=True).notes
+    assert kept.endswith(" has w0, w1, w2, w3, w4, w5 and 3 more")
+    torch.save({"epoch": 3}, tmp_path / "none.pt")
+    [kept] = ckptmove.convert(tmp_path / "none.pt", to="cuda", keep=["x"], dry_run=True).notes
+    assert kept.endswith("; the file has no tensors")
 
 
 def test_devices_that_stay_named_in_configs_are() -> None:
     [left] = notes("nanogpt-compiled-fused.pt", to="cpu")
     assert left == "still named in the file's configs: config.device = cuda (--rewrite-strings moves strings)"
     assert notes("nanogpt-compiled-fused.pt", to="cpu", rewrite_strings=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("named", "to", "is_told"),
+    [
+        ("cuda:0", "cuda:3", True),
+        ("cuda:3", "cuda:3", False),
+        ("cuda", "cuda:3", False),
+        ("cuda:0", "cpu", True),
+        ("cpu", "cuda:3", True),
+        ("cpu", "cpu", False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dict", "namespace"])
+def test_a_device_named_where_the_model_does_not_go_is_told(tmp_path, named, to, is_told, kind) -> None:
+    torch = pytest.importorskip("torch")
+    config = {"device": named} if kind == "dict" else argparse.Namespace(device=named)
+    torch.save({"model": {"w": torch.ones(2)}, "args": config}, tmp_path / "a.pt")
+    told = ckptmove.convert(tmp_path / "a.pt", to=to, output=str(tmp_path / "b.pt")).notes
+    hint = "(--rewrite-strings moves strings)"
+    assert told == ((f"still named in the file's configs: args.device = {named} {hint}",) if is_told else ())
+    warned = {finding.code for finding in ckptmove.inspect(tmp_path / "b.pt").findings}
+    assert "D104" not in warned or is_told
+    assert ckptmove.convert(tmp_path / "a.pt", to=to, keep=["args.device"], dry_run=True).notes == ()
+
+
+def test_device_objects_that_stay_are_not_moved_by_rewriting_strings(tmp_path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {"w": torch.ones(2)}, "where": torch.device("cuda:5")}, tmp_path / "a.pt")
+    told = ckptmove.convert(tmp_path / "a.pt", map_location={"cpu": "cuda:1"}, dry_run=True).notes
+    assert told == ("still named in the file's configs: where = cuda:5",)
+
+
+class _Attack:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def test_what_a_copy_cannot_mend_is_told(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2), "x": _Attack()}, tmp_path / "evil.pt")
+    [told] = ckptmove.convert(tmp_path / "evil.pt", to="mps").notes
+    assert f"{os.system.__module__}.system (S702)" in told
+    assert "never load it without weights_only=True" in told
+    assert "S702" in {finding.code for finding in ckptmove.inspect(tmp_path / "evil.mps.pt").findings}
+
+    torch.save({"a": torch.ones(1000), "b": torch.ones(5), "c": torch.ones(7)}, tmp_path / "whole.pt")
+    for left_out, told in ((["1"], "1 storage is not whole (F802): 20"), (["1", "2"], "2 storages are not whole")):
+        with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "cut.pt", "w") as cut:
+            for record in whole.infolist():
+                if record.filename.rpartition("/data/")[2] not in left_out:
+                    cut.writestr(record.filename, whole.read(record))
+        [note] = ckptmove.convert(tmp_path / "cut.pt", to="mps", force=True).notes
+        assert note.startswith(told)
+        assert note.endswith(" bytes are missing in the new file too")
+
+
+def test_values_that_a_cast_makes_infinite_are_told(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for values, told in (([1e300], "1 value was"), ([1e300, -1e39, 1.0, math.inf], "2 values were"), ([1.0], None)):
+        torch.save({"w": torch.tensor(values, dtype=torch.float64)}, tmp_path / "wide.pt")
+        made = ckptmove.convert(tmp_path / "wide.pt", to="mps", cast=True, force=True)
+        assert made.notes == ((f"--cast: {told} too large for the smaller dtype: inf in the new file",) if told else ())
 
 
 def test_an_empty_device_is_no_device() -> None:

@@ -174,12 +174,24 @@ def test_a_legacy_file_is_opened(tmp_path, protocol):
 
 
 @pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (pickle.dumps({}), "pickle"),
+        (len(SAFETENSORS).to_bytes(8, "little") + SAFETENSORS + b"\0", "safetensors"),
+    ],
+)
+def test_what_torch_save_did_not_write_is_opened(tmp_path, data, name):
+    (tmp_path / "w.bin").write_bytes(data)
+    container = open_container(str(tmp_path / "w.bin"), Limits())
+    assert (container.name, container.byteorder, container.torch_version) == (name, "little", None)
+    container.source.close()
+
+
+@pytest.mark.parametrize(
     ("data", "described"),
     [
-        (pickle.dumps({}), "a bare pickle"),
         (tarred("sys_info"), "a tar of torch 0.1"),
         (saved() + saved(), "a shard of a distributed checkpoint"),
-        (len(SAFETENSORS).to_bytes(8, "little") + SAFETENSORS, "a safetensors file"),
     ],
 )
 def test_what_is_recognised_but_not_read(tmp_path, data, described):

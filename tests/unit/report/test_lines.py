@@ -138,6 +138,8 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     result = ConvertResult(plan=plan, output="b.pth", bytes_copied=3 * 2**20, seconds=2.0, notes=("no CRCs",))
     assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
     assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
+    brief = replace(result, seconds=0.99)
+    assert conversion.brief_line("a.pth", brief) == "wrote b.pth: 3.0 MiB in 0.99 s", "the start is most of it"
     instant = ConvertResult(plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
     assert github.conversion_line("a.pth", instant) == ("::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s")
@@ -150,16 +152,72 @@ def test_findings_stand_below_the_checks() -> None:
         path="a", target="mps", mode="real", passed=False, proven=False, checks=(check,), findings=(bad,)
     )
     assert list(verification.verification_lines(Page(), result, verbose=False))[2:] == [
+        "",
+        "error N501 not-finite: NaN",
+        "  at  a",
         "1 error (N501)",
         "failed, real mps",
     ]
-    assert "error N501 not-finite: NaN" in list(verification.verification_lines(Page(), result, verbose=True))
     assert list(github.verification_lines(result)) == [
         "::error file=a,title=verify numbers::NaN: 100%25",
         "::error file=a,title=N501 not-finite::NaN (at a)",
         "::error file=a,title=verify::failed, real mps",
     ]
-    assert list(github.verification_lines(replace(result, passed=True)))[-1].startswith("::notice ")
+    assert list(github.verification_lines(replace(result, passed=True, proven=True)))[-1].startswith("::notice ")
+    assert list(github.verification_lines(replace(result, passed=True)))[-1].startswith("::warning ")
+
+
+def verified(*checks, findings=(), passed=True, proven=True) -> VerifyResult:
+    return VerifyResult(
+        path="a", target="mps", mode="real", passed=passed, proven=proven, checks=checks, findings=findings
+    )
+
+
+def test_notes_are_counted_below_the_checks_and_shown_when_asked() -> None:
+    fixed = finding(code="O201", name="step-on-accelerator", severity=Severity.WARNING, message="slow", fix="mend it")
+    result = verified(findings=(finding(), fixed))
+    assert list(verification.verification_lines(Page(), result, verbose=False)) == [
+        "a on mps",
+        "",
+        "warning O201 step-on-accelerator: slow",
+        "  fix mend it",
+        "1 warning, 1 note (R302, O201)",
+        "passed, real mps",
+    ]
+    assert "info R302 resume-incomplete: no scheduler" in list(
+        verification.verification_lines(Page(), result, verbose=True)
+    )
+    assert list(verification.verification_lines(Page(), verified(findings=(finding(),)), verbose=False))[1:] == [
+        "1 note (R302)",
+        "passed, real mps",
+    ]
+
+
+def test_faults_stand_below_each_other_and_a_command_in_one_line() -> None:
+    command = "ckptmove convert 'a; b.pth' --to cuda:0 --output somewhere/else/with/a/long/name.pth"
+    check = CheckResult(name="placement", status="failed", detail=f"2 tensors misplaced; {'x ' * 30}y; fix: {command}")
+    _, *lines, _ = verification.verification_lines(Page(columns=60), verified(check, passed=False), verbose=False)
+    assert lines == [
+        "✗ placement  2 tensors misplaced",
+        f"             {'x ' * 23}x",
+        f"             {'x ' * 6}y",
+        f"             fix: {command}",
+    ]
+    whole = replace(check, status="passed", detail="4 parameters; 4 found")
+    assert list(verification.verification_lines(Page(), verified(whole), verbose=False))[1] == (
+        "✓ placement  4 parameters; 4 found"
+    )
+
+
+def test_what_passed_without_proof_is_marked() -> None:
+    page = Page(color=True)
+    for passed, proven, color in ((True, True, 32), (True, False, 33), (False, False, 31)):
+        *_, last = verification.verification_lines(page, verified(passed=passed, proven=proven), verbose=False)
+        assert last.startswith(f"\x1b[1;{color}m")
+    line = verification.brief_line(verified(proven=False))
+    assert line == (
+        "a: passed, real mps, but a resume is not proven: something stood in for what the file does not hold"
+    )
 
 
 def test_a_failure_without_hint_or_path() -> None:

@@ -1,0 +1,185 @@
+"""A bare pickle, as ``pickle.dump`` writes it: its tensors are streams of ``torch.save`` inside of the pickle.
+
+Never runs it, and never reads the bytes of a tensor or an array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cast import SHRINK
+from ckptmove.containers.nested_streams import find_streams, graft
+from ckptmove.containers.pickle_outline import read_outline
+from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment
+from ckptmove.errors import DamagedPickle, UneditablePickle
+from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.scan import operations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.contracts import ByteSource, Segment
+    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.pickles.state import Machine
+
+_AS_TEXT: Final = "tensors written as text, as pickle protocols 0 to 2 write bytes,"
+
+
+class BarePickle:
+    """A file of ``pickle.dump``.
+
+    Attributes:
+        name: ``pickle``.
+        source: its bytes.
+        byteorder: of the elements of its storages: that of the streams in it, ``little`` without any.
+        torch_version: None: neither the pickle nor a stream says.
+    """
+
+    name: ContainerName = "pickle"
+    torch_version: str | None = None
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        """Read the pickle, and those of the streams in it.
+
+        Raises:
+            DamagedPickle: one of them is none.
+            DamagedArchive: a stream is none of torch's.
+            LimitExceeded: they ask for more than the limits allow.
+        """
+        self.source = source
+        self._outline = read_outline(source, limits)
+        try:
+            self._machine = interpret(self._outline.data, limits)
+        except DamagedPickle as error:
+            raise DamagedPickle(error.detail, offset=self._outline.file_offset(error.offset)) from error
+        self._streams = find_streams(self._machine.root, self._outline, source, limits)
+        graft(self._machine, self._streams, limits)
+        self._pickle = self._machine.data
+        self.byteorder = next((stream.container.byteorder for stream in self._streams), "little")
+
+    def read(self) -> Machine:
+        """The machine that has read :meth:`object_pickle`, the storages of the streams in the places of their calls."""
+        return self._machine
+
+    def object_pickle(self) -> bytes:
+        """The pickle without its long strings, and behind it the object pickles of the streams in it."""
+        return self._pickle
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Find the bytes of the storages in the streams.
+
+        Args:
+            storages: every storage by the place of its stream and the key that it has there, ``0:KEY``.
+
+        Raises:
+            DamagedArchive: as the streams.
+        """
+        own: list[list[StorageRef]] = [[] for _ in self._streams]
+        facts: list[ArchiveFact] = []
+        for storage in storages:
+            at, key = self._split(storage.key)
+            if at is None:
+                facts.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
+            else:
+                own[at].append(replace(storage, key=key))
+        for place, (stream, named) in enumerate(zip(self._streams, own, strict=True)):
+            found = stream.container.locate(named)
+            facts += [replace(fact, record=f"{place}:{fact.storage_key}") for fact in found]
+        if self._outline.end < self.source.size:
+            rest = self.source.size - self._outline.end
+            facts.append(ArchiveFact("orphan-record", "what follows the pickle", rest))
+        return tuple(facts)
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where they are not there, or written as text."""
+        place, inner = self._split(key)
+        if place is None or self._streams[place].string is None:
+            return None
+        stream = self._streams[place]
+        span = stream.container.storage_span(inner)
+        return _shifted(span, stream.start) if span is not None else None
+
+    def check(self) -> tuple[ArchiveFact, ...]:
+        """Compare the CRCs of the streams that have any: those that are zip archives."""
+        return tuple(
+            replace(fact, record=f"{place}:{fact.storage_key}")
+            for place, stream in enumerate(self._streams)
+            for fact in stream.container.check()
+        )
+
+    def has_checksums(self) -> bool:
+        """Whether every stream holds CRCs; those that pickling a tensor makes hold none."""
+        return bool(self._streams) and all(stream.container.has_checksums() for stream in self._streams)
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """The file with other pickles in the places of its own, all else as it is.
+
+        Args:
+            pickle: the new pickles, as many as :meth:`object_pickle` gives.
+            casts: storages by key that change dtype: before and after.
+
+        Raises:
+            DamagedArchive: as the streams.
+            UneditablePickle: a stream that is written as text would have to change.
+        """
+        if pickle == self._pickle and not casts:
+            return (CopySegment(Span(0, self.source.size)),)
+        outer, *inner = _split_pickles(pickle)
+        cast: dict[int | None, dict[str, tuple[str, str]]] = {}
+        for name, dtypes in casts.items():
+            at, key = self._split(name)
+            cast.setdefault(at, {})[key] = dtypes
+        new: dict[int, tuple[list[Segment], int]] = {}
+        for place, (stream, one) in enumerate(zip(self._streams, inner, strict=True)):
+            own = cast.get(place, {})
+            if one == stream.container.object_pickle() and not own:
+                continue
+            if stream.string is None:
+                raise UneditablePickle(_AS_TEXT, offset=self._outline.file_offset(stream.call.args_start))
+            segments = [_moved(segment, stream.start) for segment in stream.container.lay_out(one, own)]
+            new[stream.string] = segments, sum(map(_nbytes, segments))
+        rest = CopySegment(Span(self._outline.end, self.source.size))
+        return *self._outline.expand(outer, new.get), rest
+
+    def _split(self, key: str) -> tuple[int | None, str]:
+        """The place of a stream, None where there is no such stream, and the key of a storage in it."""
+        place, _, inner = key.partition(":")
+        known = place.isdecimal() and place.isascii() and int(place) < len(self._streams)
+        return int(place) if known else None, inner
+
+
+def _split_pickles(data: bytes) -> list[bytes]:
+    """Pickles that lie one after another."""
+    pickles: list[bytes] = []
+    begin = 0
+    while begin < len(data):
+        ends = [end for _, end, _ in operations(data, begin)]
+        pickles.append(data[begin : ends[-1]])
+        begin = ends[-1]
+    return pickles
+
+
+def _shifted(span: Span, start: int) -> Span:
+    return Span(start + span.start, start + span.end)
+
+
+def _checked(check: CheckedRange, start: int) -> CheckedRange:
+    return replace(check, span=_shifted(check.span, start))
+
+
+def _moved(segment: Segment, start: int) -> Segment:
+    """A segment of a stream as one of the file."""
+    if isinstance(segment, BytesSegment):
+        return segment
+    span = _shifted(segment.span, start)
+    if isinstance(segment, CastSegment):
+        return replace(segment, span=span, check=None if segment.check is None else _checked(segment.check, start))
+    return CopySegment(span, tuple(_checked(check, start) for check in segment.checks))
+
+
+def _nbytes(segment: Segment) -> int:
+    if isinstance(segment, BytesSegment):
+        return len(segment.data)
+    return segment.span.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes

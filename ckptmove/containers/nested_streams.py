@@ -1,0 +1,188 @@
+"""The streams of ``torch.save`` inside of a pickle, and the tree with what they hold in their places.
+
+Never runs ``torch.storage._load_from_bytes``: it reads the bytes as it would read a file.
+
+From torch/storage.py: ``TypedStorage.__reduce__`` saves itself into bytes, ``_load_from_bytes`` is ``torch.load``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.containers.torch_legacy import TorchLegacy
+from ckptmove.containers.torch_zip import TorchZip
+from ckptmove.containers.zip_index import read_directory
+from ckptmove.errors import DamagedArchive
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+from ckptmove.streams.part import MemorySource, PartSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptmove.containers.pickle_outline import PickleOutline
+    from ckptmove.contracts import ByteSource, Container
+    from ckptmove.model import Limits
+    from ckptmove.pickles.state import Machine
+    from ckptmove.pickles.tree import Value
+
+_LOADER: Final = "torch.storage._load_from_bytes"
+_ENCODE: Final = "_codecs.encode"
+_ZIP: Final = b"PK\x03\x04"
+_KEY_FIELD: Final = 2
+#: Memo indices have 32 bits.
+_MEMO_BITS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class NestedStream:
+    """A stream inside of the pickle.
+
+    Attributes:
+        call: the call that loads it.
+        container: what it is.
+        string: place, among the long strings of the outline, of the one that holds it; None where it is written as
+            text, as the pickles of protocols 0 to 2 do: such bytes do not lie in the file as they are.
+        start: offset of the stream in the file; 0 for text.
+    """
+
+    call: Call
+    container: Container
+    string: int | None
+    start: int
+
+
+def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits: Limits) -> tuple[NestedStream, ...]:
+    """The streams that a pickle loads, in the order of the tree.
+
+    Args:
+        root: the tree of the outline.
+        outline: the pickle without its long strings.
+        source: the file.
+        limits: what each stream may ask for.
+
+    Raises:
+        DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
+    """
+    found: list[NestedStream] = []
+    for node in _nodes(root):
+        if type(node) is not Call or node.name != _LOADER or type(node.args) is not Tuple or not node.args.items:
+            continue
+        argument = node.args.items[0]
+        place = outline.find(argument)
+        if place is not None and not outline.strings[place].is_text:
+            span = outline.strings[place].span
+            found.append(NestedStream(node, _open(PartSource(source, span), limits), place, span.start))
+        elif type(argument) is Call and argument.name == _ENCODE:
+            data = _encoded(argument, outline, source)
+            found.append(NestedStream(node, _open(MemorySource(source.path, data), limits), None, 0))
+    return tuple(sorted(found, key=lambda stream: stream.call.args_start))
+
+
+def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -> None:
+    """Read the object pickles of the streams, and put what they stand for into the tree.
+
+    Afterwards the machine is one that has read all of them: its ``data`` are the pickles one after the other, and every
+    start in it an offset there.
+
+    Args:
+        machine: the machine that has read the outline.
+        streams: the streams in it. A storage of one gets the stream's place and a colon before its key.
+        limits: what each pickle may ask for.
+    """
+    pickles = [machine.data, *(stream.container.object_pickle() for stream in streams)]
+    machine.data = b"".join(pickles)
+    roots: dict[int, Value] = {}
+    begin = len(pickles[0])
+    for place, stream in enumerate(streams):
+        inner = interpret(machine.data, limits, begin)
+        if inner.end != begin + len(pickles[place + 1]):
+            raise DamagedArchive(stream.container.source.path, "bytes stand behind the pickle of a tensor in it")
+        for persistent in inner.persistents:
+            _rename(persistent, place)
+        roots[id(stream.call)] = inner.root
+        _merge(machine, inner, (place + 1) << _MEMO_BITS)
+        begin = inner.end
+    machine.end = begin
+
+    def grafted(value: Value) -> Value:
+        return roots.get(id(value), value)
+
+    for node in list(_nodes(machine.root)):
+        _replace(node, grafted)
+    machine.root = grafted(machine.root)
+
+
+def _open(source: ByteSource, limits: Limits) -> Container:
+    if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
+        return TorchZip(source, read_directory(source, limits), limits)
+    return TorchLegacy(source, limits)
+
+
+def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:
+    """Bytes that are written as text: ``_codecs.encode(text, 'latin1')``."""
+    text = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
+    place = outline.find(text)
+    try:
+        if place is not None:
+            span = outline.strings[place].span
+            return source.read(span.start, span.end).decode("utf-8").encode("latin-1")
+        return text.encode("latin-1") if type(text) is str else b""
+    except UnicodeError as error:
+        raise DamagedArchive(source.path, "the text of a tensor's bytes holds what is no byte") from error
+
+
+def _rename(node: Persistent, place: int) -> None:
+    """Tell apart the storages of several streams: each calls its own by an address that another may use again."""
+    pid = node.pid
+    if type(pid) is Tuple and len(pid.items) > _KEY_FIELD and type(pid.items[_KEY_FIELD]) is str:
+        key = f"{place}:{pid.items[_KEY_FIELD]}"
+        node.pid = Tuple((*pid.items[:_KEY_FIELD], key, *pid.items[_KEY_FIELD + 1 :]), pid.starts)
+
+
+def _merge(machine: Machine, inner: Machine, memo: int) -> None:
+    machine.reads += inner.reads
+    machine.frames += inner.frames
+    machine.persistents += inner.persistents
+    machine.memo_starts |= {memo + index: start for index, start in inner.memo_starts.items()}
+    machine.memo |= {memo + index: inner.memo[index] for index in inner.memo_starts}
+    machine.globals = inner.globals | machine.globals
+    machine.foreign = inner.foreign | machine.foreign
+
+
+def _nodes(root: Value) -> Iterator[Node]:
+    """Every node of a tree, once."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Node) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack += _members(node)
+
+
+def _members(node: Node) -> list[Value]:
+    if isinstance(node, Sequence):
+        return list(node.items)
+    if type(node) is Dict:
+        return list(node.flat)
+    if type(node) is Call:
+        return [node.func, node.args, node.kwargs, node.state, node.appended, node.assigned]
+    return [node.pid] if type(node) is Persistent else []
+
+
+def _replace(node: Node, change: Callable[[Value], Value]) -> None:
+    """Put other values in the places of a node's own."""
+    if isinstance(node, Tuple):
+        node.items = tuple(map(change, node.items))
+    elif isinstance(node, Sequence):
+        node.items = list(map(change, node.items))
+    elif type(node) is Dict:
+        node.flat = list(map(change, node.flat))
+    elif type(node) is Call:
+        node.func, node.args = change(node.func), change(node.args)
+        node.kwargs, node.state = change(node.kwargs), change(node.state)
+    elif type(node) is Persistent:
+        node.pid = change(node.pid)
