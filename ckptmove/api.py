@@ -6,28 +6,28 @@ Never prints, and never decides what a room below decides.
 from __future__ import annotations
 
 import os
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource, UsageError
+from ckptmove.directories import UnverifiedDirectory
+from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
-from ckptmove.streams.counted import CountedSource
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
+    from ckptmove.layouts.reading import Directory
     from ckptmove.model import Finding, Inventory
     from ckptmove.moves import MovePlan
 
@@ -69,7 +69,7 @@ def inspect(
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
-        path: a file.
+        path: a file, or a directory, which is read as one checkpoint.
         target: device that the findings judge the file for; without it, the device that is expected, and without
             that, the device where the model lies.
         expect: device where everything that should move is expected to be; without it, there is no plan.
@@ -87,15 +87,15 @@ def inspect(
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
-    with open_checkpoint(path, limits) as checkpoint:
-        inventory = checkpoint.inventory
-        if check:
-            if progress is not None:
-                checkpoint.container.source = CountedSource(checkpoint.container.source, progress)
-            inventory = replace(inventory, facts=inventory.facts + checkpoint.container.check())
-        lines = make_outline(checkpoint.machine.root, limits, len(checkpoint.machine.data)) if outline else ()
-    plan = _plan_for(inventory, expect) if expect is not None else None
-    return Inspection(inventory, find_all(inventory, context), lines, plan)
+    found: Survey | Directory
+    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  a file does not wait for it
+
+        found = read_directory(path, limits, check=check, outline=outline, progress=progress)
+    else:
+        found = survey(path, limits, check=check, outline=outline, progress=progress)
+    plan = _plan_for(found.inventory, expect) if expect is not None else None
+    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan)
 
 
 @collector_paused()
@@ -119,11 +119,11 @@ def convert(
     is written: a copy.
 
     Args:
-        path: a file.
+        path: a file, or a directory, which becomes a new directory: whole, or not at all.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
         map_location: source globs and their devices, before ``to``; the first that matches counts.
         keep: globs of tensor names that stay where they are.
-        output: the new file; by default the name of ``path`` with the device in it.
+        output: the new file or directory; by default the name of ``path`` with the device in it.
         force: whether an existing output is replaced.
         dry_run: whether to stop after the plan.
         cast: whether dtypes that the target lacks are cast down.
@@ -137,45 +137,17 @@ def convert(
         Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
         WriteFailed: the output could not be written; nothing is left of it.
     """
-    from ckptmove.notes import conversion_notes, no_devices, overflow_note  # noqa: PLC0415  inspect does not wait
-    from ckptmove.pickles.edits import apply_plan  # noqa: PLC0415  likewise
-    from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
-    from ckptmove.rewrite import write_segments  # noqa: PLC0415  likewise
-    from ckptmove.streams.sink import FileSink, same_file  # noqa: PLC0415  likewise
-
-    began = time.perf_counter()
-    path, output = os.fspath(path), None if output is None else os.fspath(output)
+    path = os.fspath(path)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
     beside = default_output(path, "moved" if to is None else to)
-    target = output or beside
-    with naming(path), open_checkpoint(path, limits) as checkpoint:
-        plan = plan_move(checkpoint.inventory, request)
-        notes = tuple(conversion_notes(checkpoint.inventory, plan))
-        reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
-        if reason:
-            notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the file",)
-        if dry_run or (reason and output is None):
-            seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
-        if os.path.isdir(target) or target.endswith(os.sep):  # noqa: PTH112  the path may become a URL: it stays text
-            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  likewise
-        if same_file(path, target):
-            raise OutputIsSource(target)
-        if not force and os.path.lexists(target):
-            raise OutputExists(target)
-        casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
-        container = checkpoint.container
-        segments = container.lay_out(apply_plan(checkpoint.machine, plan), casts)
-        with FileSink(target, force=force) as sink:
-            overflowed: list[int] = []
-            written = write_segments(container.source, segments, sink, path, progress, overflowed.append)
-            sink.commit()
-        if overflowed:
-            notes += (overflow_note(sum(overflowed)),)
-        if not container.has_checksums():
-            notes += ("the archive holds no CRCs: its bytes were copied unchecked",)
-    seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+        from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  inspect does not wait for it
+    else:
+        from ckptmove.conversion import convert_file as move  # noqa: PLC0415  likewise
+    wanted = os.fspath(output) if output else None
+    return move(
+        path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
+    )
 
 
 def verify(
@@ -216,6 +188,9 @@ def verify(
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  likewise
 
+    for named in (path, against):
+        if named is not None and os.path.isdir(named):  # noqa: PTH112  the path may become a URL: it stays text
+            raise UnverifiedDirectory(os.fspath(named))
     request = VerifyRequest(
         path=os.fspath(path),
         to=to,
@@ -231,11 +206,16 @@ def verify(
 
 
 def default_output(path: str, to: str) -> str:
-    """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``."""
-    root, extension = os.path.splitext(path)  # noqa: PTH122  the path may become a URL: it stays text
+    """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
+    target = parse_target(to).replace(":", "") if to != "moved" else to
+    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+        plain = path.rstrip("/")
+        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  as above
+        return f"{plain if has_name else os.path.realpath(path)}.{target}"
+    root, extension = os.path.splitext(path)  # noqa: PTH122  as above
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
-    return f"{root}.{parse_target(to).replace(':', '') if to != 'moved' else to}{extension}"
+    return f"{root}.{target}{extension}"
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

@@ -6,7 +6,7 @@ Never executes a pickle and never reads a tensor's bytes.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
@@ -17,14 +17,17 @@ from ckptmove.contracts import ScriptContainer
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.flat import complete
+from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.script import interpret_parts
+from ckptmove.streams.counted import CountedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.contracts import Container
+    from ckptmove.contracts import Container, Progress
+    from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Inventory
     from ckptmove.pickles.state import Machine
 
@@ -79,6 +82,48 @@ def _read_object(container: Container, limits: Limits) -> Machine:
     machine = interpret(container.object_pickle(), limits)
     machine.forget_nodes()
     return machine
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was read of a checkpoint that is closed again.
+
+    Attributes:
+        inventory: what it holds.
+        outline: its tree, where that was asked for.
+        pickle_bytes: length of what its sites point into.
+    """
+
+    inventory: Inventory
+    outline: tuple[OutlineLine, ...]
+    pickle_bytes: int
+
+
+def survey(
+    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+) -> Survey:
+    """Read a checkpoint as data and close it.
+
+    Args:
+        path: a file.
+        limits: what it may ask for.
+        check: whether to read every record and compare its CRC.
+        outline: whether to make the outline too.
+        progress: told of bytes checked and bytes in all.
+
+    Raises:
+        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    with open_checkpoint(path, limits) as checkpoint:
+        inventory, container = checkpoint.inventory, checkpoint.container
+        if check:
+            if progress is not None:
+                container.source = CountedSource(container.source, progress)
+            inventory = replace(inventory, facts=inventory.facts + container.check())
+        nbytes = len(checkpoint.machine.data)
+        lines = make_outline(checkpoint.machine.root, limits, nbytes) if outline else ()
+        return Survey(inventory, lines, nbytes)
 
 
 @contextmanager

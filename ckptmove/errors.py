@@ -225,12 +225,12 @@ class OutputExists(Refused):
 
 
 class OutputIsSource(Refused):
-    """The output names the source itself, by path or by a link to it."""
+    """The output names the source itself, by path or by a link to it, or one directory would lie in the other."""
 
     kind = "output-is-source"
 
-    def __init__(self, path: str) -> None:
-        super().__init__("the output is the source itself", path=path)
+    def __init__(self, path: str, relation: str = "is the source itself") -> None:
+        super().__init__(f"the output {relation}", path=path)
 
 
 class OutputIsFolder(Refused):

@@ -31,6 +31,7 @@ class Limits:
         pickle_bytes: size of one pickle.
         records: records of one archive.
         visits: nodes of the tree that are visited, a shared one once for each path to it.
+        entries: files, folders and links of one directory.
     """
 
     operations: int = 500_000_000
@@ -40,6 +41,7 @@ class Limits:
     pickle_bytes: int = 2**33
     records: int = 20_000_000
     visits: int = 50_000_000
+    entries: int = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,7 @@ class Mention:
         value: as written: ``cuda:0``, or ``[0, 1]`` for device ids.
         site: start of the operation that pushes the device string, or None where it cannot be edited.
         index_site: for a ``torch.device`` with an index: start of the operation that pushes the index.
-        tuple_site: for a ``torch.device``: start of the operation that makes its argument tuple; ``site`` itself where
-            the whole tag is its one argument, as in TorchScript.
+        tuple_site: for a ``torch.device``: start of what makes its argument tuple; in TorchScript, ``site`` itself.
     """
 
     where: str
@@ -198,8 +199,7 @@ class ParamGroup:
         where: path from the root.
         params: the keys of its parameters in the state: indices, or names.
         param_names: their names where the optimizer was given named parameters, else empty.
-        options: its hyperparameters in order: numbers, booleans, strings, None and tuples of them as they are,
-            :data:`OPAQUE` for a tensor or any other object.
+        options: its hyperparameters in order: plain values and tuples of them as they are, else :data:`OPAQUE`.
         flags: ``capturable`` and ``fused``, where they are booleans.
     """
 

@@ -102,8 +102,10 @@ def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
 
 
 def _is_in_code(inventory: Inventory, mention: Mention) -> bool:
-    """Whether a device is named by a line of TorchScript."""
-    return inventory.container == "torchscript" and mention.site is None and mention.kind == "torch.device"
+    """Whether a device is named by a line of TorchScript, in a file of its own or in one of a directory."""
+    return (
+        inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
+    )
 
 
 def _named(mention: Mention) -> str:

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from ckptmove.directories import DirectoryInventory
 from ckptmove.optimizers import TABLE
 from ckptmove.scopes import Scope, model_scopes, strip_wrappers
 
@@ -72,7 +73,22 @@ class Pairing:
 def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
     """Match each optimizer's parameters with the model's tensors, in time in proportion to both."""
     scopes = model_scopes(inventory) if inventory.optimizers else ()
-    return tuple(_pair(optimizer, scopes) for optimizer in inventory.optimizers)
+    pairings = tuple(_pair(optimizer, scopes) for optimizer in inventory.optimizers)
+    return tuple(map(_by_names_alone, pairings)) if _is_order_lost(inventory) else pairings
+
+
+def _is_order_lost(inventory: Inventory) -> bool:
+    """Whether the model lies beside its optimizer in a file of safetensors, which sorts the names."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    return any(one.container == "safetensors" and "model" in one.roles for one in files)
+
+
+def _by_names_alone(pairing: Pairing) -> Pairing:
+    """A pairing as far as it does not rest on the order of the model's tensors."""
+    if pairing.how == "names":
+        return pairing
+    matches = tuple((key, None) for key, _ in pairing.matches)
+    return Pairing(matches=matches, how="none", reason="safetensors sorts the model's tensors: their order is lost")
 
 
 def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, TensorRecord], ...]:

@@ -5,6 +5,7 @@ Never plans or writes anything itself: the use-cases do.
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -93,6 +94,9 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
 
 def _suggest(output: str, request: MoveRequest) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
+    if os.path.isdir(output):  # noqa: PTH112  the path may become a URL: it stays text
+        suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
+        return
     targets = (request.to, *(target for _, target in request.mapping))
     if any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.

@@ -29,7 +29,8 @@ Paths = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PATH]...",
-        help="Checkpoints: files, or globs in quotes. Without one: 'checkpoints' of [tool.ckptmove] in pyproject.toml.",
+        help="Checkpoints: files, directories, or globs in quotes. Without one: 'checkpoints' of [tool.ckptmove] in "
+        "pyproject.toml.",
         show_default=False,
     ),
 ]
@@ -37,7 +38,7 @@ Path = Annotated[
     str | None,
     typer.Argument(
         metavar="PATH",
-        help="The checkpoint. Without it: the one that [tool.ckptmove] in pyproject.toml names.",
+        help="The checkpoint, a file or a directory. Without it: the one that [tool.ckptmove] in pyproject.toml names.",
         show_default=False,
     ),
 ]

@@ -14,7 +14,7 @@ from glob import has_magic
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import errors
+from ckptmove import directories, errors
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
@@ -48,6 +48,12 @@ _MENDS: Final = {
     "again",
     "a gzip file": "unpack it first: gunzip",
     "a tar archive": "unpack it first: tar xf",
+    "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
+    "name, cp -rL DIRECTORY COPY, and take the copy",
+    **dict.fromkeys(
+        ("a named pipe", "a socket", "a character device", "a block device"),
+        "nothing was read from it: name a regular file, or take it out of the directory",
+    ),
     "an empty zip archive": "nothing was saved into it: go back to an earlier checkpoint",
 }
 
@@ -128,9 +134,27 @@ def _(error: errors.NotACheckpoint) -> str:
     return _MENDS.get(error.found, "ckptmove reads what torch.save writes")
 
 
+@hint_for.register(directories.EmptyDirectory)
+def _(error: directories.EmptyDirectory) -> str:
+    del error
+    return (
+        "looked for what torch.save writes, under any name, as the HF Trainer, Accelerate, DeepSpeed, Megatron and "
+        "mmengine keep it in directories"
+    )
+
+
+@hint_for.register(directories.UnverifiedDirectory)
+def _(error: directories.UnverifiedDirectory) -> str:
+    return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
+
+
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
+    if error.container == "dcp":
+        folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  it stays text
+        tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
+        return f"if you trust its origin, make one file of it: {tool}"
     if error.container == "torch-tar":
         load = f"torch.load({name!r}, map_location='cpu')"
         return f"if you trust its origin, save it again as a zip: torch.save({load}, 'new.pth')"
@@ -174,7 +198,12 @@ def _(error: errors.OutputExists) -> str:
 @hint_for.register(errors.OutputIsSource)
 def _(error: errors.OutputIsSource) -> str:
     del error
-    return "name another file with --output"
+    return "name another place with --output"
+
+
+@hint_for.register(directories.OutputHoldsMore)
+def _(error: directories.OutputHoldsMore) -> str:
+    return f"look at it, then remove it: rm -r {shlex.quote(error.path or '')}; or name another one with --output"
 
 
 @hint_for.register(errors.OutputIsFolder)

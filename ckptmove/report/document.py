@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from ckptmove.directories import DirectoryInventory
 from ckptmove.report.answers import shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ckptmove.directories import FileRecord
     from ckptmove.evidence import VerifyResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.model import Finding, TensorRecord
@@ -121,6 +123,7 @@ def _checkpoint(answer: InspectAnswer) -> Json:
         "size_bytes": inventory.size_bytes,
         "torch_version": inventory.torch_version,
         "producer": inventory.producer,
+        "files": [_file(one) for one in inventory.files] if isinstance(inventory, DirectoryInventory) else [],
         "devices": [
             {"device": share.device, "role": share.role, "tensors": share.tensors, "bytes": share.nbytes}
             for share in shares(inventory.tensors)
@@ -134,6 +137,18 @@ def _checkpoint(answer: InspectAnswer) -> Json:
         ],
         "findings": [_finding(finding) for finding in answer.inspection.findings],
         "expected": _expected(answer.expectation) if answer.expectation else None,
+    }
+
+
+def _file(one: FileRecord) -> Json:
+    return {
+        "path": one.path,
+        "roles": list(one.roles),
+        "container": one.container,
+        "layout": one.layout,
+        "size_bytes": one.size_bytes,
+        "tensors": one.tensors,
+        "devices": list(one.devices),
     }
 
 

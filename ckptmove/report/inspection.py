@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report.answers import shares
 from ckptmove.report.page import Column, table
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _FIRST: Final = 3
+#: Files of a directory that are listed without -v: those of a run on one machine.
+_MOST_FILES: Final = 24
 _DEVICE: Final = "cyan"
 
 
@@ -32,6 +35,9 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
     """The report on one checkpoint."""
     inventory = answer.inspection.inventory
     yield from _header(page, inventory)
+    if isinstance(inventory, DirectoryInventory):
+        yield ""
+        yield from _files(page, inventory, verbose=detail.verbose)
     if inventory.tensors:
         yield ""
         yield from _devices(page, inventory)
@@ -128,6 +134,32 @@ def _header(page: Page, inventory: Inventory) -> Iterator[str]:
         facts.append(clean(inventory.producer))
     yield page.paint(clean(inventory.path), "bold")
     yield from page.wrap(", ".join(facts), 0)
+
+
+def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Iterator[str]:
+    columns = (
+        Column("file", gives_way=True),
+        Column("roles"),
+        Column("layout"),
+        Column("devices", gives_way=True, style=_DEVICE),
+        Column("tensors", right=True),
+        Column("bytes", right=True),
+    )
+    shown = inventory.files if verbose else inventory.files[:_MOST_FILES]
+    rows = [
+        (
+            clean(one.path),
+            ", ".join(one.roles),
+            one.layout,
+            clean(", ".join(one.devices)),
+            f"{one.tensors:,}",
+            size(one.size_bytes),
+        )
+        for one in shown
+    ]
+    yield from table(page, columns, rows)
+    if len(inventory.files) > len(shown):
+        yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
 
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:

@@ -40,7 +40,15 @@ class FileSink:
     a regular file is replaced; a symbolic link is replaced itself, not what it points to.
     """
 
-    def __init__(self, output: str, *, force: bool) -> None:
+    def __init__(self, output: str, *, force: bool, mode: int | None = None) -> None:
+        """Name the file; nothing is opened yet.
+
+        Args:
+            output: its path.
+            force: whether what is there is replaced.
+            mode: its permission bits; by default those that ``open`` would give it.
+        """
+        self._mode = mode
         self._output = Path(output)
         self._force = force
         # Of fixed length, so that an output with the longest possible name has a temporary one as well.
@@ -59,7 +67,7 @@ class FileSink:
         with self._failing():
             self._look()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._temp, flags, 0o666)
+            self._fd = os.open(self._temp, flags, 0o666 if self._mode is None else 0o600)
         return self
 
     def __exit__(
@@ -95,6 +103,8 @@ class FileSink:
             OutputExists: the name has been taken meanwhile, and there is no ``force``.
         """
         with self._failing():
+            if self._mode is not None:
+                os.fchmod(self._fd, self._mode)
             os.fsync(self._fd)
             self._close()
             self._look()
@@ -105,7 +115,7 @@ class FileSink:
                     self._temp.replace(self._output)
                 else:
                     self._take_name()
-                _sync_folder(folder)
+                sync_folder(folder)
             finally:
                 os.close(folder)
 
@@ -162,7 +172,7 @@ class FileSink:
             raise WriteFailed(str(self._output), reason) from error
 
 
-def _sync_folder(folder: int) -> None:
+def sync_folder(folder: int) -> None:
     """Make a rename durable: it is a change of the folder."""
     try:
         os.fsync(folder)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Span
 
 #: What a path can name that is no file, by the type bits of its mode.
-_KINDS: Final[dict[int, str]] = {
+KINDS: Final[dict[int, str]] = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -107,7 +107,7 @@ def open_source(path: str) -> FileSource:
         AccessFailed: the system refuses.
     """
     try:
-        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  the path may become a URL: it stays text
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  the path may become a URL: it stays text
         if kind is not None:
             raise NotACheckpoint(path, kind)
         return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  closed by `close`

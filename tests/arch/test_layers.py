@@ -18,7 +18,7 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "contracts", "devices", "optimizers", "roles"],
+    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "directories"],
     [
         "streams.source",
         "streams.sink",
@@ -31,7 +31,7 @@ ROWS: list[list[str]] = [
         "pickles.tree",
         "pickles.names",
     ],
-    ["pickles.state", "pickles.arguments", "pickles.stream"],
+    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.directory_sink"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
     ["pickles.memory"],
@@ -41,6 +41,8 @@ ROWS: list[list[str]] = [
     ["inventory.*"],
     ["pairing", "policy", "rewrite", "notes"],
     ["plan", "checkpoint"],
+    ["conversion"],
+    ["layouts.*"],
     ["findings.*"],
     ["verification.*"],
     ["api", "config"],
@@ -50,7 +52,7 @@ ROWS: list[list[str]] = [
     ["__main__"],
 ]
 #: Rooms whose modules may import each other, as long as there is no circle.
-OPEN_ROOMS = ("containers", "inventory", "findings", "verification", "report", "cli")
+OPEN_ROOMS = ("containers", "inventory", "layouts", "findings", "verification", "report", "cli")
 
 #: Where a third-party library may be imported.
 HOMES = {

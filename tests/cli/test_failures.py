@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, errors
+from ckptmove import api, directories, errors
 from ckptmove.cli.outcome import failure_of, retyped
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -168,13 +168,21 @@ ERRORS = {
     ),
     errors.UnsupportedContainer("a", "safetensors", "x"): (3, "load_file"),
     errors.UnsupportedContainer("a", "torchscript", "x"): (3, "torch.jit.load('a', map_location='cpu')"),
-    errors.UnsupportedContainer("a", "dcp", "x"): (3, "torch.save"),
+    errors.UnsupportedContainer("a b", "dcp", "x"): (3, "dcp_to_torch 'a b' FILE"),
+    errors.UnsupportedContainer("a/0.distcp", "dcp", "x"): (3, "dcp_to_torch a FILE"),
+    errors.UnsupportedContainer("0.distcp", "dcp", "x"): (3, "dcp_to_torch . FILE"),
+    errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
+    directories.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
+    directories.UnverifiedDirectory("a b"): (3, "ckptmove verify 'a b'/FILE"),
+    errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
+    errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),
     errors.DamagedArchive("a", "b"): (3, "download it again"),
     errors.CrcMismatch("a", "b"): (3, "download it again"),
     errors.DamagedPickle("a", offset=3): (3, "download it again"),
     errors.SourceChanged("a"): (3, "wait"),
     errors.OutputExists("a"): (4, "--force"),
     errors.OutputIsSource("a"): (4, "--output"),
+    directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
     errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,17 @@ def test_people_keep_what_they_have_read(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--quiet", "--select", "N"]
     code, out, err = interrupted(SLOW, words, number)
     assert (code, out, err) == (CODES[number], "run.pth: no findings\n", f"error: {WORDS[number]}\n")
+
+
+@each
+def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
+    (bench / "run").mkdir()
+    for name in ("run.pth", "dragged.pth"):
+        shutil.copy(bench / name, bench / "run")
+    before = sorted(bench.rglob("*"))
+    code, out, err = interrupted(COPY, ["convert", "run", "--to", "cpu"], number)
+    assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
+    assert sorted(bench.rglob("*")) == before
 
 
 @each

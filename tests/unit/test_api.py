@@ -94,16 +94,16 @@ def test_check_tells_how_far_it_is(source: Path) -> None:
 
 
 def test_what_is_expected_comes_from_the_same_reading(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptmove import api
+    from ckptmove import checkpoint
 
     opened: list[str] = []
-    real = api.open_checkpoint
+    real = checkpoint.open_checkpoint
 
     def counted(path, limits):
         opened.append(path)
         return real(path, limits)
 
-    monkeypatch.setattr(api, "open_checkpoint", counted)
+    monkeypatch.setattr(checkpoint, "open_checkpoint", counted)
     told = ckptmove.inspect(str(source), expect="mps")
     assert opened == [str(source)]
     assert told.plan is not None

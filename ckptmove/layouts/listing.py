@@ -1,0 +1,206 @@
+"""What lies in a directory: files, folders and links, within bounds.
+
+Never opens a file, and never follows a link: one that leads out of the directory is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
+from ckptmove.streams.source import KINDS
+
+if TYPE_CHECKING:
+    from ckptmove.model import Limits
+
+#: Folders inside of each other: those of a training run are three or four.
+DEEPEST: Final = 64
+#: Who may read, write and execute; no copy inherits setuid and the like.
+_PERMISSIONS: Final = 0o777
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A regular file.
+
+    Attributes:
+        path: seen from the directory, parts joined by slashes.
+        size_bytes: its size.
+        mode: its permission bits.
+        stamp: what changes when it is written or replaced: inode, size and time of the last write.
+        is_hidden: whether it lies in a folder whose name begins with a dot: it is then nobody's checkpoint.
+    """
+
+    path: str
+    size_bytes: int
+    mode: int
+    stamp: tuple[int, int, int]
+    is_hidden: bool
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """All but the last part of its path; empty for the directory itself."""
+        return self.path.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFolder:
+    """A folder.
+
+    Attributes:
+        path: as of a file; empty for the directory itself.
+        mode: its permission bits.
+    """
+
+    path: str
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLink:
+    """A symbolic link that stays in the directory, or that leads nowhere.
+
+    Attributes:
+        path: as of a file.
+        target: what it is to say in a copy of the directory.
+    """
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything in a directory.
+
+    Attributes:
+        path: the directory as it was named.
+        files: by path.
+        folders: each before what is in it.
+        links: by path.
+    """
+
+    path: str
+    files: tuple[ListedFile, ...]
+    folders: tuple[ListedFolder, ...]
+    links: tuple[ListedLink, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The paths of files and links."""
+        return frozenset([*(file.path for file in self.files), *(link.path for link in self.links)])
+
+    def full(self, path: str) -> str:
+        """The path of something in the directory, as the system knows it."""
+        return os.path.join(self.path, path)  # noqa: PTH118  the path stays as it was typed, a leading ./ too
+
+
+def list_directory(path: str, limits: Limits) -> Listing:
+    """List a directory with everything below it.
+
+    Raises:
+        NotACheckpoint: something in it is a pipe, a socket or a device, or a link that leads out of it.
+        LimitExceeded: there is more in it, or it is deeper, than the limits allow.
+        AccessFailed: the system refuses to list a part of it.
+    """
+    lister = _Lister(path, limits)
+    try:
+        lister.run()
+    except OSError as error:
+        raise AccessFailed(error.filename or path, error.strerror or str(error)) from error
+    return Listing(
+        path,
+        tuple(sorted(lister.files, key=lambda file: file.path)),
+        tuple(sorted(lister.folders, key=lambda folder: folder.path)),
+        tuple(sorted(lister.links, key=lambda link: link.path)),
+    )
+
+
+def stamp_of(found: os.stat_result) -> tuple[int, int, int]:
+    """What changes when a file is written or replaced."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def require_unchanged(listing: Listing, file: ListedFile) -> None:
+    """Refuse a file that is not the one that was listed any more.
+
+    Raises:
+        SourceChanged: it was written, replaced or removed meanwhile.
+    """
+    full = listing.full(file.path)
+    try:
+        same = stamp_of(os.lstat(full)) == file.stamp
+    except OSError:
+        same = False
+    if not same:
+        raise SourceChanged(full)
+
+
+class _Lister:
+    """Goes through a directory without recursion."""
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        self._path = path
+        self._limits = limits
+        self._real = os.path.realpath(path)
+        self._entries = 0
+        self.files: list[ListedFile] = []
+        self.folders: list[ListedFolder] = []
+        self.links: list[ListedLink] = []
+
+    def run(self) -> None:
+        mode = os.stat(self._path).st_mode & _PERMISSIONS  # noqa: PTH116  the path stays text
+        self.folders.append(ListedFolder("", mode))
+        todo = [("", 0, False)]
+        while todo:
+            folder, depth, is_hidden = todo.pop()
+            if depth > DEEPEST:
+                raise LimitExceeded("folders inside of each other", limit=DEEPEST, actual=depth, path=self._path)
+            prefix = f"{folder}/" if folder else ""
+            for entry in self._scan(folder):
+                self._entries += 1
+                if self._entries > self._limits.entries:
+                    raise LimitExceeded(
+                        "entries of a directory", limit=self._limits.entries, actual=self._entries, path=self._path
+                    )
+                path = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & _PERMISSIONS))
+                    todo.append((path, depth + 1, is_hidden or entry.name.startswith(".")))
+                elif entry.is_symlink():
+                    self._link(path, entry)
+                else:
+                    self._file(path, entry, is_hidden=is_hidden)
+
+    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
+        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  as above
+        with os.scandir(full) as entries:
+            # One more than may be: whoever counts them says so.
+            return list(islice(entries, self._limits.entries - self._entries + 1))
+
+    def _file(self, path: str, entry: os.DirEntry[str], *, is_hidden: bool) -> None:
+        found = entry.stat(follow_symlinks=False)
+        kind = KINDS.get(stat.S_IFMT(found.st_mode))
+        if kind is not None:
+            raise NotACheckpoint(entry.path, kind)
+        mode = found.st_mode & _PERMISSIONS
+        self.files.append(ListedFile(path, found.st_size, mode, stamp_of(found), is_hidden))
+
+    def _link(self, path: str, entry: os.DirEntry[str]) -> None:
+        real = os.path.realpath(entry.path)
+        if not os.path.lexists(real) or os.path.islink(real):  # noqa: PTH114  a loop ends at a link
+            self.links.append(ListedLink(path, os.readlink(entry.path)))  # noqa: PTH115  its text, as it is
+            return
+        if os.path.commonpath([real, self._real]) != self._real:
+            raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
+        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  as above
+        self.links.append(ListedLink(path, os.path.relpath(real, home)))

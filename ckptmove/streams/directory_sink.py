@@ -1,0 +1,201 @@
+"""A new directory that appears under its name only when all of it is whole and durable.
+
+Never writes into the output itself, and never removes what it replaces before the new one stands in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.directories import OutputHoldsMore
+from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.streams.sink import FileSink, sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+#: Whoever makes a folder must be able to fill it, and to remove it again.
+_OWNER: Final = stat.S_IRWXU
+
+
+class DirectorySink:
+    """A directory that is written beside its output and renamed onto it.
+
+    With ``force`` a directory is replaced, if the new one holds everything that it does: it is renamed aside, the new
+    one takes the name, and only then is the old one removed. At every instant one of them is whole; a crash between
+    the two renames leaves the old one under a hidden name beside the output. A symbolic link is replaced itself.
+
+    Attributes:
+        leftover: where the replaced directory still is, because the system refused to remove it; else None.
+    """
+
+    def __init__(self, output: str, names: frozenset[str], *, force: bool) -> None:
+        """Name the directory; nothing is made yet.
+
+        Args:
+            output: its path.
+            names: paths of every file and link that it will hold, seen from there.
+            force: whether what is there is replaced.
+        """
+        self._output = Path(output)
+        self._names = names
+        self._force = force
+        unique = os.urandom(8).hex()
+        self._temp = self._output.parent / f".ckptmove-{unique}.part"
+        self._aside = self._output.parent / f".ckptmove-{unique}.old"
+        self._folders: list[tuple[Path, int]] = []
+        self._is_committed = False
+        self.leftover: str | None = None
+
+    def __enter__(self) -> DirectorySink:  # noqa: PYI034  Self came with Python 3.11
+        """Make the temporary directory.
+
+        Raises:
+            OutputExists: there is something of that name, and no ``force``.
+            OutputHoldsMore: it would be replaced, and something in it lost.
+            WriteFailed: what is there is no directory, or the system refuses.
+        """
+        with self._failing():
+            self._look()
+            self._temp.mkdir(_OWNER)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the temporary directory unless :meth:`commit` has run, and put back what was moved aside."""
+        with suppress(OSError):
+            if os.path.lexists(self._aside) and not os.path.lexists(self._output):
+                self._aside.rename(self._output)
+        if self._is_committed:  # and interrupted while the old one was removed
+            self._remove_replaced()
+        shutil.rmtree(self._temp, ignore_errors=True)
+
+    def folder(self, path: str, mode: int) -> None:
+        """Make a folder in it; each after the one that it lies in.
+
+        Args:
+            path: seen from the directory; empty for the directory itself.
+            mode: its permission bits; its owner may always write.
+
+        Raises:
+            WriteFailed: the system refused.
+        """
+        with self._failing(path):
+            full = self._temp / path
+            full.mkdir(_OWNER, exist_ok=not path)
+            self._folders.append((full, mode | _OWNER))
+
+    def link(self, path: str, target: str) -> None:
+        """Make a symbolic link in it.
+
+        Raises:
+            WriteFailed: the system refused.
+        """
+        with self._failing(path):
+            (self._temp / path).symlink_to(target)
+
+    @contextmanager
+    def file(self, path: str, mode: int) -> Iterator[FileSink]:
+        """A new file in it, committed at the end.
+
+        Raises:
+            WriteFailed: the system refused.
+        """
+        try:
+            with FileSink(str(self._temp / path), force=False, mode=mode) as sink:
+                yield sink
+                sink.commit()
+        except WriteFailed as error:
+            error.path = str(self._output / path)  # nobody knows the temporary name
+            raise
+
+    def commit(self) -> None:
+        """Make everything durable and give the directory its name.
+
+        Raises:
+            WriteFailed: the system failed; what was there is there again.
+            OutputExists: the name has been taken meanwhile, and there is no ``force``.
+            OutputHoldsMore: what is to be replaced has got something else meanwhile.
+        """
+        with self._failing():
+            for folder, mode in reversed(self._folders):
+                folder.chmod(mode)
+                _sync(folder)
+            parent = os.open(self._output.parent, os.O_RDONLY)
+            try:
+                if self._look():
+                    self._output.rename(self._aside)
+                self._take_name()
+                self._is_committed = True
+                sync_folder(parent)
+            finally:
+                os.close(parent)
+        self._remove_replaced()
+
+    def _take_name(self) -> None:
+        try:
+            # An empty directory of that name would be replaced, and nothing lost with it.
+            self._temp.rename(self._output)
+        except OSError as error:
+            if error.errno in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR} and os.path.lexists(self._output):
+                raise OutputExists(str(self._output)) from error
+            raise
+
+    def _remove_replaced(self) -> None:
+        if not os.path.lexists(self._aside):
+            return
+        try:
+            if self._aside.is_symlink():
+                self._aside.unlink()
+            else:
+                shutil.rmtree(self._aside)
+        except OSError:
+            self.leftover = str(self._aside)
+
+    def _look(self) -> bool:
+        """Whether there is something to replace."""
+        try:
+            mode = self._output.lstat().st_mode
+        except FileNotFoundError:
+            return False
+        if not self._force:
+            raise OutputExists(str(self._output))
+        if stat.S_ISDIR(mode):
+            self._require_names()
+        elif not stat.S_ISLNK(mode):
+            raise WriteFailed(str(self._output), os.strerror(errno.ENOTDIR))
+        return True
+
+    def _require_names(self) -> None:
+        """Refuse to replace what holds something that the new directory does not: removing it would lose that."""
+        for folder, folders, files in os.walk(self._output):
+            links = [name for name in folders if (Path(folder) / name).is_symlink()]
+            for name in (*files, *links):
+                path = (Path(folder) / name).relative_to(self._output).as_posix()
+                if path not in self._names:
+                    raise OutputHoldsMore(str(self._output), path)
+
+    @contextmanager
+    def _failing(self, path: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            # ValueError: a path with a NUL, which no file system can hold.
+            reason = getattr(error, "strerror", None) or str(error)
+            raise WriteFailed(str(self._output / path), reason) from error
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        sync_folder(opened)
+    finally:
+        os.close(opened)

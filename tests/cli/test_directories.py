@@ -1,0 +1,157 @@
+"""Directories through the command line: renderings, exit codes, hints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def run(bench):
+    """A directory of two checkpoints, and of two files that are none."""
+    folder = bench / "run"
+    (folder / "logs").mkdir(parents=True)
+    shutil.copy(bench / "run.pth", folder / "epoch_2.pth")
+    shutil.copy(bench / "dragged.pth", folder / "epoch_1.pth")
+    (folder / "config.json").write_text("{}")
+    (folder / "logs" / "log.txt").write_text("hello")
+    return folder
+
+
+def test_people_see_every_file_with_its_role(say, run) -> None:
+    said = say("inspect", "run")
+    assert said.code == 1
+    lines = said.out.splitlines()
+    assert lines[0] == "run"
+    assert lines[1].startswith("directory, other, ")
+    assert [" ".join(line.split()) for line in lines[3:6]] == [
+        "file roles layout devices tensors bytes",
+        "epoch_1.pth model, optimizer, rng, scheduler, scaler plain cuda:0 18 16.6 KiB",
+        "epoch_2.pth model, optimizer, scheduler plain cuda:3, cpu 16 6.8 KiB",
+    ]
+    assert "  at  epoch_1.pth.rng.torch" in lines
+    assert lines[-1] == "2 errors, 2 warnings"
+    assert said.err == "next: ckptmove convert run --to cuda:0\n"
+
+
+def test_programs_see_them_too(ask, run) -> None:
+    (checkpoint,) = ask("inspect", "run")["checkpoints"]
+    assert (checkpoint["container"], checkpoint["layout"]) == ("directory", "other")
+    assert checkpoint["size_bytes"] == sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    assert checkpoint["files"][1] == {
+        "path": "epoch_2.pth",
+        "roles": ["model", "optimizer", "scheduler"],
+        "container": "torch-zip",
+        "layout": "plain",
+        "size_bytes": (run / "epoch_2.pth").stat().st_size,
+        "tensors": 16,
+        "devices": ["cuda:3", "cpu"],
+    }
+    assert checkpoint["tensors"][0]["name"] == "epoch_1.pth.model.0.weight"
+    assert ask("inspect", "run.pth")["checkpoints"][0]["files"] == []
+
+
+def test_a_long_list_of_files_is_cut(say, run) -> None:
+    for number in range(30):
+        shutil.copy(run / "epoch_2.pth", run / f"rank_{number:02}.pth")
+    assert "+8 more (-v names them)" in say("inspect", "run").out.splitlines()
+    assert "rank_29.pth" in say("inspect", "run", "-v").out
+
+
+@pytest.mark.parametrize("path", ["run/", "./run", "run/../run"])
+def test_a_directory_may_be_written_in_several_ways(ask, run, path) -> None:
+    (checkpoint,) = ask("inspect", path)["checkpoints"]
+    assert checkpoint["path"] == path
+    assert [file["path"] for file in checkpoint["files"]] == ["epoch_1.pth", "epoch_2.pth"]
+
+
+def test_a_directory_and_a_file_side_by_side(ask, run) -> None:
+    document = ask("inspect", "run*")
+    assert [checkpoint["container"] for checkpoint in document["checkpoints"]] == ["directory", "torch-zip"]
+
+
+def test_a_healthy_directory_has_no_next_command(say, bench) -> None:
+    (bench / "ok").mkdir()
+    shutil.copy(bench / "run.pth", bench / "ok")
+    said = say("inspect", "ok", "--select", "O")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_the_tree_has_every_file(say, run) -> None:
+    lines = say("inspect", "run", "--tree", "-q").out.splitlines()
+    assert "directory (4)" in lines
+    assert "  config.json: a text file" in lines
+    assert "  logs/log.txt: a text file" in lines
+
+
+def test_what_is_refused_is_one_line_and_a_hint(ask, say, bench, run) -> None:
+    (bench / "empty").mkdir()
+    error = ask("inspect", "empty")["error"]
+    assert (error["kind"], error["exit_code"]) == ("empty-directory", 3)
+    os.mkfifo(run / "pipe")
+    said = say("inspect", "run")
+    assert (said.code, said.out) == (3, "")
+    assert said.err.splitlines() == [
+        "error: run/pipe: not a checkpoint: a named pipe",
+        "hint: nothing was read from it: name a regular file, or take it out of the directory",
+    ]
+
+
+def test_verify_says_what_to_type(say, run) -> None:
+    said = say("verify", "run")
+    assert (said.code, said.out) == (3, "")
+    assert said.err.splitlines() == [
+        "error: run: a directory; verify takes one file",
+        "hint: name the file with the optimizer: ckptmove verify run/FILE",
+    ]
+
+
+# --- convert ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_converted_and_looked_at(say, run) -> None:
+    said = say("convert", "run", "--to", "cpu")
+    assert said.code == 0
+    assert said.out.splitlines()[-1].startswith("wrote run.cpu: ")
+    assert said.err == "next: ckptmove inspect run.cpu --expect cpu\n"
+    assert say("inspect", "run.cpu", "--expect", "cpu", "--select", "D").code == 0
+    assert say("convert", "run", "--map", "cuda:*=mps", "-o", "mapped").err == "next: ckptmove inspect mapped\n"
+
+
+def test_programs_get_one_plan(ask, run, bench) -> None:
+    dry = ask("convert", "run", "--to", "cpu", "--dry-run")
+    done = ask("convert", "run", "--to", "cpu")
+    assert dry["plan"] == done["plan"]
+    assert (dry["output"], done["output"]) == (None, "run.cpu")
+    first = done["plan"]["edits"][0]
+    assert first["names"] == ["epoch_1.pth.model.0.weight"]
+    assert first["storage"] == "epoch_1.pth/0"
+    assert done["bytes_copied"] == sum(path.stat().st_size for path in (bench / "run.cpu").rglob("*") if path.is_file())
+
+
+def test_ranks_are_gathered_by_map(say, ask, run) -> None:
+    assert say("convert", "run", "--map", "cuda:*=cuda:0", "-q").code == 0
+    (checkpoint,) = ask("inspect", "run.moved")["checkpoints"]
+    assert {device for file in checkpoint["files"] for device in file["devices"]} == {"cuda:0", "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "code"),
+    [
+        (["-o", "out"], "output-exists", 4),
+        (["-o", "out", "--force"], "output-holds-more", 4),
+        (["-o", "run/inner"], "output-is-source", 4),
+        (["-o", "gone/out"], "write-failed", 5),
+        (["-o", "run.pth", "--force"], "write-failed", 5),
+    ],
+)
+def test_what_is_not_written_is_one_error(ask, bench, run, words, kind, code) -> None:
+    (bench / "out").mkdir()
+    (bench / "out" / "thesis.txt").touch()
+    before = sorted(bench.rglob("*"))
+    error = ask("convert", "run", "--to", "cpu", *words)["error"]
+    assert (error["kind"], error["exit_code"]) == (kind, code)
+    assert error["hint"]
+    assert sorted(bench.rglob("*")) == before

@@ -1,0 +1,71 @@
+"""Real directories from the wild, as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ckptmove
+from ckptmove.errors import CkptMoveError, NotACheckpoint, UnsupportedContainer
+
+CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
+if not CORPUS.is_dir():
+    pytest.skip("the corpus is not beside the repository", allow_module_level=True)
+
+DIRECTORIES = CORPUS / "directories"
+LAYOUTS = {"DMalakhov1__PROJECT_LORA": "hf-trainer", "djangohegde__FLAME_AI_23": "accelerate"}
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout(name):
+    inventory = ckptmove.inspect(DIRECTORIES / name, check=True).inventory
+    assert inventory.layout == LAYOUTS[name]
+    assert inventory.facts == ()
+
+
+def test_roles():
+    files = ckptmove.inspect(DIRECTORIES / "DMalakhov1__PROJECT_LORA").inventory.files
+    assert {one.path: one.roles for one in files} == {
+        "rng_state.pth": ("rng",),
+        "scaler.pt": ("scaler",),
+        "scheduler.pt": ("scheduler",),
+        "training_args.bin": ("other",),
+    }
+
+
+def test_there_and_back(tmp_path):
+    source = DIRECTORIES / "djangohegde__FLAME_AI_23"
+    ckptmove.convert(source, map_location={"cuda:0": "hpu:5"}, output=tmp_path / "away")
+    devices = {tensor.device for tensor in ckptmove.inspect(tmp_path / "away").inventory.tensors}
+    assert devices == {"hpu:5", "cpu"}
+    ckptmove.convert(tmp_path / "away", map_location={"hpu:5": "cuda:0"}, output=tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(source)
+
+
+def test_a_pointer_of_git_lfs_is_no_optimizer():
+    with pytest.raises(NotACheckpoint, match="git-lfs") as caught:
+        ckptmove.inspect(DIRECTORIES / "coderatwork7__data_model")
+    assert caught.value.path == str(DIRECTORIES / "coderatwork7__data_model" / "optimizer.ckpt")
+
+
+def test_a_distributed_checkpoint_is_refused_by_name():
+    (folder,) = (CORPUS / "dcp-directory").iterdir()
+    with pytest.raises(UnsupportedContainer, match=r"a distributed checkpoint \(2 \*\.distcp\)"):
+        ckptmove.inspect(folder)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path for path in CORPUS.iterdir() if path.is_dir()), ids=lambda path: path.name
+)
+def test_only_our_own_errors_escape(folder):
+    try:
+        path = ckptmove.inspect(folder).inventory.path
+    except CkptMoveError as error:
+        path = error.path
+    assert path is not None
+    assert path.startswith(str(folder))
