@@ -35,7 +35,7 @@ torch.serialization.register_package(1, tag, lambda storage, location: None)
 each = size // 4 // tensors
 third = max(tensors // 3, 1)
 model = {f"layers.{i}.weight": torch.randn(each) for i in range(third)}
-state = {i: {"step": torch.tensor(9.0), "exp_avg": torch.randn(each), "exp_avg_sq": torch.rand(each)}
+state = {i: {"step": torch.tensor(9.0), "exp_avg": torch.randn(each), "exp_avg_sq": torch.rand(each) + 1}
          for i in range(third)}
 group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False,
          "params": list(range(third))}
