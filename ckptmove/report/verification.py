@@ -73,6 +73,7 @@ def outcome(result: VerifyResult) -> str:
         return f"failed, {place}"
     if result.proven:
         return f"passed, {place}"
-    skipped = next((check.detail for check in result.checks if check.name == "step" and check.status == "skipped"), "")
+    reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
+    skipped = reasons.get("step") or reasons.get("fresh", "")
     reason = skipped.partition("; ")[0] or "something stood in for what the file does not hold"
     return f"passed, {place}, but a resume is not proven: {sentence(reason)}"

@@ -11,6 +11,7 @@ import ckptmove
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.directories import EmptyDirectory, UnverifiedDirectory
 from ckptmove.errors import AccessFailed, DamagedArchive, LimitExceeded, NotACheckpoint
+from ckptmove.findings.context import load_expression
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
 
@@ -320,3 +321,18 @@ def test_a_directory_of_one_file_says_what_the_file_says(build, tmp_path):
     shutil.copy(tmp_path / "run.pth", tmp_path / "d")
     assert codes(tmp_path / "d") == codes(tmp_path / "run.pth")
     assert "O201" in codes(tmp_path / "d")
+
+
+def test_a_fix_loads_the_file_that_the_path_begins_with(build):
+    folder = build.hf_trainer()
+    inventory = read(folder)
+
+    def load(name):
+        return f"torch.load({str(folder / name)!r}, map_location='cpu')"
+
+    first = next(record.path for record in inventory.files if record.container == "torch-zip")
+    where = next(tensor.name for tensor in inventory.tensors if tensor.name.startswith("optimizer.pt.state."))
+    keys = "".join(f"[{part!r}]" for part in where.removeprefix("optimizer.pt.").split("."))
+    assert load_expression(inventory) == load(first)
+    assert load_expression(inventory, where) == load("optimizer.pt") + keys
+    assert load_expression(inventory, "optimizer.pt") == load("optimizer.pt")

@@ -98,7 +98,10 @@ def test_the_verdict_never_leaves_out_where_it_ran() -> None:
     skipped = replace(result(mode="real"), checks=(CheckResult(name="step", status="skipped", detail="no state"),))
     skipped = replace(skipped, proven=False)
     assert verification.outcome(skipped) == "passed, real cuda:0, but a resume is not proven: no state"
-    stood_in = replace(result(mode="cpu"), proven=False)
+    lost = replace(skipped, checks=(CheckResult(name="fresh", status="skipped", detail="without state; more"),))
+    assert verification.outcome(lost) == "passed, real cuda:0, but a resume is not proven: without state"
+    shown = (CheckResult(name="step", status="passed", detail=""),)
+    stood_in = replace(result(mode="cpu"), proven=False, checks=shown)
     assert verification.outcome(stood_in) == (
         "passed, cpu, but a resume is not proven: something stood in for what the file does not hold"
     )
