@@ -15,6 +15,7 @@ from ckptmove.errors import TorchBroken, TorchMissing
 from ckptmove.evidence import VerifyResult
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
+from ckptmove.keep import kept_tensors
 from ckptmove.model import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
@@ -77,7 +78,12 @@ def verify_checkpoint(
             facts = inventory.facts + checkpoint.container.check()
             checked = replace(inventory, facts=facts)
             context = Context(target=target, device_count=_device_count(request))
-            findings = tuple(one for one in find_all(checked, context) if one.code not in request.ignore)
+            kept = kept_tensors(inventory, request.keep)
+            findings = tuple(
+                one
+                for one in find_all(checked, context)
+                if one.code not in request.ignore and not (one.code == "D103" and kept.issuperset(one.where))
+            )
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             here = (
                 check_file(checkpoint.container),

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ckptmove import convert  # noqa: E402  after the skip
 from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  after the skip
 from ckptmove.verification.checks import CHECKS  # noqa: E402
 from ckptmove.verification.request import VerifyRequest  # noqa: E402
@@ -51,6 +52,12 @@ def test_a_device_that_a_machine_with_one_lacks_fails_placement():
     result = verify(SAMPLES / "adamw-cuda3.pth")
     assert (result.target, failures(result)) == ("cuda:3", ["placement"])
     assert "(D103)" in next(check.detail for check in result.checks if check.name == "placement")
+
+
+def test_what_may_stay_may_lie_on_a_device_that_is_not_there(tmp_path):
+    output = convert(SAMPLES / "adamw-cuda3.pth", to="cpu", keep=["model*"], output=tmp_path / "c.pth").output
+    assert failures(verify(output, "cpu", keep=("model*",))) == []
+    assert failures(verify(output, "cpu")) == ["placement"]
 
 
 def test_a_checkpoint_of_the_cpu():
