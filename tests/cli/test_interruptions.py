@@ -53,6 +53,13 @@ def write_segments(source, segments, sink, *_rest):
 
 rewrite.write_segments = write_segments
 """
+#: A shell that runs the tests in the background has its children ignore some signals.
+SIGNALS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
 MAIN = """
 sys.argv[1:] = {words!r}
 from ckptmove.cli.app import main
@@ -63,7 +70,7 @@ main()
 def interrupted(patch, words, number, *, until=None):
     """What a patched program says, and its exit code, when a signal comes once it is ready."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    code = patch + MAIN.format(words=words)
+    code = SIGNALS + patch + MAIN.format(words=words)
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -69,7 +69,8 @@ def test_a_bug_leaves_with_70(environment) -> None:
 
 def test_ctrl_c_leaves_with_130(environment) -> None:
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell in the background has it ignored
         "from ckptmove import api\n"
         "def slow(*args, **options):\n"
         "    print('ready', file=sys.stderr, flush=True)\n"
