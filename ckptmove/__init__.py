@@ -15,7 +15,7 @@ def __getattr__(name: str) -> object:
     """Give the use-cases at first sight: whoever asks for help or a version does not pay for them."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptmove' has no attribute '{name}'")
-    from ckptmove import api  # noqa: PLC0415  --help does not wait for it
+    from ckptmove import api  # noqa: PLC0415  # --help does not wait for it
 
     return getattr(api, name)
 

@@ -18,6 +18,7 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
+from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def inspect(
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
     found: Survey | Directory
-    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
-        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  a file does not wait for it
+    if is_folder(path):
+        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
 
         found = read_directory(path, limits, check=check, outline=outline, progress=progress)
     else:
@@ -140,10 +141,10 @@ def convert(
     path = os.fspath(path)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
     beside = default_output(path, "moved" if to is None else to)
-    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
-        from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  inspect does not wait for it
+    if is_folder(path):
+        from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  # inspect does not wait for it
     else:
-        from ckptmove.conversion import convert_file as move  # noqa: PLC0415  likewise
+        from ckptmove.conversion import convert_file as move  # noqa: PLC0415  # inspect does not wait for it
     wanted = os.fspath(output) if output else None
     return move(
         path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
@@ -185,11 +186,11 @@ def verify(
         UsageError: an unknown device or optimizer.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
     """
-    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  the only command that pays for this room
-    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  likewise
+    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
+    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # the only command that pays for this room
 
     for named in (path, against):
-        if named is not None and os.path.isdir(named):  # noqa: PTH112  the path may become a URL: it stays text
+        if named is not None and is_folder(named):
             raise UnverifiedDirectory(os.fspath(named))
     request = VerifyRequest(
         path=os.fspath(path),
@@ -208,18 +209,18 @@ def verify(
 def default_output(path: str, to: str) -> str:
     """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
     target = parse_target(to).replace(":", "") if to != "moved" else to
-    if os.path.isdir(path):  # noqa: PTH112  the path may become a URL: it stays text
+    if is_folder(path):
         plain = path.rstrip("/")
-        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  as above
+        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path may become a URL: it stays text
         return f"{plain if has_name else os.path.realpath(path)}.{target}"
-    root, extension = os.path.splitext(path)  # noqa: PTH122  as above
+    root, extension = os.path.splitext(path)  # noqa: PTH122  # a path may become a URL: it stays text
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{target}{extension}"
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:
-    from ckptmove.plan import plan_move  # noqa: PLC0415  inspect does not wait for what it was not asked for
+    from ckptmove.plan import plan_move  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
     # What a conversion would still have to move is what is not there; a cast keeps it from refusing to say so.
     return plan_move(inventory, MoveRequest(to=parse_target(device), cast=True))

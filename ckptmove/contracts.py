@@ -55,7 +55,7 @@ class ByteSource(Protocol):
 class ByteSink(Protocol):
     """A new file that appears under its name only when it is whole and durable."""
 
-    def __enter__(self) -> ByteSink:  # noqa: PYI034  Self came with Python 3.11
+    def __enter__(self) -> ByteSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file."""
         ...
 

@@ -17,6 +17,7 @@ from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.sink import FileSink, same_file
+from ckptmove.streams.source import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,8 @@ def convert_file(
         if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
             return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
-        if os.path.isdir(target) or target.endswith(os.sep):  # noqa: PTH112  the path may become a URL: it stays text
-            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  likewise
+        if is_folder(target) or target.endswith(os.sep):
+            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
         if same_file(path, target):
             raise OutputIsSource(target)
         if not force and os.path.lexists(target):
@@ -66,7 +67,7 @@ def convert_file(
         if overflowed:
             notes += (overflow_note(sum(overflowed)),)
         if not checkpoint.container.has_checksums():
-            notes += ("the archive holds no CRCs: its bytes were copied unchecked",)
+            notes += ("the file holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
     return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from ckptmove.cli import options  # noqa: TC001  Typer reads the annotations at run time
+from ckptmove.cli import options  # noqa: TC001  # Typer reads the annotations at run time
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import checkpoint_paths, single_path
 from ckptmove.cli.selection import selection
@@ -63,7 +63,7 @@ def inspect(
 
     Needs no torch and no GPU, and executes nothing. Exits 1 where a finding is an error (a resume fails).
     """
-    from ckptmove.cli import inspect_command  # noqa: PLC0415  --help does not wait for it
+    from ckptmove.cli import inspect_command  # noqa: PLC0415  # --help does not wait for it
 
     config = load_config(Path())
     asked = inspect_command.InspectOptions(
@@ -103,7 +103,7 @@ def convert(
     As map_location should have: tensors, optimizer state, RNG states, flags. Needs no torch, no GPU and no such device.
     The file itself is never touched: a new one is written, also where nothing has to change.
     """
-    from ckptmove.cli import convert_command  # noqa: PLC0415  --help does not wait for it
+    from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not wait for it
 
     config = load_config(Path())
     asked = convert_command.ConvertOptions(
@@ -145,7 +145,7 @@ def verify(
     Needs torch. A device that is not here is simulated on the CPU, and the verdict says so. Exits 1 where a check
     fails.
     """
-    from ckptmove.cli import verify_command  # noqa: PLC0415  --help does not wait for it
+    from ckptmove.cli import verify_command  # noqa: PLC0415  # --help does not wait for it
 
     config = load_config(Path())
     asked = verify_command.VerifyOptions(
@@ -174,7 +174,7 @@ def rules(
     _help: options.Help = False,
 ) -> None:
     """Explain what each finding means, and how to fix it."""
-    from ckptmove.cli import rules_command  # noqa: PLC0415  --help does not wait for it
+    from ckptmove.cli import rules_command  # noqa: PLC0415  # --help does not wait for it
 
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(rules_command.run_rules(code, out))

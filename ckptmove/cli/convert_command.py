@@ -5,7 +5,6 @@ Never plans or writes anything itself: the use-cases do.
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from ckptmove.devices import is_accelerator, parse_mapping
 from ckptmove.errors import OutputIsStdout, StdoutFailed
 from ckptmove.report import conversion, document, github
 from ckptmove.report.text import sentence
+from ckptmove.streams.source import is_folder
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
@@ -94,7 +94,7 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
 
 def _suggest(output: str, request: MoveRequest) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if os.path.isdir(output):  # noqa: PTH112  the path may become a URL: it stays text
+    if is_folder(output):
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))

@@ -78,7 +78,7 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:
         failure = interruption(error)
-    except Exception as error:  # noqa: BLE001  the one place where a bug is caught: it has to become an exit code
+    except Exception as error:  # noqa: BLE001  # the one place where a bug is caught: it has to become an exit code
         failure = _bug(error)
     else:
         return code if isinstance(code, int) else 0

@@ -152,7 +152,7 @@ def _(error: directories.UnverifiedDirectory) -> str:
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
     if error.container == "dcp":
-        folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  it stays text
+        folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  # it stays text
         tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
         return f"if you trust its origin, make one file of it: {tool}"
     if error.container == "torch-tar":

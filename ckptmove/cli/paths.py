@@ -54,4 +54,4 @@ def _expand(pattern: str) -> Sequence[str]:
     if os.path.lexists(pattern) or not has_magic(pattern):
         return [pattern]
     # Path.glob takes no absolute pattern before Python 3.13, and loses a leading `./`.
-    return sorted(glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  see above
+    return sorted(glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob cannot take every pattern

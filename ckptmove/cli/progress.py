@@ -28,7 +28,7 @@ class ProgressBar:
         self._bar: Progress | None = None
         self._has_stages = False
 
-    def __enter__(self) -> ProgressBar:  # noqa: PYI034  Self came with Python 3.11
+    def __enter__(self) -> ProgressBar:  # noqa: PYI034  # Self came with Python 3.11
         """Begin to wait."""
         return self
 
@@ -64,7 +64,7 @@ class ProgressBar:
 
 
 def _byte_columns() -> list[ProgressColumn]:
-    from rich import progress  # noqa: PLC0415  only long work pays for it
+    from rich import progress  # noqa: PLC0415  # only long work pays for it
 
     return [
         progress.BarColumn(),
@@ -75,14 +75,14 @@ def _byte_columns() -> list[ProgressColumn]:
 
 
 def _stage_columns() -> list[ProgressColumn]:
-    from rich import progress  # noqa: PLC0415  only long work pays for it
+    from rich import progress  # noqa: PLC0415  # only long work pays for it
 
     return [progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()]
 
 
 def _open_bar(columns: list[ProgressColumn], name: str, total: int | None) -> Progress:
-    from rich.console import Console  # noqa: PLC0415  only long work pays for it
-    from rich.progress import Progress  # noqa: PLC0415  likewise
+    from rich.console import Console  # noqa: PLC0415  # only long work pays for it
+    from rich.progress import Progress  # noqa: PLC0415  # only long work pays for it
 
     bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
     bar.add_task(name, total=total)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckptmove.report.answers import Failure
     from ckptmove.report.document import Json
 
-_SIGNS: Final = "✓✗–…"  # noqa: RUF001  what reports are written with
+_SIGNS: Final = "✓✗–…"  # noqa: RUF001  # what reports are written with
 
 
 class Format(str, Enum):
@@ -117,7 +117,7 @@ def page_of(stream: TextIO) -> Page:
         has_signs = True
     if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
         return Page(unicode=has_signs)
-    from rich.console import Console  # noqa: PLC0415  a pipe should not wait for what only a terminal has
+    from rich.console import Console  # noqa: PLC0415  # a pipe should not wait for what only a terminal has
 
     console = Console(file=stream)
     return Page(
@@ -134,7 +134,7 @@ def open_closed_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  for as long as the process lives
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # for as long as the process lives
 
 
 def suggest(command: str) -> None:

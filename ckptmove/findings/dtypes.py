@@ -29,8 +29,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
     held = {one.dtype for one in inventory.storages} | {one.dtype for one in inventory.tensors}
     if target is None or lacking.isdisjoint(held):
         return
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  only a file with such a dtype pays for it
-    from ckptmove.plan import dtypes_out_of_place  # noqa: PLC0415  likewise
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a file with such a dtype pays for it
+    from ckptmove.plan import dtypes_out_of_place  # noqa: PLC0415  # only a file with such a dtype pays for it
 
     away = {tensor.name for tensor in inventory.tensors if not same_device(tensor.device, target)}
     lost = [
@@ -44,8 +44,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
 
 
 def _fix(inventory: Inventory, context: Context, target: str) -> str:
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  as above
-    from ckptmove.plan import plan_move  # noqa: PLC0415  likewise
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a file with such a dtype pays for it
+    from ckptmove.plan import plan_move  # noqa: PLC0415  # only a file with such a dtype pays for it
 
     try:
         plan_move(inventory, MoveRequest(to=target, cast=True))

@@ -57,7 +57,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         size_bytes=container.source.size,
         torch_version=container.torch_version or origin.torch_version,
         producer=origin.producer,
-        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  no mapping
+        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  # no mapping
         tensors=tuple(walk.tensors),
         storages=storages,
         mentions=tuple(mentions),
@@ -87,6 +87,6 @@ def _script_mentions(container: ScriptContainer, found: list[Mention]) -> list[M
 
 
 def _opcode_name(code: int) -> str:
-    import pickletools  # noqa: PLC0415  only a file with such opcodes pays for it
+    import pickletools  # noqa: PLC0415  # only a file with such opcodes pays for it
 
     return next(opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code)

@@ -101,7 +101,7 @@ class Listing:
 
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
-        return os.path.join(self.path, path)  # noqa: PTH118  the path stays as it was typed, a leading ./ too
+        return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
 
 
 def list_directory(path: str, limits: Limits) -> Listing:
@@ -158,7 +158,7 @@ class _Lister:
         self.links: list[ListedLink] = []
 
     def run(self) -> None:
-        mode = os.stat(self._path).st_mode & _PERMISSIONS  # noqa: PTH116  the path stays text
+        mode = os.stat(self._path).st_mode & _PERMISSIONS  # noqa: PTH116  # the path stays text
         self.folders.append(ListedFolder("", mode))
         todo = [("", 0, False)]
         while todo:
@@ -182,7 +182,7 @@ class _Lister:
                     self._file(path, entry, is_hidden=is_hidden)
 
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
-        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  as above
+        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path may become a URL: it stays text
         with os.scandir(full) as entries:
             # One more than may be: whoever counts them says so.
             return list(islice(entries, self._limits.entries - self._entries + 1))
@@ -197,10 +197,10 @@ class _Lister:
 
     def _link(self, path: str, entry: os.DirEntry[str]) -> None:
         real = os.path.realpath(entry.path)
-        if not os.path.lexists(real) or os.path.islink(real):  # noqa: PTH114  a loop ends at a link
-            self.links.append(ListedLink(path, os.readlink(entry.path)))  # noqa: PTH115  its text, as it is
+        if not os.path.lexists(real) or os.path.islink(real):  # noqa: PTH114  # a loop ends at a link
+            self.links.append(ListedLink(path, os.readlink(entry.path)))  # noqa: PTH115  # its text, as it is
             return
         if os.path.commonpath([real, self._real]) != self._real:
             raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
-        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  as above
+        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  # a path may become a URL: it stays text
         self.links.append(ListedLink(path, os.path.relpath(real, home)))

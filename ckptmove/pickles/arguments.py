@@ -94,7 +94,7 @@ def geometry(size: Value, stride: Value) -> tuple[tuple[int, ...], tuple[int, ..
     if len(lengths) != len(steps) or len(lengths) > _MOST_AXES:
         raise NotATensor
     numel = span = 1
-    for length, step in zip(lengths, steps):  # noqa: B905  seen to be as long, and this runs for each tensor
+    for length, step in zip(lengths, steps):  # noqa: B905  # seen to be as long, and this runs for each tensor
         if type(length) is not int or type(step) is not int or not (0 <= length <= LARGEST and 0 <= step <= LARGEST):
             raise NotATensor
         numel *= length

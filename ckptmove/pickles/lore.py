@@ -234,7 +234,7 @@ class TensorReader:
             self._note_overrun(name, dtype, offset + span, room)
         return TensorRecord(
             name, role, storage.device, dtype, shape, stride, storage.key, offset, numel * item_bytes,
-            "tensor", "", len(found) > 4 and found[4] is True,  # noqa: PLR2004  v1 has four arguments
+            "tensor", "", len(found) > 4 and found[4] is True,  # noqa: PLR2004  # v1 has four arguments
         )  # fmt: skip
 
     def _note_overrun(self, name: str, dtype: str, end: int, room: int) -> None:

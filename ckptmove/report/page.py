@@ -14,7 +14,7 @@ from ckptmove.report.text import shorten, width
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # noqa: RUF001  a dash: neither yes nor no
+_MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # noqa: RUF001  # a dash: neither yes nor no
 _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
 #: A column that gives way to a narrow terminal keeps at least so much.
 _NARROWEST: Final = 12
@@ -38,8 +38,8 @@ class Page:
         """A text in a style of rich, for example ``bold red``; as it is where the page takes no colour."""
         if not self.color or not style or not text:
             return text
-        from rich.color import ColorSystem  # noqa: PLC0415  colour is for terminals; pipes should not wait for it
-        from rich.style import Style  # noqa: PLC0415  likewise
+        from rich.color import ColorSystem  # noqa: PLC0415  # colour is for terminals; pipes should not wait for it
+        from rich.style import Style  # noqa: PLC0415  # colour is for terminals; pipes should not wait for it
 
         # The sixteen colours that every terminal has, and that its user has chosen.
         return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)

@@ -39,7 +39,7 @@ def _escape(letter: str) -> str:
     if letter.isprintable():
         return letter
     code = ord(letter)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  Python's own escapes
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  # Python's own escapes
 
 
 def size(nbytes: float) -> str:
@@ -54,7 +54,7 @@ def width(text: str) -> int:
     """Columns that a cleaned text takes on a terminal."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # noqa: PLC0415  not worth its import for plain names
+    from rich.cells import cell_len  # noqa: PLC0415  # not worth its import for plain names
 
     return cell_len(text)
 

@@ -54,7 +54,7 @@ class DirectorySink:
         self._is_committed = False
         self.leftover: str | None = None
 
-    def __enter__(self) -> DirectorySink:  # noqa: PYI034  Self came with Python 3.11
+    def __enter__(self) -> DirectorySink:  # noqa: PYI034  # Self came with Python 3.11
         """Make the temporary directory.
 
         Raises:

@@ -57,7 +57,7 @@ class FileSink:
         self._written = 0
         self._handed_over = 0
 
-    def __enter__(self) -> FileSink:  # noqa: PYI034  Self came with Python 3.11
+    def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file.
 
         Raises:

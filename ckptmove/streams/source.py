@@ -98,6 +98,11 @@ class FileSource:
             raise AccessFailed(self.path, error.strerror or str(error)) from error
 
 
+def is_folder(path: str) -> bool:
+    """Whether a path leads to a directory; False, too, where it cannot be looked at."""
+    return os.path.isdir(path)  # noqa: PTH112  # a path may become a URL: it stays text
+
+
 def open_source(path: str) -> FileSource:
     """Open a local file.
 
@@ -107,10 +112,10 @@ def open_source(path: str) -> FileSource:
         AccessFailed: the system refuses.
     """
     try:
-        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  the path may become a URL: it stays text
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  # the path may become a URL: it stays text
         if kind is not None:
             raise NotACheckpoint(path, kind)
-        return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  closed by `close`
+        return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  # closed by `close`
     except FileNotFoundError as error:
         raise MissingFile(path) from error
     except (OSError, ValueError) as error:

@@ -66,7 +66,7 @@ def worker_command() -> list[str]:
 @contextmanager
 def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str]]:
     """A child that is given its request as last argument; killed, where it still runs, when the context is left."""
-    process = subprocess.Popen(  # noqa: S603  the command is this package's own
+    process = subprocess.Popen(  # noqa: S603  # the command is this package's own
         [*command, request],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

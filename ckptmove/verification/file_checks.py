@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator
-from ckptmove.errors import UnsupportedDtype
+from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
@@ -80,7 +80,8 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
         names = Offenders()
         for name, dtype in error.tensors:
             names.add(f"{name} is {dtype}")
-        return failed("placement", f"{target} has no such dtype: {names}; {mend} --cast", misplaced=names.count)
+        way = error.reason if isinstance(error, UncastableDtype) else f"{mend} --cast"
+        return failed("placement", f"{target} has no such dtype: {names}; {way}", misplaced=names.count)
     # Training does not compute with a stored metric: wherever it lies, the resume does not care.
     idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other"}
     moves: dict[tuple[str, str], list[str]] = {}
@@ -118,7 +119,7 @@ def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:
 
 
 def _move_line(source: str, target: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""  # noqa: PLR2004  two examples will do
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""  # noqa: PLR2004  # two examples will do
     return f"{source} -> {target}: {', '.join(names[:2])}{more}"
 
 

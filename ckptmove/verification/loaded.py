@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
@@ -51,14 +52,14 @@ def load(container: Container) -> Loaded:
     """
     if container.name == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
-    if container.name == "safetensors":
-        return Loaded({name: [tensor] for name, tensor in load_file(container.source.path).items()})
     is_mapped = container.name == "torch-zip"  # torch maps no other one
     try:
+        if container.name == "safetensors":
+            return Loaded({name: [tensor] for name, tensor in load_file(container.source.path).items()})
         root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))
-    except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError) as error:
+    except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError, SafetensorError) as error:
         return Loaded(error=_first_line(error))
     tensors: dict[str, list[torch.Tensor]] = {}
     for name, tensor in named_tensors(root):
@@ -106,8 +107,8 @@ def _key(key: object) -> str:
 def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     if tensor.layout == torch.sparse_coo:
         raw: Any = tensor
-        yield f"{name}.indices", raw._indices()  # noqa: SLF001  `indices()` refuses an uncoalesced tensor
-        yield f"{name}.values", raw._values()  # noqa: SLF001
+        yield f"{name}.indices", raw._indices()  # noqa: SLF001  # `indices()` refuses an uncoalesced tensor
+        yield f"{name}.values", raw._values()  # noqa: SLF001  # `values()` refuses an uncoalesced tensor
     elif tensor.layout in _COMPRESSED:
         for part in _COMPRESSED[tensor.layout]:
             yield f"{name}.{part}", getattr(tensor, part)()

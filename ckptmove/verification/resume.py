@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import supports_capturable
-from ckptmove.errors import UnsupportedDtype
+from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.moves import MoveRequest
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME
@@ -88,6 +88,8 @@ def _mend(bench: Bench) -> str:
     command = f"ckptmove convert {shlex.quote(bench.request.path)} --to {bench.site.target}"
     try:
         plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))
+    except UncastableDtype:
+        return ""
     except UnsupportedDtype:
         return f"{command} --cast"
     return command if any(flag.mention is None for flag in plan.flags) else ""

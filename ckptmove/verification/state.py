@@ -45,7 +45,7 @@ class StoredTensors:
         """
         self._container = container
         self._mapped = mapped
-        self._file = Path(container.source.path).open("rb", buffering=0)  # noqa: SIM115  closed by __exit__
+        self._file = Path(container.source.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
         self.swaps = container.byteorder != sys.byteorder
 
     def __enter__(self) -> Self:

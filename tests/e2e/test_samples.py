@@ -21,7 +21,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata  # noqa: E402  after the skip
+from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata  # noqa: E402  # after the skip
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 MANIFEST = json.loads((SAMPLES / "MANIFEST.json").read_text(encoding="utf-8"))

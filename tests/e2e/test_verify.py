@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptmove import convert  # noqa: E402  after the skip
-from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  after the skip
-from ckptmove.verification.checks import CHECKS  # noqa: E402
-from ckptmove.verification.request import VerifyRequest  # noqa: E402
-from ckptmove.verification.run import verify_checkpoint  # noqa: E402
+from ckptmove import convert  # noqa: E402  # after the skip
+from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  # after the skip
+from ckptmove.verification.checks import CHECKS  # noqa: E402  # after the skip
+from ckptmove.verification.request import VerifyRequest  # noqa: E402  # after the skip
+from ckptmove.verification.run import verify_checkpoint  # noqa: E402  # after the skip
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 

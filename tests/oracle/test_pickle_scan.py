@@ -116,7 +116,7 @@ def torch_knows(code: int) -> bool:
         weights_only.load(io.BytesIO(bytes([code])), encoding="utf-8")
     except weights_only.UnpicklingError as error:
         return str(error) != f"Unsupported operand {code}"
-    except Exception:  # noqa: BLE001  it went on to the opcode's argument or operands, which are not there
+    except Exception:  # noqa: BLE001  # it went on to the opcode's argument or operands, which are not there
         return True
     return True
 

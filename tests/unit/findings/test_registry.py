@@ -214,7 +214,7 @@ def test_a_file_is_judged_for_where_most_of_its_model_lies(make) -> None:
     lost = make.tensor("model.odd", (1000,), device="unknown", storage=None, kind="wrapper-subclass")
     some = make.tensor("other.x", device="cuda:1", role="other")
 
-    def target(*tensors, context=Context()):  # noqa: B008  frozen
+    def target(*tensors, context=Context()):  # noqa: B008  # frozen
         return target_device(make.inventory(tensors), context)
 
     assert target(meta, lost, some, *make.model(device="mps")) == "mps"

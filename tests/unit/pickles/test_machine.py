@@ -17,7 +17,7 @@ from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Set, Tuple
 LIMITS = Limits()
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024  the untyped one is what old checkpoints hold
+Point = namedtuple("Point", "x y")  # noqa: PYI024  # the untyped one is what old checkpoints hold
 
 
 class Plain:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import UsageError
@@ -140,6 +141,15 @@ def test_a_dtype_that_the_target_lacks(make):
     assert check.status == "failed"
     assert check.detail.startswith("mps has no such dtype: model.0.weight is float64")
     assert check.detail.endswith("--to mps --cast")
+
+
+def test_a_dtype_that_no_cast_mends(tmp_path):
+    path = tmp_path / "wide.safetensors"
+    save_file({"w": torch.ones(3, dtype=torch.float64)}, path)
+    check = placement(str(path), "mps")
+    assert check.status == "failed"
+    assert "w is float64" in check.detail
+    assert "--cast" not in check.detail
 
 
 def test_a_storage_that_no_tensor_views_is_named_by_its_key(make):

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import DamagedArchive, SourceChanged
 from ckptmove.model import Span
+from ckptmove.verification import loaded
 from ckptmove.verification.counters import Counters
 from ckptmove.verification.loaded import Loaded, load, named_tensors
 from ckptmove.verification.numbers import NumbersTally
@@ -185,6 +188,17 @@ def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
     check = restore(path)
     assert check.status == "skipped"
     assert check.detail.endswith("it is a TorchScript archive, which torch.jit.load restores")
+
+
+def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):
+    def refuse(path):
+        raise SafetensorError("no such dtype")
+
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": torch.ones(3)}, path)
+    assert restore(str(path)).status == "passed"
+    monkeypatch.setattr(loaded, "load_file", refuse)
+    assert restore(str(path)).detail == "torch.load fails: SafetensorError: no such dtype"
 
 
 def test_big_endian_files_are_swapped(make):

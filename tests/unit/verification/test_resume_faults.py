@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 import torch
 
@@ -310,6 +312,16 @@ def test_second_moments_that_a_cast_makes_zero(make, answers):
         "model.0.weight: load_state_dict casts exp_avg_sq to torch.float16, which makes 30 of its values 0"
         in found["step"]["detail"]
     )
+
+
+def test_deflated_float64_on_mps_is_mended_by_no_cast(make, answers, tmp_path):
+    packed, path = tmp_path / "packed.pt", make("Adam", dtype=torch.float64, device="mps")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for item in source.infolist():
+            target.writestr(item.filename, source.read(item))
+    found = answers(str(packed), "mps")
+    assert found["step"]["status"] == "failed"
+    assert "--cast" not in found["step"]["detail"]
 
 
 def test_float64_on_mps_is_mended_by_a_cast(make, answers):
