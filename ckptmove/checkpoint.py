@@ -10,23 +10,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
-from ckptmove.containers.bare_pickle import BarePickle
-from ckptmove.containers.safetensors_file import SafetensorsFile
 from ckptmove.containers.sniff import open_container
-from ckptmove.contracts import ScriptContainer
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
-from ckptmove.inventory.flat import complete
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
-from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.script import interpret_parts
 from ckptmove.streams.counted import CountedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.contracts import Container, Progress
+    from ckptmove.containers.contract import Container
+    from ckptmove.contracts import Progress
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Inventory
     from ckptmove.pickles.state import Machine
@@ -64,24 +59,11 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
         container = open_container(path, limits)
         try:
             with collector_paused():
-                machine = _read_object(container, limits)
-                inventory = build_inventory(container, machine, limits)
-                if isinstance(container, SafetensorsFile):
-                    inventory = complete(inventory, container.producer)
-                checkpoint = Checkpoint(container, machine, inventory)
+                machine = container.read()
+                checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
             yield checkpoint
         finally:
             container.source.close()
-
-
-def _read_object(container: Container, limits: Limits) -> Machine:
-    if isinstance(container, BarePickle | SafetensorsFile):  # which are more, or less, than one pickle
-        return container.read()
-    if isinstance(container, ScriptContainer):
-        return interpret_parts(container.object_pickle(), container.parts(), limits)
-    machine = interpret(container.object_pickle(), limits)
-    machine.forget_nodes()
-    return machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The contracts between the rooms: a source of bytes, a sink for them, a container, and the layout of a new file.
+"""The contracts between the rooms: a source of bytes, a sink for them, and the segments that make up a new file.
 
 Never implements one: formats and streams are siblings that know only this page.
 """
@@ -6,13 +6,13 @@ Never implements one: formats and streams are siblings that know only this page.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from ckptmove.model import ArchiveFact, ContainerName, Span, StorageRef
+    from ckptmove.model import Span
 
 #: Told the number of bytes done so far and the number of bytes in all.
 Progress: TypeAlias = "Callable[[int, int], None]"
@@ -142,110 +142,3 @@ class CastSegment:
 
 
 Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment"
-
-
-class Container(Protocol):
-    """A checkpoint in one file: an object pickle, where the format has one, and the bytes of its storages.
-
-    Attributes:
-        name: what it is, in the public contract.
-        source: its bytes.
-        byteorder: ``little`` or ``big``: of the elements of its storages.
-        torch_version: version of torch that wrote it, where it says so.
-    """
-
-    name: ContainerName
-    source: ByteSource
-    byteorder: str
-    torch_version: str | None
-
-    def object_pickle(self) -> bytes:
-        """The pickle of the saved object; no bytes where the format has none.
-
-        Raises:
-            LimitExceeded: it is larger than the limits allow.
-            CrcMismatch: its bytes differ from their CRC.
-        """
-        ...
-
-    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Find the bytes of the storages, once, before anything else is asked about them; no storage is read.
-
-        Where one of them lies may hang on the sizes of all the others.
-
-        Args:
-            storages: every storage that the object pickle names, whether a tensor views it or not.
-
-        Returns:
-            What is amiss with their bytes.
-
-        Raises:
-            DamagedArchive: the pickle and the file cannot both be right about where they lie.
-        """
-        ...
-
-    def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none, or they are not stored plainly."""
-        ...
-
-    def check(self) -> tuple[ArchiveFact, ...]:
-        """Read every record and compare it with its CRC: one ``crc-mismatch`` for each that differs."""
-        ...
-
-    def has_checksums(self) -> bool:
-        """Whether the archive holds CRCs; torch can be told to leave them out."""
-        ...
-
-    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The output with another object pickle in place of this one, all else as it is.
-
-        Args:
-            pickle: the new object pickle.
-            casts: storages by key that change dtype: before and after.
-
-        Returns:
-            Segments that make up the output from its first byte to its last; storages keep the alignment that the
-            format gives them.
-
-        Raises:
-            DamagedArchive: the bytes that are to be copied or cast are not all there.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PicklePart:
-    """One of several pickles that a container hands out as one run of bytes.
-
-    Attributes:
-        span: where it lies in that run.
-        record: its name in the container, for errors.
-        folder: what leads the keys of its storages, so that they are unique in the container; empty in the first.
-        attribute: name under which its values hang on the object; empty where they do not hang there.
-    """
-
-    span: Span
-    record: str
-    folder: str = ""
-    attribute: str = ""
-
-
-@runtime_checkable
-class ScriptContainer(Container, Protocol):
-    """A container whose object comes with code, in several pickles.
-
-    Its ``object_pickle`` is all of them, one after the other, and ``lay_out`` takes them so.
-    """
-
-    def parts(self) -> tuple[PicklePart, ...]:
-        """Where each of the pickles is, that of the object first."""
-        ...
-
-    def code(self) -> Iterator[tuple[str, str]]:
-        """Each piece of code with its name.
-
-        Raises:
-            LimitExceeded: it is larger than the limits allow.
-            CrcMismatch: its bytes differ from their CRC.
-        """
-        ...

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import SHRINK
+from ckptmove.containers.contract import Container
 from ckptmove.containers.nested_streams import find_streams, graft
 from ckptmove.containers.pickle_outline import read_outline
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment
@@ -27,18 +28,16 @@ if TYPE_CHECKING:
 _AS_TEXT: Final = "tensors written as text, as pickle protocols 0 to 2 write bytes,"
 
 
-class BarePickle:
+class BarePickle(Container):
     """A file of ``pickle.dump``.
 
     Attributes:
         name: ``pickle``.
         source: its bytes.
         byteorder: of the elements of its storages: that of the streams in it, ``little`` without any.
-        torch_version: None: neither the pickle nor a stream says.
     """
 
     name: ContainerName = "pickle"
-    torch_version: str | None = None
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the pickle, and those of the streams in it.
@@ -48,7 +47,7 @@ class BarePickle:
             DamagedArchive: a stream is none of torch's.
             LimitExceeded: they ask for more than the limits allow.
         """
-        self.source = source
+        self.source, self.limits = source, limits
         self._outline = read_outline(source, limits)
         try:
             self._machine = interpret(self._outline.data, limits)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.containers.torch_zip import INFLATED_BYTES
 from ckptmove.containers.torchscript import TorchScript
-from ckptmove.contracts import PicklePart
 from ckptmove.errors import DamagedArchive, LimitExceeded, UneditablePickle
 from ckptmove.model import Span
+from ckptmove.pickles.script import PicklePart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,7 +84,7 @@ class ModelJson(TorchScript):
         """What ``model.json`` says, as the pickle that torch from 1.3 on would have written for it."""
         return self._pickle
 
-    def parts(self) -> tuple[PicklePart, ...]:
+    def _parts(self) -> tuple[PicklePart, ...]:
         """That pickle alone."""
         return (PicklePart(Span(0, len(self._pickle)), _LIST),)
 

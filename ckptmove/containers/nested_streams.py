@@ -21,8 +21,9 @@ from ckptmove.streams.part import MemorySource, PartSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ckptmove.containers.contract import Container
     from ckptmove.containers.pickle_outline import PickleOutline
-    from ckptmove.contracts import ByteSource, Container
+    from ckptmove.contracts import ByteSource
     from ckptmove.model import Limits
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value

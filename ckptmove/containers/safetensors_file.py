@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+from ckptmove.containers.contract import Container
 from ckptmove.contracts import CopySegment
 from ckptmove.dtypes import DTYPE_STORAGE, ITEM_BYTES
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
@@ -64,20 +65,18 @@ class _Tensor:
     span: Span
 
 
-class SafetensorsFile:
+class SafetensorsFile(Container):
     """A file of ``safetensors.torch.save_file``.
 
     Attributes:
         name: ``safetensors``.
         source: its bytes.
         byteorder: ``little``, always.
-        torch_version: None: the format knows of no library.
         producer: the ``format`` in its metadata: ``pt`` where torch wrote it.
     """
 
     name: ContainerName = "safetensors"
-    byteorder = "little"
-    torch_version: str | None = None
+    has_devices = False
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the header.
@@ -88,7 +87,7 @@ class SafetensorsFile:
             LimitExceeded: it has more tensors than the limits allow.
         """
         self.source = source
-        self._limits = limits
+        self.limits = limits
         length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")
         self._data_start = _LENGTH_BYTES + length
         if self._data_start > source.size:
@@ -109,7 +108,7 @@ class SafetensorsFile:
         flat: list[Value] = []
         for tensor in self._tensors:
             flat += tensor.name, _as_call(tensor)
-        machine = Machine(b"", self._limits)
+        machine = Machine(b"", self.limits)
         machine.end = self._data_start
         root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
         root.assigned = Dict(flat, [-1] * len(flat))
@@ -135,14 +134,6 @@ class SafetensorsFile:
     def storage_span(self, key: str) -> Span | None:
         """Where a tensor's bytes lie in the source; None for a name that the file does not have."""
         return self._spans.get(key)
-
-    def check(self) -> tuple[ArchiveFact, ...]:
-        """Nothing: the format holds no CRC that could differ."""
-        return ()
-
-    def has_checksums(self) -> bool:
-        """False, for every file."""
-        return False
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The file as it is: no device stands in it that could be another one.

@@ -21,7 +21,10 @@ from ckptmove.model import Limits
 from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
-    from ckptmove.contracts import ByteSource, Container
+    from collections.abc import Callable
+
+    from ckptmove.containers.contract import Container
+    from ckptmove.contracts import ByteSource
     from ckptmove.model import ContainerName
 
 _HEAD: Final = 4096
@@ -52,6 +55,12 @@ _TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
+#: How a container is opened that needs no more than its bytes.
+_READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] = {
+    "torch-legacy": TorchLegacy,
+    "safetensors": SafetensorsFile,
+    "pickle": BarePickle,
+}
 _DESCRIBED: Final[dict[ContainerName, str]] = {
     "torch-tar": "a tar of torch 0.1",
     "dcp": "a shard of a distributed checkpoint",
@@ -73,27 +82,33 @@ def open_container(path: str, limits: Limits) -> Container:
     """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
 
     Raises:
-        UnsupportedContainer: recognised, but not read.
-        MissingFile, AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they
-            say.
+        MissingFile, AccessFailed: as they say.
+        As :func:`container_of`.
     """
     source = open_source(path)
     try:
-        name, directory = _examine(source, limits)
-        if name == "torch-zip" and directory is not None:
-            return TorchZip(source, directory, limits)
-        if name == "torchscript" and directory is not None:
-            return script_container(source, directory, limits)
-        if name == "torch-legacy":
-            return TorchLegacy(source, limits)
-        if name == "safetensors":
-            return SafetensorsFile(source, limits)
-        if name == "pickle":
-            return BarePickle(source, limits)
-        raise UnsupportedContainer(path, name, _DESCRIBED[name])
+        return container_of(source, limits)
     except CkptMoveError:
         source.close()
         raise
+
+
+def container_of(source: ByteSource, limits: Limits) -> Container:
+    """The container that the bytes are, opened.
+
+    Raises:
+        UnsupportedContainer: recognised, but not read.
+        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
+    """
+    name, directory = _examine(source, limits)
+    if name == "torch-zip" and directory is not None:
+        return TorchZip(source, directory, limits)
+    if name == "torchscript" and directory is not None:
+        return script_container(source, directory, limits)
+    reader = _READERS.get(name)
+    if reader is None:
+        raise UnsupportedContainer(source.path, name, _DESCRIBED[name])
+    return reader(source, limits)
 
 
 def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.contract import Container
 from ckptmove.contracts import BytesSegment, CastSegment, CopySegment
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, Span
@@ -31,7 +32,7 @@ _COUNT_BYTES: Final = 8
 _WINDOW: Final = 1 << 12
 
 
-class TorchLegacy:
+class TorchLegacy(Container):
     """A checkpoint of ``torch.save`` before 1.6, or with ``_use_new_zipfile_serialization=False``.
 
     Attributes:
@@ -39,12 +40,9 @@ class TorchLegacy:
         source: its bytes.
         byteorder: ``little``, whatever its third pickle says of the machine that wrote it: torch writes and reads the
             storages of a stream in little-endian order everywhere, and does not look at what that pickle says.
-        torch_version: None: the stream holds the version of the format only.
     """
 
     name: ContainerName = "torch-legacy"
-    torch_version: str | None = None
-    byteorder = "little"
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the five pickles.
@@ -55,7 +53,7 @@ class TorchLegacy:
             LimitExceeded: one of them asks for more than the limits allow.
         """
         self.source = source
-        self._limits = limits
+        self.limits = limits
         self._position = 0
         for what, wanted in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
             if self._read_value(what) != wanted:
@@ -114,14 +112,6 @@ class TorchLegacy:
         """Where a storage's bytes lie in the source; None where they are not all there, or :meth:`locate` never was."""
         return self._spans.get(key)
 
-    def check(self) -> tuple[ArchiveFact, ...]:
-        """Nothing: the stream holds no CRC that could differ."""
-        return ()
-
-    def has_checksums(self) -> bool:
-        """False, for every stream."""
-        return False
-
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with another object pickle in place of this one, all else as it is.
 
@@ -151,7 +141,7 @@ class TorchLegacy:
         return *segments, CopySegment(Span(position, self.source.size))
 
     def _read_pickle(self) -> bytes:
-        data = read_pickle(self.source, self._position, self._limits)
+        data = read_pickle(self.source, self._position, self.limits)
         self._position += len(data)
         return data
 
@@ -159,15 +149,15 @@ class TorchLegacy:
         """What one of the small pickles holds."""
         begin = self._position
         try:
-            return interpret(self._read_pickle(), self._limits).root
+            return interpret(self._read_pickle(), self.limits).root
         except DamagedPickle as error:
             raise self._damage(f"its {what} is no pickle: {error.detail} at byte {begin + error.offset}") from error
 
     def _read_keys(self) -> tuple[str, ...]:
         root = self._read_value("list of keys")
         keys = root.items if isinstance(root, List | Tuple) else (None,)
-        if len(keys) > self._limits.records:
-            raise LimitExceeded("the number of storages", limit=self._limits.records, actual=len(keys))
+        if len(keys) > self.limits.records:
+            raise LimitExceeded("the number of storages", limit=self.limits.records, actual=len(keys))
         found = tuple(key for key in keys if type(key) is str)
         if len(set(found)) < len(keys):
             raise self._damage("its list of keys has one twice, or what is no key")

@@ -13,6 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
+from ckptmove.containers.contract import Container
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange
@@ -77,18 +78,16 @@ def _refuse_doubles(directory: ZipDirectory, path: str) -> None:
             raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
 
 
-class TorchZip:
+class TorchZip(Container):
     """A checkpoint of ``torch.save``.
 
     Attributes:
         name: ``torch-zip``.
         source: its bytes.
         byteorder: of the elements of its storages; ``little`` where no record says so, as torch takes it.
-        torch_version: None: the archive holds versions of the format only.
     """
 
     name: ContainerName = "torch-zip"
-    torch_version: str | None = None
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
         """Look through the directory, and read what the archive says of itself.
@@ -106,7 +105,7 @@ class TorchZip:
         folder = object_folder(directory, source.path) if folder is None else folder
         self.source = source
         self._directory = directory
-        self._limits = limits
+        self.limits = limits
         self._headers = LocalHeaders(source, directory)
         _refuse_doubles(directory, source.path)
         #: By their names inside of the folder.
@@ -238,7 +237,7 @@ class TorchZip:
 
     def _read(self, record: ZipRecord, resource: str) -> bytes:
         """All of a record that is no storage."""
-        limit = self._limits.pickle_bytes
+        limit = self.limits.pickle_bytes
         if record.method == DEFLATED:
             limit = min(limit, INFLATED_BYTES + INFLATED_RATIO * record.stored_bytes)
         if record.nbytes > limit:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ckptmove.containers.torch_zip import INFLATED_BYTES, INFLATED_RATIO, TorchZip
-from ckptmove.contracts import PicklePart
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.model import ArchiveFact, Span
-from ckptmove.pickles.script import split_parts
+from ckptmove.pickles.script import PicklePart, interpret_parts, split_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.containers.zip_layout import NewRecord
     from ckptmove.contracts import ByteSource
     from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.pickles.state import Machine
 
 
 class _Pickle(NamedTuple):
@@ -93,7 +93,18 @@ class TorchScript(TorchZip):
         """
         return b"".join(self._read(record, "pickle bytes") for record in self._pickles())
 
-    def parts(self) -> tuple[PicklePart, ...]:
+    def read(self) -> Machine:
+        """The machine that has read all of the pickles: its tree is the module, with its constants on it.
+
+        Raises:
+            DamagedPickle: one of them is no pickle.
+            LimitExceeded: one of them asks for more than the limits allow.
+            CrcMismatch: the bytes of one differ from their CRC, or cannot be inflated.
+            DamagedArchive: the header of one is none, or it reaches into the directory.
+        """
+        return interpret_parts(self.object_pickle(), self._parts(), self.limits)
+
+    def _parts(self) -> tuple[PicklePart, ...]:
         """Where each of the pickles is, that of the module first."""
         found: list[PicklePart] = []
         end = 0

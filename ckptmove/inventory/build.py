@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.contracts import ScriptContainer
 from ckptmove.errors import LimitExceeded
+from ckptmove.inventory.flat import complete
 from ckptmove.inventory.layout import Origin, find_origin
 from ckptmove.inventory.mentions import code_mentions
 from ckptmove.inventory.shapes import as_dict, key_text
@@ -19,7 +19,7 @@ from ckptmove.model import ArchiveFact, Inventory, Mention
 from ckptmove.pickles.names import judge
 
 if TYPE_CHECKING:
-    from ckptmove.contracts import Container
+    from ckptmove.containers.contract import Container
     from ckptmove.model import Limits
     from ckptmove.pickles.state import Machine
 
@@ -46,17 +46,17 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     storages = walk.reader.storages()
     names, mentions = [*machine.globals], walk.mentions
     origin = find_origin(machine.root, walk.modules, names)
-    if isinstance(container, ScriptContainer):
+    if container.name == "torchscript":
         names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
         mentions, origin = _script_mentions(container, mentions), Origin("module")
     root = as_dict(machine.root)
-    return Inventory(
+    inventory = Inventory(
         path=container.source.path,
         container=container.name,
         layout=origin.layout,
         size_bytes=container.source.size,
         torch_version=container.torch_version or origin.torch_version,
-        producer=origin.producer,
+        producer=container.producer or origin.producer,
         root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  # no mapping
         tensors=tuple(walk.tensors),
         storages=storages,
@@ -71,9 +71,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
     )
+    return inventory if container.has_devices else complete(inventory)
 
 
-def _script_mentions(container: ScriptContainer, found: list[Mention]) -> list[Mention]:
+def _script_mentions(container: Container, found: list[Mention]) -> list[Mention]:
     """The devices among the attributes of a TorchScript module, then those in its code.
 
     From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the whole tag is the one argument of the call.

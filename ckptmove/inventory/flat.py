@@ -1,4 +1,4 @@
-"""What a flat table of tensors leaves unsaid: who wrote it, which of its names are an optimizer's, and no tags.
+"""What a flat table of tensors leaves unsaid: which of its names are an optimizer's, and no tags.
 
 Never renames a tensor: the dots in its name are all the tree that there is.
 """
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 _MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer", "acc_delta"})
 
 
-def complete(inventory: Inventory, producer: str | None) -> Inventory:
+def complete(inventory: Inventory) -> Inventory:
     """The inventory of a file whose tensors lie in one flat table, by what the names alone tell.
 
     Args:
         inventory: as it was built from the tree that the table stands for.
-        producer: what the file says of its writer.
     """
     parts = [tensor.name.rpartition(".") for tensor in inventory.tensors]
     states = {holder for holder, _, leaf in parts if leaf in _MOMENTS}
@@ -29,4 +28,4 @@ def complete(inventory: Inventory, producer: str | None) -> Inventory:
         for tensor, (holder, _, _) in zip(inventory.tensors, parts, strict=True)
     )
     storages = tuple(replace(storage, tag_sites=(), class_sites=()) for storage in inventory.storages)
-    return replace(inventory, producer=producer, tensors=tensors, storages=storages)
+    return replace(inventory, tensors=tensors, storages=storages)

@@ -8,6 +8,7 @@ module, ``constants.pkl`` a tuple of what its code calls ``CONSTANTS.c0`` and so
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptmove.errors import DamagedPickle
@@ -19,12 +20,28 @@ from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
 if TYPE_CHECKING:
     from collections.abc import Sequence as AnySequence
 
-    from ckptmove.contracts import PicklePart
-    from ckptmove.model import Limits
+    from ckptmove.model import Limits, Span
     from ckptmove.pickles.tree import Persistent, Value
 
 #: Place of the key in ``('storage', class, key, location, numel)``.
 _KEY_FIELD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PicklePart:
+    """One of several pickles that a container hands out as one run of bytes.
+
+    Attributes:
+        span: where it lies in that run.
+        record: its name in the container, for errors.
+        folder: what leads the keys of its storages, so that they are unique in the container; empty in the first.
+        attribute: name under which its values hang on the object; empty where they do not hang there.
+    """
+
+    span: Span
+    record: str
+    folder: str = ""
+    attribute: str = ""
 
 
 def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits) -> Machine:

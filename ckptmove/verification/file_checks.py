@@ -19,7 +19,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ckptmove.contracts import Container
+    from ckptmove.containers.contract import Container
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit

@@ -17,7 +17,7 @@ from torch.storage import TypedStorage, UntypedStorage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.contracts import Container
+    from ckptmove.containers.contract import Container
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ckptmove.contracts import Container
+    from ckptmove.containers.contract import Container
     from ckptmove.model import Span, TensorRecord
 
 #: Below this a read is cheaper than a mapping.

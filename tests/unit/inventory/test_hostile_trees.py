@@ -390,6 +390,8 @@ class Bare:
 
     name = "pickle"
     torch_version = None
+    producer = None
+    has_devices = True
 
     source = NoSource()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.contracts import PicklePart
 from ckptmove.errors import DamagedPickle
 from ckptmove.model import Limits, Span
-from ckptmove.pickles.script import interpret_parts, split_parts
+from ckptmove.pickles.script import PicklePart, interpret_parts, split_parts
 from ckptmove.pickles.tree import Call, Dict
 
 MODULE = b"\x80\x02c__torch__\nM\n)\x81}X\x01\x00\x00\x00aK\x01sb."
