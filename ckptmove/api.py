@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import UnverifiedDirectory
+from ckptmove.directories import UndiffedDirectory, UnverifiedDirectory
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.checkpoint import Survey
+    from ckptmove.comparison import Measure
     from ckptmove.contracts import Progress
+    from ckptmove.differences import DiffResult, Gap
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.layouts.reading import Directory
@@ -206,6 +209,30 @@ def verify(
     return verify_checkpoint(request, progress=progress, stage=stage)
 
 
+@collector_paused()
+def diff(first: str, second: str, *, progress: Progress | None = None, limits: Limits | None = None) -> DiffResult:
+    """Compare two checkpoints: structure, devices, dtypes and values, bit for bit.
+
+    Nothing is unpickled. Without torch it is not said how far differing values lie apart.
+
+    Args:
+        first: a file.
+        second: another one.
+        progress: told of bytes of tensors compared and bytes in all.
+        limits: what each of them may ask for.
+
+    Raises:
+        UnreadableInput: one of them cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: one of them asks for more than the limits allow.
+    """
+    from ckptmove.comparison import compare_files  # noqa: PLC0415  # the other commands do not wait for it
+
+    for named in (first, second):
+        if is_folder(named):
+            raise UndiffedDirectory(os.fspath(named))
+    return compare_files(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
+
+
 def default_output(path: str, to: str) -> str:
     """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
     target = parse_target(to).replace(":", "") if to != "moved" else to
@@ -217,6 +244,21 @@ def default_output(path: str, to: str) -> str:
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{target}{extension}"
+
+
+def _measure(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:
+    """As :func:`ckptmove.verification.magnitude.measure`; None, too, where there is no torch that works."""
+    measure = _measure_of_torch()
+    return None if measure is None else measure(one, dtype, two, other)
+
+
+@cache
+def _measure_of_torch() -> Measure | None:
+    try:
+        from ckptmove.verification.magnitude import measure  # noqa: PLC0415  # equal values do not wait for torch
+    except (ImportError, OSError):
+        return None
+    return measure
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

@@ -91,6 +91,14 @@ class UnverifiedDirectory(UnsupportedContainer):
         self.message = "a directory; verify takes one file"
 
 
+class UndiffedDirectory(UnsupportedContainer):
+    """A checkpoint directory where only a file can be compared."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "directory", "a directory")
+        self.message = "a directory; diff compares files"
+
+
 class OutputHoldsMore(Refused):
     """The directory that is to be replaced holds something that the new one does not.
 

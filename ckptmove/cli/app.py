@@ -164,6 +164,28 @@ def verify(
 
 
 @app.command()
+def diff(
+    first: options.First,
+    second: options.Second,
+    as_json: options.Json = False,
+    form: options.Form = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    _version: options.Version = False,
+    _help: options.Help = False,
+) -> None:
+    """Show what differs between two: tensors, devices, dtypes, values, and all else.
+
+    Values are compared bit for bit, and nothing is executed. Torch, where it is installed, says how far they lie apart.
+    Exits 1 where anything differs.
+    """
+    from ckptmove.cli import diff_command  # noqa: PLC0415  # --help does not wait for it
+
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
+    raise typer.Exit(diff_command.run_diff(first, second, out))
+
+
+@app.command()
 def rules(
     code: options.Code = None,
     as_json: options.Json = False,

@@ -42,6 +42,8 @@ Path = Annotated[
         show_default=False,
     ),
 ]
+First = Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)]
+Second = Annotated[str, typer.Argument(metavar="B", help="What it is compared with.", show_default=False)]
 Code = Annotated[
     str | None,
     typer.Argument(metavar="CODE", help="A code, the beginning of some (D), or a name.", show_default=False),

@@ -18,7 +18,7 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "directories"],
+    ["moves", "evidence", "differences", "contracts", "devices", "optimizers", "roles", "directories"],
     [
         "streams.source",
         "streams.sink",
@@ -39,9 +39,9 @@ ROWS: list[list[str]] = [
     ["pickles.script"],
     ["containers.*"],
     ["inventory.*"],
-    ["pairing", "policy", "rewrite", "notes"],
+    ["pairing", "policy", "rewrite", "notes", "elements"],
     ["plan", "checkpoint"],
-    ["conversion"],
+    ["conversion", "comparison"],
     ["layouts.*"],
     ["findings.*"],
     ["verification.*"],
