@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import UndiffedDirectory, UnverifiedDirectory
+from ckptmove.directories import OneFileAtATime
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -194,7 +194,7 @@ def verify(
 
     for named in (path, against):
         if named is not None and is_folder(named):
-            raise UnverifiedDirectory(os.fspath(named))
+            raise OneFileAtATime(os.fspath(named), "verify")
     request = VerifyRequest(
         path=os.fspath(path),
         to=to,
@@ -229,7 +229,7 @@ def diff(first: str, second: str, *, progress: Progress | None = None, limits: L
 
     for named in (first, second):
         if is_folder(named):
-            raise UndiffedDirectory(os.fspath(named))
+            raise OneFileAtATime(os.fspath(named), "diff")
     return compare_files(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
 
 

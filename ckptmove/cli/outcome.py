@@ -143,9 +143,10 @@ def _(error: directories.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(directories.UnverifiedDirectory)
-def _(error: directories.UnverifiedDirectory) -> str:
-    return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
+@hint_for.register(directories.OneFileAtATime)
+def _(error: directories.OneFileAtATime) -> str:
+    which = "the file with the optimizer" if error.command == "verify" else "a file of it"
+    return f"name {which}: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
 
 
 @hint_for.register(errors.UnsupportedContainer)

@@ -9,7 +9,7 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.directories import EmptyDirectory, UnverifiedDirectory
+from ckptmove.directories import EmptyDirectory, OneFileAtATime
 from ckptmove.errors import AccessFailed, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.findings.context import load_expression
 from ckptmove.model import Limits
@@ -306,10 +306,10 @@ def test_the_outline_has_every_file(build):
 
 def test_verify_takes_one_file(build):
     folder = build.hf_trainer()
-    with pytest.raises(UnverifiedDirectory) as caught:
+    with pytest.raises(OneFileAtATime) as caught:
         ckptmove.verify(str(folder))
     assert caught.value.path == str(folder)
-    with pytest.raises(UnverifiedDirectory):
+    with pytest.raises(OneFileAtATime):
         ckptmove.verify(str(folder / "optimizer.pt"), against=str(folder))
 
 

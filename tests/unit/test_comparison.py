@@ -278,5 +278,5 @@ def test_what_cannot_be_compared_is_an_error(tmp_path):
     torch.save({}, tmp_path / "a.pt")
     with pytest.raises(MissingFile):
         ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
-    with pytest.raises(UnsupportedContainer, match="diff compares files"):
+    with pytest.raises(UnsupportedContainer, match="diff takes one file"):
         ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path))
