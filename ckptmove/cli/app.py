@@ -131,6 +131,7 @@ def verify(
     keep: options.Keep = None,
     devices: options.TargetDevices = None,
     strict: options.Proven = False,
+    junit: options.JUnit = None,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -157,6 +158,7 @@ def verify(
         keep=tuple(keep or ()),
         devices=devices,
         strict=strict or config.strict,
+        junit=junit,
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
     )
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)

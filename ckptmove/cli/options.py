@@ -141,5 +141,9 @@ TargetDevices = Annotated[
     ),
 ]
 Proven = Annotated[bool, typer.Option("--strict", help="Exit 1 also where a resume is not proven: weights alone.")]
+JUnit = Annotated[
+    str | None,
+    typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML too.", show_default=False),
+]
 #: As much as ``torch.Generator.manual_seed`` takes, without the negative ones, which it takes for others.
 Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients.")]
