@@ -43,12 +43,15 @@ run.worker_command = lambda: [sys.executable, "-c", program]
 """
 #: The output gets its bytes, of which there is no end, one by one.
 COPY = """
-import sys, time
+import sys, threading, time
 from ckptmove import rewrite
+
+first = threading.Lock()
 
 def write_segments(source, segments, sink, path, progress, *_rest):
     sink.write(b"begun")
-    print("ready", file=sys.stderr, flush=True)
+    if first.acquire(blocking=False):
+        print("ready", file=sys.stderr, flush=True)
     for done in range(6000):
         time.sleep(0.01)
         progress(done, 6000)
