@@ -114,6 +114,7 @@ def convert(
     dry_run: bool = False,
     cast: bool = False,
     rewrite_strings: bool = False,
+    check: bool = True,
     progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> ConvertResult:
@@ -132,7 +133,8 @@ def convert(
         dry_run: whether to stop after the plan.
         cast: whether dtypes that the target lacks are cast down.
         rewrite_strings: whether device strings in configs follow their tensors.
-        progress: told of bytes done and bytes in all.
+        check: whether the bytes that are copied are compared with their CRCs; without, the kernel copies them.
+        progress: told of bytes done and bytes in all; of a directory, in other threads, one call at a time.
         limits: what the file may ask for.
 
     Raises:
@@ -142,16 +144,24 @@ def convert(
         WriteFailed: the output could not be written; nothing is left of it.
     """
     path = os.fspath(path)
-    request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    beside = default_output(path, "moved" if to is None else to)
-    if is_folder(path):
-        from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  # inspect does not wait for it
-    else:
-        from ckptmove.conversion import convert_file as move  # noqa: PLC0415  # inspect does not wait for it
-    wanted = os.fspath(output) if output else None
-    return move(
-        path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
+    from ckptmove.conversion import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
+
+    request = ConvertRequest(
+        path=path,
+        move=_request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings),
+        output=os.fspath(output) if output else None,
+        beside=default_output(path, "moved" if to is None else to),
+        force=force,
+        dry_run=dry_run,
+        check=check,
+        progress=progress,
+        limits=limits or Limits(),
     )
+    if is_folder(path):
+        from ckptmove.layouts.moving import convert_directory  # noqa: PLC0415  # a file does not wait for it
+
+        return convert_directory(request)
+    return convert_file(request)
 
 
 def verify(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from ckptmove.model import Span
 
@@ -39,8 +38,10 @@ class ByteSource(Protocol):
         """
         ...
 
-    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``; a block is valid until the next one is asked for.
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``.
+
+        A block is valid until ``buffers`` more have been asked for.
 
         Raises:
             As :meth:`read`.
@@ -52,17 +53,24 @@ class ByteSource(Protocol):
         ...
 
 
-class ByteSink(Protocol):
-    """A new file that appears under its name only when it is whole and durable."""
+@runtime_checkable
+class FileBacked(Protocol):
+    """A source that is one open file, byte for byte: the kernel can copy from it."""
 
-    def __enter__(self) -> ByteSink:  # noqa: PYI034  # Self came with Python 3.11
-        """Open the temporary file."""
+    def fileno(self) -> int:
+        """Its descriptor."""
         ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the temporary file unless :meth:`commit` has run."""
+
+class ByteSink(Protocol):
+    """The end of a new file; whoever opened it makes it whole and durable."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Make room for the whole file, as far as that is possible, before the first byte.
+
+        Raises:
+            WriteFailed: there is no room for it.
+        """
         ...
 
     def write(self, data: bytes | memoryview) -> None:
@@ -73,12 +81,12 @@ class ByteSink(Protocol):
         """
         ...
 
-    def commit(self) -> None:
-        """Make the bytes durable and give the file its name.
+    def copy(self, source: int, start: int, nbytes: int) -> int:
+        """Have the kernel append at most ``nbytes`` of an open file, from byte ``start`` on.
 
-        Raises:
-            WriteFailed: the system failed.
-            OutputExists: the name has been taken meanwhile, and may not be replaced.
+        Returns:
+            How many were appended; 0 where the kernel cannot, or the file has become shorter: whoever then reads and
+            writes them is told which.
         """
         ...
 

@@ -321,8 +321,8 @@ class WriteFailed(CkptMoveError):
 
     kind = "write-failed"
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"could not write: {reason}", path=path)
+    def __init__(self, path: str, reason: str, figures: str = "") -> None:
+        super().__init__(f"could not write: {reason}{figures}", path=path)
         self.reason = reason
 
 

@@ -91,6 +91,7 @@ def convert(
     force: options.Force = False,
     cast: options.Cast = False,
     rewrite_strings: options.RewriteStrings = False,
+    no_check: options.NoCheck = False,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -115,6 +116,7 @@ def convert(
         force=force,
         cast=cast,
         rewrite_strings=rewrite_strings,
+        check=not no_check,
     )
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))

@@ -37,6 +37,7 @@ class ConvertOptions:
         force: whether an existing output is replaced.
         cast: whether dtypes that the target lacks are cast down.
         rewrite_strings: whether device strings in configs follow their tensors.
+        check: whether the bytes that are copied are compared with their CRCs.
     """
 
     to: str | None
@@ -47,6 +48,7 @@ class ConvertOptions:
     force: bool
     cast: bool
     rewrite_strings: bool
+    check: bool
 
 
 def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
@@ -70,6 +72,7 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             dry_run=options.dry_run,
             cast=options.cast,
             rewrite_strings=options.rewrite_strings,
+            check=options.check,
             progress=progress,
         )
     try:

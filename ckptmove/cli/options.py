@@ -121,6 +121,7 @@ OutputFile = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 Cast = Annotated[bool, typer.Option("--cast", help="Cast dtypes that the device lacks: float64 on mps.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Compare no CRCs: the kernel copies the bytes.")]
 RewriteStrings = Annotated[bool, typer.Option("--rewrite-strings", help="Move device names in configs too.")]
 
 # --- verify ----------------------------------------------------------------------------------------------------------
