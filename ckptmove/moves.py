@@ -105,12 +105,14 @@ class MovePlan:
         edits: storages that change.
         kept: tensors that stay for a reason of their own.
         flags: group flags, ``torch.device`` objects and strings that change.
+        inflates: keys of the storages that are deflated in the source, and stored plainly in the output.
     """
 
     request: MoveRequest
     edits: tuple[StorageEdit, ...] = ()
     kept: tuple[Kept, ...] = ()
     flags: tuple[FlagEdit, ...] = ()
+    inflates: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:

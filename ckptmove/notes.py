@@ -56,6 +56,9 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
         yield f"still named in the file's configs: {_some(map(_named, in_configs))}{hint}"
     if in_code:
         yield f"still named in the file's code, which is not edited: {_some(map(_named, in_code))}"
+    if plan.inflates:
+        stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
+        yield f"{stored} plainly in the new file, so that it can be mapped (F803)"
     yield from _flaws(inventory)
 
 

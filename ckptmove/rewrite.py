@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
-from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment
+from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
 from ckptmove.errors import CrcMismatch
+from ckptmove.inflate import inflated_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +93,9 @@ def write_segments(
 def _length(segment: Segment) -> int:
     if isinstance(segment, BytesSegment):
         return len(segment.data)
-    return segment.span.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+    if isinstance(segment, InflateSegment):
+        return segment.nbytes
+    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
 
 
 def _blocks(
@@ -104,6 +107,8 @@ def _blocks(
 ) -> Iterator[bytes | memoryview]:
     if isinstance(segment, BytesSegment):
         yield segment.data
+    elif isinstance(segment, InflateSegment):
+        yield from inflated_blocks(source, segment, path, BLOCK)
     elif isinstance(segment, CastSegment):
         yield from cast_blocks(_checked_here(source, segment, path), segment, path, overflowed)
     elif segment.checks:
@@ -112,7 +117,10 @@ def _blocks(
         yield from source.blocks(segment.span, BLOCK)
 
 
-def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[memoryview]:
+def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
+    if segment.packed is not None:
+        yield from inflated_blocks(source, segment.packed, path, CAST_BLOCK)
+        return
     checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
     for block in source.blocks(segment.span, CAST_BLOCK):
         checker.feed(block)

@@ -145,6 +145,14 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     assert github.conversion_line("a.pth", instant) == ("::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s")
 
 
+def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:
+    plan = MovePlan(request=MoveRequest(to="mps"))
+    copied = ConvertResult(plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
+    assert conversion.brief_line("a.pth", copied) == "wrote b.pth: 3 B in 0.00 s, copied as it was"
+    stored = replace(copied, plan=replace(plan, inflates=("0",)))
+    assert conversion.brief_line("a.pth", stored) == "wrote b.pth: 3 B in 0.00 s"
+
+
 def test_findings_stand_below_the_checks() -> None:
     check = CheckResult(name="numbers", status="failed", detail="NaN: 100%")
     bad = finding(code="N501", name="not-finite", severity=Severity.ERROR, message="NaN", where=("a",))
