@@ -46,14 +46,16 @@ def convert_file(
     began = time.perf_counter()
     target = output or beside
     with naming(path), open_checkpoint(path, limits) as checkpoint:
-        plan = plan_move(checkpoint.inventory, request)
+        plan, container = plan_move(checkpoint.inventory, request), checkpoint.inventory.container
         notes = tuple(conversion_notes(checkpoint.inventory, plan))
         reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
         if reason:
             notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the file",)
         if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+            return ConvertResult(
+                container=container, plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
+            )
         if is_folder(target) or target.endswith(os.sep):
             raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
         if same_file(path, target):
@@ -69,7 +71,9 @@ def convert_file(
         if not checkpoint.container.has_checksums():
             notes += ("the file holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+    return ConvertResult(
+        container=container, plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes
+    )
 
 
 def write_checkpoint(

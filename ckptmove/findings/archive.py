@@ -80,7 +80,8 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         held = sum(fact.nbytes for fact in orphans)
         parts.append(f"{held:,} bytes in {amount(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
-    again = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
+    save = "torch.jit.save" if inventory.container == "torchscript" else "torch.save"
+    again = f"{save}({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
     fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
     yield found("F804", "; ".join(parts), [*where, *(fact.record for fact in orphans)], fix)
 

@@ -59,7 +59,9 @@ def convert_directory(
             notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the directory",)
         if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+            return ConvertResult(
+                container="directory", plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
+            )
         _require_apart(path, target)
         if not force and os.path.lexists(target):
             raise OutputExists(target)
@@ -81,7 +83,9 @@ def convert_directory(
     if sink.leftover is not None:
         notes += (f"the directory that was replaced could not be removed whole: {sink.leftover}",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes)
+    return ConvertResult(
+        container="directory", plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes
+    )
 
 
 def _no_devices(directory: Directory) -> str:
