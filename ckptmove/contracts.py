@@ -131,6 +131,23 @@ class BytesSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class InflateSegment:
+    """Deflated bytes of the source that go to the output inflated.
+
+    Attributes:
+        span: where they lie in the source, deflated.
+        nbytes: how many they have to be once inflated.
+        crc: CRC-32 of the inflated bytes, or 0 where the archive holds none.
+        record: name of the record that they are.
+    """
+
+    span: Span
+    nbytes: int
+    crc: int
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
 class CastSegment:
     """Elements of the source that go to the output in another dtype, element by element.
 
@@ -140,6 +157,7 @@ class CastSegment:
         target: dtype in the output.
         byteorder: ``little`` or ``big``: of both.
         check: the CRC that the source's bytes must have, or None.
+        packed: how they inflate, where they are deflated; it has their CRC then.
     """
 
     span: Span
@@ -147,6 +165,12 @@ class CastSegment:
     target: str
     byteorder: str
     check: CheckedRange | None
+    packed: InflateSegment | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they are before the cast."""
+        return self.span.nbytes if self.packed is None else self.packed.nbytes
 
 
-Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment"
+Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment | InflateSegment"

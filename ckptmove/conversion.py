@@ -69,7 +69,7 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
     began = time.perf_counter()
     path, target = request.path, request.target
     with naming(path), open_checkpoint(path, request.limits) as checkpoint:
-        plan = plan_move(checkpoint.inventory, request.move)
+        plan, container = plan_move(checkpoint.inventory, request.move), checkpoint.inventory.container
         notes = tuple(conversion_notes(checkpoint.inventory, plan))
         reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
         if reason:
@@ -78,7 +78,9 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
             )
         if request.dry_run or (reason and request.output is None):
             seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+            return ConvertResult(
+                container=container, plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
+            )
         _require_file(request)
         overflowed: list[int] = []
         with FileSink(target, force=request.force) as sink:
@@ -89,7 +91,9 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
         if request.check and not checkpoint.container.has_checksums():
             notes += ("the file holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+    return ConvertResult(
+        container=container, plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes
+    )
 
 
 def _require_file(request: ConvertRequest) -> None:

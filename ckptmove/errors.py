@@ -287,7 +287,7 @@ class UncastableDtype(UnsupportedDtype):
     """The target device cannot hold a dtype, and it cannot be cast to one that it holds.
 
     Attributes:
-        reason: why not, as a clause: ``its bytes are compressed in the archive``.
+        reason: why not, as a clause: ``it is not the dtype of a storage``.
     """
 
     kind = "uncastable-dtype"

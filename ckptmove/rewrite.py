@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
-from ckptmove.contracts import BytesSegment, CastSegment, CopySegment, FileBacked
+from ckptmove.contracts import BytesSegment, CastSegment, CopySegment, FileBacked, InflateSegment
 from ckptmove.errors import CrcMismatch
+from ckptmove.inflate import inflated_blocks
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def _without_checks(segment: Segment) -> Segment:
 def _length(segment: Segment) -> int:
     if isinstance(segment, BytesSegment):
         return len(segment.data)
-    return segment.span.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+    if isinstance(segment, InflateSegment):
+        return segment.nbytes
+    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
 
 
 def _steps(
@@ -143,13 +146,18 @@ def _blocks(
 ) -> Iterator[bytes | memoryview]:
     if isinstance(segment, BytesSegment):
         yield segment.data
+    elif isinstance(segment, InflateSegment):
+        yield from inflated_blocks(source, segment, path, BLOCK)
     elif isinstance(segment, CastSegment):
         yield from cast_blocks(_checked_here(source, segment, path), segment, path, overflowed)
     else:
         yield from _checked_beside(source, segment, path, worker)
 
 
-def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[memoryview]:
+def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
+    if segment.packed is not None:
+        yield from inflated_blocks(source, segment.packed, path, CAST_BLOCK)
+        return
     checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
     for block in source.blocks(segment.span, CAST_BLOCK):
         checker.feed(block)

@@ -39,15 +39,17 @@ _EXIT_CODES: Final = {
     errors.StdoutFailed: 5,
 }
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
-#: What a file that is no checkpoint can be mended with, by what it is.
+#: What a file that is no checkpoint can be mended with, by what it is; with its path for a shell, and for Python.
 _MENDS: Final = {
     "an empty file": "the save or the copy stopped before its first byte: go back to an earlier checkpoint",
     "nothing but zero bytes": "the disk was full or the copy broke off: go back to an earlier checkpoint",
     "a git-lfs pointer": "fetch the file that it stands for: git lfs pull",
     "an HTML page": "the download gave a web page, a login page perhaps: open its address in a browser, then download "
     "again",
-    "a gzip file": "unpack it first: gunzip",
-    "a tar archive": "unpack it first: tar xf",
+    "a gzip file": "unpack it first: gunzip -c {shell} > unpacked.pth",
+    "a tar archive in a gzip file": "unpack it first: tar -xzf {shell}",
+    "a tar archive": "unpack it first: tar -xf {shell}",
+    "a mobile module in FlatBuffer form": "make an archive of it: torch.jit.load({python}).save('module.pt')",
     "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
     "name, cp -rL DIRECTORY COPY, and take the copy",
     **dict.fromkeys(
@@ -131,7 +133,8 @@ def _(error: errors.AccessFailed) -> str:
 
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
-    return _MENDS.get(error.found, "ckptmove reads what torch.save writes")
+    mend, path = _MENDS.get(error.found, "ckptmove reads what torch.save writes"), error.path or ""
+    return mend.format(shell=shlex.quote(path), python=repr(path))
 
 
 @hint_for.register(directories.EmptyDirectory)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickletools
 import re
+import zlib
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,11 @@ _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 
 _OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
 #: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
+#: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs, behind the offset of the root.
+_FLATBUFFER: Final = b"PTMF"
+#: zlib's word for deflate in gzip's frame; and the length of tar's header.
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_TAR_HEADER: Final = 512
 _TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
@@ -120,7 +126,9 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
         return _zip_kind(directory, source.path), directory
     found = next((found for magic, found in _MAGIC if head.startswith(magic)), None)
     if found is not None:
-        raise NotACheckpoint(source.path, found)
+        raise NotACheckpoint(source.path, f"a tar archive in {found}" if _is_tar_in_gzip(head) else found)
+    if head[4:8] == _FLATBUFFER:
+        raise NotACheckpoint(source.path, "a mobile module in FlatBuffer form")
     if head[257:262] == b"ustar":
         if head[:100].rstrip(b"\0").decode("ascii", "replace").removeprefix("./").rstrip("/") in _TAR_MEMBERS:
             return "torch-tar", None
@@ -132,6 +140,14 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if _is_pickle(head, source):
         return "pickle", None
     raise NotACheckpoint(source.path, _describe(head))
+
+
+def _is_tar_in_gzip(head: bytes) -> bool:
+    """Whether a file that begins so is a tar archive, compressed with gzip."""
+    try:
+        return zlib.decompressobj(_GZIP).decompress(head, _TAR_HEADER)[257:262] == b"ustar"
+    except zlib.error:
+        return False
 
 
 def _zip_kind(directory: ZipDirectory, path: str) -> ContainerName:

@@ -285,7 +285,7 @@ _ENTRIES: Final = (
         when="the bytes of a storage are compressed in the archive",
         why="Some tool zipped the file again. torch.load reads it rightly, but torch.load(mmap=True) takes the "
         "compressed bytes for numbers: garbage weights, and no error.",
-        mend="Load it without mmap and save it again.",
+        mend="Have it stored plainly: 'ckptmove convert PATH --to DEVICE'. Until then, load it without mmap.",
     ),
     Entry(
         code="F804",

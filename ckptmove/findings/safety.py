@@ -9,6 +9,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import load_expression
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     load = f"torch.load({inventory.path!r}, map_location='cpu'"
     if any(use.verdict == "dangerous" for use in refused):
         fix = _distrust(inventory)
+    elif inventory.container == "torchscript":
+        fix = f"{load_expression(inventory)}  # runs the code in it: only if you trust its origin"
     elif opcodes:
         fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:

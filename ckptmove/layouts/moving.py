@@ -57,7 +57,9 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
             notes += (f"{reason}{more}",)
         if request.dry_run or (reason and request.output is None):
             seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+            return ConvertResult(
+                container="directory", plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
+            )
         _require_apart(path, target)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
@@ -72,7 +74,9 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
     if sink.leftover is not None:
         notes += (f"the directory that was replaced could not be removed whole: {sink.leftover}",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes)
+    return ConvertResult(
+        container="directory", plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes
+    )
 
 
 def _no_devices(directory: Directory) -> str:

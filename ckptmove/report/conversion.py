@@ -43,7 +43,7 @@ def brief_line(path: str, result: ConvertResult) -> str:
     if result.output is None:
         return f"{clean(path)}: dry run, nothing was written"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
-    copied = ", copied as it was" if result.plan.is_empty else ""
+    copied = ", copied as it was" if result.plan.is_empty and not result.plan.inflates else ""
     return f"wrote {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
 
 

@@ -25,6 +25,7 @@ ROWS: list[list[str]] = [
         "streams.counted",
         "streams.part",
         "cast",
+        "inflate",
         "keep",
         "scopes",
         "pickles.scan",

@@ -161,7 +161,10 @@ ERRORS = {
     errors.MissingFile("a*"): (3, "the pattern matches nothing"),
     errors.NothingConfigured("a.toml", ("b*",)): (3, "type the PATH"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
-    errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
+    errors.NotACheckpoint("a b", "a gzip file"): (3, "gunzip -c 'a b' > unpacked.pth"),
+    errors.NotACheckpoint("a b", "a tar archive in a gzip file"): (3, "tar -xzf 'a b'"),
+    errors.NotACheckpoint("a b", "a tar archive"): (3, "tar -xf 'a b'"),
+    errors.NotACheckpoint("a b", "a mobile module in FlatBuffer form"): (3, "torch.jit.load('a b').save('module.pt')"),
     errors.UnsupportedContainer("a", "torch-tar", "x"): (
         3,
         "torch.save(torch.load('a', map_location='cpu'), 'new.pth')",

@@ -8,6 +8,7 @@ import pickle
 import pickletools
 import warnings
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import torch
 from torch.utils.serialization import config
 
 from ckptmove.containers.sniff import open_container
-from ckptmove.contracts import BytesSegment
+from ckptmove.contracts import BytesSegment, InflateSegment
 from ckptmove.model import Limits, StorageRef
 
 if TYPE_CHECKING:
@@ -265,10 +266,13 @@ class Opened:
     def output(self, segments):
         """The bytes that segments without casts stand for."""
         data = self.path.read_bytes()
-        pieces = [
-            segment.data if isinstance(segment, BytesSegment) else data[segment.span.start : segment.span.end]
-            for segment in segments
-        ]
+        pieces = []
+        for segment in segments:
+            if isinstance(segment, BytesSegment):
+                pieces.append(segment.data)
+            else:
+                raw = data[segment.span.start : segment.span.end]
+                pieces.append(zlib.decompress(raw, -15) if isinstance(segment, InflateSegment) else raw)
         return b"".join(pieces)
 
     def records(self, data=None):

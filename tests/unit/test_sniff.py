@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import tarfile
+import warnings
 import zipfile
 from collections import OrderedDict
 
@@ -46,6 +47,13 @@ def scripted():
     stream = io.BytesIO()
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), stream)
     return stream.getvalue()
+
+
+def flat():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on the age of TorchScript
+        module = torch.jit.script(torch.nn.Linear(2, 2))
+        return module._save_to_buffer_for_lite_interpreter(_use_flatbuffer=True)
 
 
 @pytest.fixture
@@ -118,6 +126,9 @@ def test_a_real_torchscript_archive(name_of, tmp_path):
         (b"\n<!DOCTYPE html><html></html>", "an HTML page"),
         (b"<html lang='en'>", "an HTML page"),
         (gzip.compress(b"x", mtime=0), "a gzip file"),
+        (gzip.compress(tarred("weights.th"), mtime=0), "a tar archive in a gzip file"),
+        (b"\x1f\x8b" + bytes(20), "a gzip file"),
+        (flat(), "a mobile module in FlatBuffer form"),
         (bz2.compress(b"x"), "a bzip2 file"),
         (b"7z\xbc\xaf\x27\x1c\x00", "a 7z archive"),
         (b"\x89HDF\r\n\x1a\n\x00", "an HDF5 file"),

@@ -206,6 +206,15 @@ class TestSafety:
         assert finding.message == "torch.load(weights_only=True) refuses 1 opcode: POP"
         assert "weights_only=False" in finding.fix
 
+    def test_torch_load_reads_no_script(self, make) -> None:
+        uses = (GlobalUse("torch.jit.demoLoweredModule", False, "unknown"),)
+
+        [finding] = make.findings(make.inventory(container="torchscript", globals=uses))
+
+        assert finding.fix == (
+            "torch.jit.load('runs/my run.pth', map_location='cpu')  # runs the code in it: only if you trust its origin"
+        )
+
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:
         uses = (GlobalUse("os.system", False, "dangerous"), GlobalUse("a.B", False, "unknown"))
 
