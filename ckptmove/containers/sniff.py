@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.containers.bare_pickle import BarePickle
 from ckptmove.containers.model_json import script_container
 from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsFile
+from ckptmove.containers.tar_index import iterate_members
 from ckptmove.containers.torch_legacy import TorchLegacy
+from ckptmove.containers.torch_tar import MEMBERS, TorchTar
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
@@ -51,20 +53,17 @@ _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 
 _OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
 #: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
-_TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 #: How a container is opened that needs no more than its bytes.
 _READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] = {
     "torch-legacy": TorchLegacy,
+    "torch-tar": TorchTar,
     "safetensors": SafetensorsFile,
     "pickle": BarePickle,
 }
-_DESCRIBED: Final[dict[ContainerName, str]] = {
-    "torch-tar": "a tar of torch 0.1",
-    "dcp": "a shard of a distributed checkpoint",
-}
+_DESCRIBED: Final[dict[ContainerName, str]] = {"dcp": "a shard of a distributed checkpoint"}
 
 
 def recognise(source: ByteSource) -> ContainerName:
@@ -122,7 +121,8 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if found is not None:
         raise NotACheckpoint(source.path, found)
     if head[257:262] == b"ustar":
-        if head[:100].rstrip(b"\0").decode("ascii", "replace").removeprefix("./").rstrip("/") in _TAR_MEMBERS:
+        first = next(iterate_members(source, limits), None)
+        if first is not None and first.name.removeprefix("./") in MEMBERS:
             return "torch-tar", None
         raise NotACheckpoint(source.path, "a tar archive")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:

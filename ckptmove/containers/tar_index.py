@@ -16,6 +16,8 @@ from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptmove.contracts import ByteSource
     from ckptmove.model import Limits
 
@@ -68,7 +70,15 @@ class TarMember(NamedTuple):
 
 
 def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
-    """List the members, in the order of the archive, up to the first block of zeros or the end of the file.
+    """List the members, in the order of the archive.
+
+    Arguments and errors as of :func:`iterate_members`.
+    """
+    return tuple(iterate_members(source, limits))
+
+
+def iterate_members(source: ByteSource, limits: Limits) -> Iterator[TarMember]:
+    """The members one by one, up to the first block of zeros or the end of the file.
 
     Args:
         source: the archive, not compressed.
@@ -79,9 +89,8 @@ def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
         LimitExceeded: it has more members, or a longer header, than the limits allow.
         SourceChanged, AccessFailed: as the source.
     """
-    members: list[TarMember] = []
     extensions: dict[bytes, bytes] = {}
-    start = position = 0
+    start = position = count = 0
     while (info := _read_header(source, position)) is not None:
         if info.type in _EXTENSIONS:
             data = _read_extension(source, position, info)
@@ -94,14 +103,15 @@ def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
             else:
                 extensions[info.type] = data
             continue
-        if len(members) == limits.entries:
-            raise LimitExceeded("members of a tar", limit=limits.entries, actual=len(members) + 1, path=source.path)
-        members.append(_member(source, info, Span(start, position + BLOCK), extensions))
-        start = position = padded(members[-1].span.end)
+        count += 1
+        if count > limits.entries:
+            raise LimitExceeded("members of a tar", limit=limits.entries, actual=count, path=source.path)
+        member = _member(source, info, Span(start, position + BLOCK), extensions)
+        yield member
+        start = position = padded(member.span.end)
         extensions = {}
     if extensions:
         raise DamagedArchive(source.path, f"the header at byte {start} has an extension, and no member")
-    return tuple(members)
 
 
 def padded(nbytes: int) -> int:

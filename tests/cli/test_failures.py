@@ -162,10 +162,6 @@ ERRORS = {
     errors.NothingConfigured("a.toml", ("b*",)): (3, "type the PATH"),
     errors.AccessFailed("a b", "no"): (3, "ls -ld 'a b'"),
     errors.NotACheckpoint("a", "a gzip file"): (3, "gunzip"),
-    errors.UnsupportedContainer("a", "torch-tar", "x"): (
-        3,
-        "torch.save(torch.load('a', map_location='cpu'), 'new.pth')",
-    ),
     errors.UnsupportedContainer("a", "safetensors", "x"): (3, "load_file"),
     errors.UnsupportedContainer("a", "torchscript", "x"): (3, "torch.jit.load('a', map_location='cpu')"),
     errors.UnsupportedContainer("a b", "dcp", "x"): (3, "dcp_to_torch 'a b' FILE"),
