@@ -17,7 +17,7 @@ from ckptmove.containers.graft import merge, replace_nodes
 from ckptmove.containers.tar_index import padded, read_members, resized_header
 from ckptmove.containers.tar_tables import MemberReader, read_storages, read_tensors
 from ckptmove.contracts import BytesSegment, CastSegment, CopySegment
-from ckptmove.errors import DamagedArchive, LimitExceeded
+from ckptmove.errors import DamagedArchive
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.script import split_parts
@@ -85,15 +85,7 @@ class TorchTar(Container):
         self._spans = {str(storage.key): storage.span for storage in self._storages.storages}
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object, and behind it those of the storages and those of the tensors.
-
-        Raises:
-            LimitExceeded: together they are larger than the limits allow.
-        """
-        nbytes = sum(len(pickle.data) for pickle in self._pickles)
-        if nbytes > self.limits.pickle_bytes:
-            resource = "the size of a pickle in bytes"
-            raise LimitExceeded(resource, limit=self.limits.pickle_bytes, actual=nbytes)
+        """The pickle of the saved object, and behind it those of the storages and those of the tensors."""
         return b"".join(pickle.data for pickle in self._pickles)
 
     def read(self) -> Machine:
