@@ -159,9 +159,6 @@ def _(error: errors.UnsupportedContainer) -> str:
         folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  # it stays text
         tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
         return f"if you trust its origin, make one file of it: {tool}"
-    if error.container == "torch-tar":
-        load = f"torch.load({name!r}, map_location='cpu')"
-        return f"if you trust its origin, save it again as a zip: torch.save({load}, 'new.pth')"
     if error.container == "safetensors":
         return "it names no devices: safetensors.torch.load_file(path, device='cuda:0') puts it anywhere"
     if error.container == "torchscript":

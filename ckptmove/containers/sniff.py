@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.containers.bare_pickle import BarePickle
 from ckptmove.containers.model_json import script_container
 from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsFile
+from ckptmove.containers.tar_index import iterate_members
 from ckptmove.containers.torch_legacy import TorchLegacy
+from ckptmove.containers.torch_tar import MEMBERS, TorchTar
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
@@ -57,20 +59,17 @@ _FLATBUFFER: Final = b"PTMF"
 #: zlib's word for deflate in gzip's frame; and the length of tar's header.
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _TAR_HEADER: Final = 512
-_TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 #: How a container is opened that needs no more than its bytes.
 _READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] = {
     "torch-legacy": TorchLegacy,
+    "torch-tar": TorchTar,
     "safetensors": SafetensorsFile,
     "pickle": BarePickle,
 }
-_DESCRIBED: Final[dict[ContainerName, str]] = {
-    "torch-tar": "a tar of torch 0.1",
-    "dcp": "a shard of a distributed checkpoint",
-}
+_DESCRIBED: Final[dict[ContainerName, str]] = {"dcp": "a shard of a distributed checkpoint"}
 
 
 def recognise(source: ByteSource) -> ContainerName:
@@ -130,7 +129,8 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if head[4:8] == _FLATBUFFER:
         raise NotACheckpoint(source.path, "a mobile module in FlatBuffer form")
     if head[257:262] == b"ustar":
-        if head[:100].rstrip(b"\0").decode("ascii", "replace").removeprefix("./").rstrip("/") in _TAR_MEMBERS:
+        first = next(iterate_members(source, limits), None)
+        if first is not None and first.name.removeprefix("./") in MEMBERS:
             return "torch-tar", None
         raise NotACheckpoint(source.path, "a tar archive")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:

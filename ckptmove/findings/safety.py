@@ -29,9 +29,11 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S701: ``torch.load(weights_only=True)``, the default since torch 2.6, refuses the file."""
     refused = [use for use in inventory.globals if not use.weights_only]
     opcodes = inventory.foreign_opcodes
-    if not refused and not opcodes:
+    is_tar = inventory.container == "torch-tar"
+    if not refused and not opcodes and not is_tar:
         return
-    parts = [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
+    parts = ["every tar of torch 0.1"] if is_tar else []
+    parts += [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
     load = f"torch.load({inventory.path!r}, map_location='cpu'"
@@ -39,7 +41,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         fix = _distrust(inventory)
     elif inventory.container == "torchscript":
         fix = f"{load_expression(inventory)}  # runs the code in it: only if you trust its origin"
-    elif opcodes:
+    elif opcodes or is_tar:
         fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:
         fix = f"{_allow_line([use.name for use in refused])}; {load})"

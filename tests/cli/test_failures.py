@@ -165,10 +165,6 @@ ERRORS = {
     errors.NotACheckpoint("a b", "a tar archive in a gzip file"): (3, "tar -xzf 'a b'"),
     errors.NotACheckpoint("a b", "a tar archive"): (3, "tar -xf 'a b'"),
     errors.NotACheckpoint("a b", "a mobile module in FlatBuffer form"): (3, "torch.jit.load('a b').save('module.pt')"),
-    errors.UnsupportedContainer("a", "torch-tar", "x"): (
-        3,
-        "torch.save(torch.load('a', map_location='cpu'), 'new.pth')",
-    ),
     errors.UnsupportedContainer("a", "safetensors", "x"): (3, "load_file"),
     errors.UnsupportedContainer("a", "torchscript", "x"): (3, "torch.jit.load('a', map_location='cpu')"),
     errors.UnsupportedContainer("a b", "dcp", "x"): (3, "dcp_to_torch 'a b' FILE"),

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadat
 
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.errors import CkptMoveError, UneditablePickle
+from ckptmove.errors import CkptMoveError, DamagedArchive, UneditablePickle
 
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
@@ -33,6 +33,7 @@ SCRIPTS = [name for name, container in CONTAINERS.items() if container == "torch
 FILES = ZIPS + LEGACY
 TABLES = [name for name, container in CONTAINERS.items() if container == "safetensors"]
 PICKLES = [name for name, container in CONTAINERS.items() if container == "pickle"]
+TARS = [name for name, container in CONTAINERS.items() if container == "tar"]
 TAGS = {row["path"]: row["location_tags"] for row in ROWS}
 
 
@@ -194,3 +195,11 @@ def test_a_bare_pickle_imports_what_pickletools_sees(name):
     found = {one.name for one in inventory.globals}
     assert imported <= {part for one in found for part in (one.rpartition(".")[2], ".".join(one.split(".")[-2:]))}
     assert len(found) <= sum(opcode.name == "STACK_GLOBAL" for opcode, _, _ in pickletools.genops(data))
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_a_tar_that_torch_cannot_read_is_refused(name):
+    with pytest.raises(EOFError, match="Ran out of input"):
+        torch.load(CORPUS / name, weights_only=False)
+    with pytest.raises(DamagedArchive, match=r"a tar of torch 0\.1 without its member 'tensors'"):
+        read(name)
