@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import UnverifiedDirectory
+from ckptmove.directories import ArchiveOfFiles, UnverifiedArchive, UnverifiedDirectory
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -70,7 +70,7 @@ def inspect(
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
-        path: a file, or a directory, which is read as one checkpoint.
+        path: a file, or a directory or an archive of files, which is read as one checkpoint.
         target: device that the findings judge the file for; without it, the device that is expected, and without
             that, the device where the model lies.
         expect: device where everything that should move is expected to be; without it, there is no plan.
@@ -89,12 +89,17 @@ def inspect(
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
     found: Survey | Directory
-    if is_folder(path):
-        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
+    try:
+        if is_folder(path):
+            from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
 
-        found = read_directory(path, limits, check=check, outline=outline, progress=progress)
-    else:
-        found = survey(path, limits, check=check, outline=outline, progress=progress)
+            found = read_directory(path, limits, check=check, outline=outline, progress=progress)
+        else:
+            found = survey(path, limits, check=check, outline=outline, progress=progress)
+    except ArchiveOfFiles:
+        from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
+
+        found = read_archive(path, limits, check=check, outline=outline, progress=progress)
     plan = _plan_for(found.inventory, expect) if expect is not None else None
     return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan)
 
@@ -120,7 +125,7 @@ def convert(
     is written: a copy.
 
     Args:
-        path: a file, or a directory, which becomes a new directory: whole, or not at all.
+        path: a file, or a directory or an archive of files, which becomes a new one: whole, or not at all.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
         map_location: source globs and their devices, before ``to``; the first that matches counts.
         keep: globs of tensor names that stay where they are.
@@ -146,9 +151,13 @@ def convert(
     else:
         from ckptmove.conversion import convert_file as move  # noqa: PLC0415  # inspect does not wait for it
     wanted = os.fspath(output) if output else None
-    return move(
-        path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
-    )
+    how = {"force": force, "dry_run": dry_run}
+    try:
+        return move(path, request, wanted, beside, **how, progress=progress, limits=limits or Limits())
+    except ArchiveOfFiles:
+        from ckptmove.layouts.archive_moving import convert_archive  # noqa: PLC0415  # a file does not wait for it
+
+        return convert_archive(path, request, wanted, beside, **how, progress=progress, limits=limits or Limits())
 
 
 def verify(
@@ -203,7 +212,10 @@ def verify(
         keep=tuple(keep),
         devices=devices,
     )
-    return verify_checkpoint(request, progress=progress, stage=stage)
+    try:
+        return verify_checkpoint(request, progress=progress, stage=stage)
+    except ArchiveOfFiles as error:
+        raise UnverifiedArchive(error.path or request.path, error.form) from error
 
 
 def default_output(path: str, to: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.checkpoint import Checkpoint
-    from ckptmove.contracts import ByteSink, Progress
+    from ckptmove.contracts import ByteSink, Progress, Segment
     from ckptmove.model import Limits
     from ckptmove.moves import MovePlan, MoveRequest
 
@@ -54,12 +54,7 @@ def convert_file(
         if dry_run or (reason and output is None):
             seconds = time.perf_counter() - began
             return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
-        if is_folder(target) or target.endswith(os.sep):
-            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
-        if same_file(path, target):
-            raise OutputIsSource(target)
-        if not force and os.path.lexists(target):
-            raise OutputExists(target)
+        require_output(path, target, beside, force=force)
         overflowed: list[int] = []
         with FileSink(target, force=force) as sink:
             written = write_checkpoint(checkpoint, plan, sink, path, progress, overflowed.append)
@@ -70,6 +65,26 @@ def convert_file(
             notes += ("the file holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
     return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+
+
+def require_output(path: str, target: str, beside: str, *, force: bool) -> None:
+    """Refuse a new file that cannot be one, before anything is written.
+
+    Args:
+        path: the source.
+        target: the new file.
+        beside: what it would be called by default.
+        force: whether an existing one is replaced.
+
+    Raises:
+        OutputIsFolder, OutputIsSource, OutputExists: as they say.
+    """
+    if is_folder(target) or target.endswith(os.sep):
+        raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
+    if same_file(path, target):
+        raise OutputIsSource(target)
+    if not force and os.path.lexists(target):
+        raise OutputExists(target)
 
 
 def write_checkpoint(
@@ -95,6 +110,15 @@ def write_checkpoint(
         UneditablePickle: a change falls on a place that no pickler of Python writes.
         WriteFailed: as the sink.
     """
-    casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
-    segments = checkpoint.container.lay_out(apply_plan(checkpoint.machine, plan), casts)
+    segments = lay_out(checkpoint, plan)
     return write_segments(checkpoint.container.source, segments, sink, path, progress, overflowed)
+
+
+def lay_out(checkpoint: Checkpoint, plan: MovePlan) -> tuple[Segment, ...]:
+    """The segments of an open checkpoint, changed by its plan.
+
+    Raises:
+        CrcMismatch, DamagedArchive, UneditablePickle: as :func:`write_checkpoint`.
+    """
+    casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
+    return checkpoint.container.lay_out(apply_plan(checkpoint.machine, plan), casts)

@@ -128,6 +128,7 @@ class ConvertResult:
         bytes_copied: bytes written to the output.
         seconds: wall time.
         notes: what the user should know besides: an archive saved without CRCs, for example.
+        holds_files: whether the output is an archive of several checkpoints.
     """
 
     plan: MovePlan
@@ -135,6 +136,7 @@ class ConvertResult:
     bytes_copied: int
     seconds: float
     notes: tuple[str, ...] = field(default=())
+    holds_files: bool = False
 
     def __str__(self) -> str:
         """What came of it, in one line."""

@@ -102,10 +102,9 @@ def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
 
 
 def _is_in_code(inventory: Inventory, mention: Mention) -> bool:
-    """Whether a device is named by a line of TorchScript, in a file of its own or in one of a directory."""
-    return (
-        inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
-    )
+    """Whether a device is named by a line of TorchScript, in a file of its own or in one of several."""
+    may_hold_code = inventory.container in {"torchscript", "directory", "archive"}
+    return may_hold_code and mention.site is None and mention.kind == "torch.device"
 
 
 def _named(mention: Mention) -> str:

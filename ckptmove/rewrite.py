@@ -76,7 +76,7 @@ def write_segments(
         DamagedArchive, SourceChanged, AccessFailed: as the source.
         WriteFailed: as the sink.
     """
-    total = sum(_length(segment) for segment in segments)
+    total = sum(length(segment) for segment in segments)
     done = 0
     # zlib lets go of the GIL: checking a block while it is written and the next is read saves a quarter of the time.
     with ThreadPoolExecutor(max_workers=1) as worker:
@@ -89,7 +89,8 @@ def write_segments(
     return done
 
 
-def _length(segment: Segment) -> int:
+def length(segment: Segment) -> int:
+    """The number of bytes that a segment gives."""
     if isinstance(segment, BytesSegment):
         return len(segment.data)
     return segment.span.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes

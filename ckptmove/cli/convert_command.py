@@ -89,12 +89,13 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            _suggest(result.output, result.plan.request)
+            is_one = not (result.holds_files or is_folder(result.output))
+            _suggest(result.output, result.plan.request, is_one=is_one)
 
 
-def _suggest(output: str, request: MoveRequest) -> None:
+def _suggest(output: str, request: MoveRequest, *, is_one: bool) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if is_folder(output):
+    if not is_one:
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))

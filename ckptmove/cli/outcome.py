@@ -47,7 +47,6 @@ _MENDS: Final = {
     "an HTML page": "the download gave a web page, a login page perhaps: open its address in a browser, then download "
     "again",
     "a gzip file": "unpack it first: gunzip",
-    "a tar archive": "unpack it first: tar xf",
     "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
     "name, cp -rL DIRECTORY COPY, and take the copy",
     **dict.fromkeys(
@@ -76,6 +75,11 @@ def interruption(error: BaseException) -> Failure:
     if isinstance(error, Terminated):
         message, code = f"ended by {Signals(error.number).name}", _SIGNALLED + error.number
     return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
+
+
+def _unpacking(archive: str, form: directories.ArchiveForm) -> str:
+    """The command that makes a directory of an archive: Python's, which is here."""
+    return shlex.join(["python", "-m", f"{form}file", "-e", archive, f"{archive}.unpacked"])
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
@@ -146,6 +150,16 @@ def _(error: directories.EmptyDirectory) -> str:
 @hint_for.register(directories.UnverifiedDirectory)
 def _(error: directories.UnverifiedDirectory) -> str:
     return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
+
+
+@hint_for.register(directories.MustBeUnpacked)
+def _(error: directories.MustBeUnpacked) -> str:
+    return f"unpack it, then take the directory: {_unpacking(error.path or '', error.form)}"
+
+
+@hint_for.register(directories.UnverifiedArchive)
+def _(error: directories.UnverifiedArchive) -> str:
+    return f"unpack it, then name the file with the optimizer: {_unpacking(error.path or '', error.form)}"
 
 
 @hint_for.register(errors.UnsupportedContainer)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
 from ckptmove.containers.contract import Container
+from ckptmove.containers.inflate import inflated
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange
-from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
+from ckptmove.directories import ArchiveOfFiles
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
 from ckptmove.model import ArchiveFact, Span
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
     It is the stem that the file had when it was saved, whatever it is called now.
 
     Raises:
-        NotACheckpoint: there is none.
+        ArchiveOfFiles: there is none.
         DamagedArchive: there are several.
     """
     names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
@@ -61,7 +63,8 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
         # stable-baselines3 and others zip whole checkpoints.
         held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        raise NotACheckpoint(path, "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else ""))
+        found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
+        raise ArchiveOfFiles(path, found, "zip")
     return folders[0]
 
 
@@ -99,7 +102,7 @@ class TorchZip(Container):
             folder: the folder of its records, with a slash; by default the one that holds ``data.pkl``.
 
         Raises:
-            NotACheckpoint: it has no such folder.
+            ArchiveOfFiles: it has no such folder.
             DamagedArchive: two records have one name, or its byte order is none.
         """
         folder = object_folder(directory, source.path) if folder is None else folder
@@ -213,7 +216,7 @@ class TorchZip(Container):
         return {self._inside["data.pkl"].place: self._new(pickle)}
 
     def _new(self, data: bytes) -> NewRecord:
-        return NewRecord(BytesSegment(data), len(data), zlib.crc32(data) if self._summed else 0)
+        return NewRecord((BytesSegment(data),), len(data), zlib.crc32(data) if self._summed else 0)
 
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
         record, span = self._storages.get(key), self.storage_span(key)
@@ -225,7 +228,7 @@ class TorchZip(Container):
         if self._summed:
             for block in cast_blocks(self.source.blocks(span, CAST_BLOCK), segment, self.source.path):
                 crc = zlib.crc32(block, crc)
-        return record.place, NewRecord(segment, span.nbytes // SHRINK, crc)
+        return record.place, NewRecord((segment,), span.nbytes // SHRINK, crc)
 
     def _within(self, folder: str) -> dict[str, ZipRecord]:
         """The records in a folder, by their names there."""
@@ -266,21 +269,4 @@ class TorchZip(Container):
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
         """A record's bytes, inflated, in blocks: as many as there are, at most one more than it says."""
         blocks = self.source.blocks(self._span(record), _BLOCK)
-        if record.method != DEFLATED:
-            yield from blocks
-            return
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        left = record.nbytes + 1
-        for block in blocks:
-            rest = bytes(block)
-            # Once more without any input: the output of the last one may not have fitted.
-            while left and not inflater.eof:
-                try:
-                    data = inflater.decompress(rest, min(left, _BLOCK))
-                except zlib.error:
-                    return
-                if not data:
-                    break
-                left -= len(data)
-                rest = inflater.unconsumed_tail
-                yield data
+        return inflated(blocks, record.nbytes) if record.method == DEFLATED else blocks

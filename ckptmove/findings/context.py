@@ -91,15 +91,18 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 def load_expression(inventory: Inventory, where: str = "") -> str:
     """Python that loads the file, and takes what stands at a path of nested dicts.
 
-    Of a directory it is the file that the path begins with; without a path, the first that ``torch.load`` reads.
+    Of a directory or an archive it is the file that the path begins with; without a path, the first that
+    ``torch.load`` reads.
     """
     if isinstance(inventory, DirectoryInventory):
+        opened = {file.path: file.expression for file in inventory.files}
         loadable = [file.path for file in inventory.files if file.container in {"torch-zip", "torch-legacy"}]
         file = next((path for path in loadable if f"{where}.".startswith(f"{path}.")), (loadable or [""])[0])
         roots = tuple(key[len(file) + 1 :] for key in inventory.root_keys if key.startswith(f"{file}."))
         rest = where.removeprefix(file).removeprefix(".")
         keys = "".join(f"[{key!r}]" for key in _keys(replace(inventory, root_keys=roots), rest)) if rest else ""
-        return f"torch.load({posixpath.join(inventory.path, file)!r}, map_location='cpu'){keys}"
+        source = opened.get(file) or repr(posixpath.join(inventory.path, file))
+        return f"torch.load({source}, map_location='cpu'){keys}"
     keys = "".join(f"[{key!r}]" for key in _keys(inventory, where)) if where else ""
     return f"torch.load({inventory.path!r}, map_location='cpu'){keys}"
 

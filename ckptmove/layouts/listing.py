@@ -1,6 +1,6 @@
 """What lies in a directory: files, folders and links, within bounds.
 
-Never opens a file, and never follows a link: one that leads out of the directory is refused.
+Never reads a file, and never follows a link: one that leads out of the directory is refused.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
-from ckptmove.streams.source import KINDS
+from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
-    from ckptmove.model import Limits
+    from ckptmove.contracts import ByteSource
+    from ckptmove.model import ArchiveFact, ContainerName, Limits
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
@@ -99,9 +100,32 @@ class Listing:
         """The paths of files and links."""
         return frozenset([*(file.path for file in self.files), *(link.path for link in self.links)])
 
+    @property
+    def container(self) -> ContainerName:
+        """What holds the files, in the public contract."""
+        return "directory"
+
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
         return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
+
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a file, for whoever closes them.
+
+        Raises:
+            MissingFile, AccessFailed: it cannot be opened any more.
+        """
+        return open_source(self.full(path))
+
+    def expression(self, path: str) -> str | None:
+        """Python that opens a file, where no path does."""
+        del path
+        return None
+
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the bytes of a file, by sums that are kept beside it; a directory keeps none."""
+        del path
+        return ()
 
 
 def list_directory(path: str, limits: Limits) -> Listing:
