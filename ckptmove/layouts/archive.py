@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.contracts import ByteSource
+    from ckptmove.directories import ArchiveForm
     from ckptmove.layouts.members import Members
     from ckptmove.model import ArchiveFact, ContainerName, Limits
 
 _ZIP: Final = b"PK"
+_DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
 _SHARD: Final = ".distcp"
 
 
@@ -37,13 +39,27 @@ class ArchiveListing(Listing):
     members: Members
 
     @property
+    def size_bytes(self) -> int:
+        """Size of the archive."""
+        return self.members.source.size
+
+    @property
     def container(self) -> ContainerName:
         """What holds the files, in the public contract."""
         return "archive"
 
+    @property
+    def described(self) -> str:
+        """The same for people."""
+        return _DESCRIBED[self.members.form]
+
     def full(self, path: str) -> str:
         """How a member is named to people; a name in an archive may be absolute."""
         return full_path(self.path, path)
+
+    def look(self, path: str) -> None:
+        """Refuse a member that is seen without opening it to be no checkpoint."""
+        self.members.look(path)
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; errors as of :meth:`ckptmove.layouts.members.Members.open`."""

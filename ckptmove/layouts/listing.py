@@ -101,13 +101,26 @@ class Listing:
         return frozenset([*(file.path for file in self.files), *(link.path for link in self.links)])
 
     @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
     def container(self) -> ContainerName:
         """What holds the files, in the public contract."""
         return "directory"
 
+    @property
+    def described(self) -> str:
+        """The same for people."""
+        return "a directory"
+
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
         return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
+
+    def look(self, path: str) -> None:
+        """Refuse a file that is seen without opening it to be no checkpoint; in a directory, none is."""
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a file, for whoever closes them.

@@ -45,11 +45,18 @@ class Members(ABC):
     has_checksums: ClassVar[bool]
 
     @abstractmethod
+    def look(self, path: str) -> None:
+        """Refuse a member that is seen without opening it to be no checkpoint.
+
+        Raises:
+            NotACheckpoint: it is none.
+        """
+
+    @abstractmethod
     def open(self, path: str) -> ByteSource:
         """The bytes of a member.
 
         Raises:
-            NotACheckpoint: it was seen without opening it that it is none.
             MustBeUnpacked: it cannot be read where it lies.
             CrcMismatch: its bytes are compressed, and damaged.
         """

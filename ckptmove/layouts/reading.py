@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from ckptmove.directories import DirectoryInventory
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
-    from ckptmove.model import ArchiveFact, ContainerName, Limits
+    from ckptmove.model import ArchiveFact, Limits
 
 #: Where the HF Trainer keeps its counters.
 _TRAINER_STATE: Final = "trainer_state.json"
-_ARTICLES: Final[dict[ContainerName, str]] = {"directory": "a", "archive": "an"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,8 @@ def read_listing(
         if not file.is_hidden:
             reader.read(file)
     if not reader.parts:
-        raise EmptyDirectory(listing.path, reader.looked_at, f"{_ARTICLES[listing.container]} {listing.container}")
-    inventory = merge(listing.path, listing.container, reader.parts, reader.total)
+        raise EmptyDirectory(listing.path, reader.looked_at, listing.described)
+    inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)
     records = inventory.files
     contents = inventory.contents
     if any(file.name == _TRAINER_STATE for file in listing.files):
@@ -142,6 +141,7 @@ class _Reader:
         progress, done, total = self._progress, self._done, self.total
         told = None if progress is None else lambda here, _of_the_file: progress(done + here, total)
         try:
+            self._listing.look(file.path)
             found = survey(
                 self._listing.full(file.path),
                 self._limits,

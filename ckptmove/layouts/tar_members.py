@@ -44,6 +44,9 @@ class TarMembers(Members):
         self._members = {shown_path(member.name): member for member in members if member.kind == "file"}
         self.files = tuple(file for file in every if file.path in self._members)
 
+    def look(self, path: str) -> None:
+        """Nothing: any member can be opened at no cost."""
+
     def open(self, path: str) -> ByteSource:
         """The bytes of a member."""
         return self.part(path, self.span(path))

@@ -62,22 +62,28 @@ class ZipMembers(Members):
         self._inflated: set[str] = set()
         self._left = MOST_INFLATED_BYTES
 
+    def look(self, path: str) -> None:
+        """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
+
+        Raises:
+            NotACheckpoint: it is none.
+        """
+        record = self._records[path]
+        if record.method == DEFLATED:
+            head = b"".join(inflated(self.source.blocks(self._spans[record.place], _HEAD), _HEAD))
+            with suppress(DamagedArchive):  # a zip that ends after so many bytes: there is more of it
+                recognise(MemorySource(full_path(self.source.path, path), head))
+
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; those of a compressed one are inflated, as long as all of them fit in memory.
 
         Raises:
-            NotACheckpoint: the first bytes of a compressed one show that it is none.
             MustBeUnpacked: all that are compressed do not fit.
             CrcMismatch: its bytes are compressed, and damaged.
         """
         record, span = self._records[path], self.span(path)
         if span is not None:
             return self.part(path, span)
-        full = full_path(self.source.path, path)
-        head = b"".join(inflated(self.source.blocks(self._spans[record.place], _HEAD), _HEAD))
-        if len(head) > _HEAD:
-            with suppress(DamagedArchive):  # a zip that ends after so many bytes: there is more of it
-                recognise(MemorySource(full, head))
         if path not in self._inflated:
             if record.nbytes > self._left:
                 detail = (
@@ -89,7 +95,7 @@ class ZipMembers(Members):
         data = b"".join(self._contents(record))
         if len(data) != record.nbytes or zlib.crc32(data) != record.crc:
             raise CrcMismatch(self.source.path, path)
-        return MemorySource(full, data)
+        return MemorySource(full_path(self.source.path, path), data)
 
     def span(self, path: str) -> Span | None:
         """Where the bytes of a member lie; None where they are compressed."""

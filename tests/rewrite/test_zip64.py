@@ -145,6 +145,6 @@ def test_a_record_of_more_than_4_gib_is_written_as_torch_would(tmp_path, opened)
         segments = Layout(container.source, directory, 64).build({place: replaced})
         begin = wanted.storage_span("1").start
         descriptor = wanted.source.read(begin + nbytes, begin + nbytes + 24)
-    at = segments.index(replaced.segment)
+    at = segments.index(*replaced.segments)
     assert segments[at - 1].data == header(theirs, "a/data/1")[0]
     assert segments[at + 1].data == descriptor
