@@ -6,6 +6,7 @@ Never prints, and never decides what a room below decides.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,18 +89,7 @@ def inspect(
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
-    found: Survey | Directory
-    try:
-        if is_folder(path):
-            from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
-
-            found = read_directory(path, limits, check=check, outline=outline, progress=progress)
-        else:
-            found = survey(path, limits, check=check, outline=outline, progress=progress)
-    except ArchiveOfFiles:
-        from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
-
-        found = read_archive(path, limits, check=check, outline=outline, progress=progress)
+    found = _read(path, limits, check=check, outline=outline, progress=progress)
     plan = _plan_for(found.inventory, expect) if expect is not None else None
     return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan)
 
@@ -152,12 +142,11 @@ def convert(
         from ckptmove.conversion import convert_file as move  # noqa: PLC0415  # inspect does not wait for it
     wanted = os.fspath(output) if output else None
     how = {"force": force, "dry_run": dry_run}
-    try:
+    with suppress(ArchiveOfFiles):
         return move(path, request, wanted, beside, **how, progress=progress, limits=limits or Limits())
-    except ArchiveOfFiles:
-        from ckptmove.layouts.archive_moving import convert_archive  # noqa: PLC0415  # a file does not wait for it
+    from ckptmove.layouts.archive_moving import convert_archive  # noqa: PLC0415  # a file does not wait for it
 
-        return convert_archive(path, request, wanted, beside, **how, progress=progress, limits=limits or Limits())
+    return convert_archive(path, request, wanted, beside, **how, progress=progress, limits=limits or Limits())
 
 
 def verify(
@@ -229,6 +218,19 @@ def default_output(path: str, to: str) -> str:
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{target}{extension}"
+
+
+def _read(path: str, limits: Limits, *, check: bool, outline: bool, progress: Progress | None) -> Survey | Directory:
+    """A file, a directory, or an archive of files, as it was read."""
+    if is_folder(path):
+        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
+
+        return read_directory(path, limits, check=check, outline=outline, progress=progress)
+    with suppress(ArchiveOfFiles):
+        return survey(path, limits, check=check, outline=outline, progress=progress)
+    from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
+
+    return read_archive(path, limits, check=check, outline=outline, progress=progress)
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

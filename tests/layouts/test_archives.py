@@ -34,7 +34,20 @@ from ckptmove.model import Limits
 from ckptmove.streams.source import FileSource
 
 FORMATS = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT}
-KINDS = ["sb3", "wide", "deflated", *FORMATS]
+KINDS = ["sb3", "wide", "streamed", "deflated", *FORMATS]
+
+
+class Unseekable(io.BytesIO):
+    """A pipe: what is known only after the bytes, a zip keeps behind them."""
+
+    def seekable(self):
+        return False
+
+    def seek(self, *_where):
+        raise io.UnsupportedOperation
+
+    def tell(self):
+        raise io.UnsupportedOperation
 
 
 class Archives:
@@ -59,15 +72,15 @@ class Archives:
             "_stable_baselines3_version": b"2.3.2",
         }
 
-    def zip(self, files, name="model.zip", *, compression=zipfile.ZIP_STORED, wide=False):
+    def zip(self, files, name="model.zip", *, compression=zipfile.ZIP_STORED, wide=False, file=None):
         path = self.root / name
-        with zipfile.ZipFile(path, "w", compression) as archive:
+        with zipfile.ZipFile(file or path, "w", compression) as archive:
             for member, data in files.items():
                 info = zipfile.ZipInfo(member, (2021, 4, 11, 19, 9, 12))
                 info.external_attr = 0o640 << 16
                 info.compress_type = compression
-                with archive.open(info, "w", force_zip64=wide) as file:
-                    file.write(data)
+                with archive.open(info, "w", force_zip64=wide) as member_file:
+                    member_file.write(data)
         return path
 
     def tar(self, files, name="model.nemo", form=tarfile.GNU_FORMAT):
@@ -84,8 +97,16 @@ class Archives:
         if kind in FORMATS:
             nemo = {"./model_config.yaml": b"name: x\n", "./model_weights.ckpt": files["policy.pth"]}
             return self.tar(nemo | {"./optimizer.pt": files["policy.optimizer.pth"]}, form=FORMATS[kind])
+        if kind == "streamed":
+            return self.streamed(files)
         compression = zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED
         return self.zip(files, compression=compression, wide=kind == "wide")
+
+    def streamed(self, files, **options):
+        pipe = Unseekable()
+        path = self.zip(files, file=pipe, **options)
+        path.write_bytes(pipe.getvalue())
+        return path
 
 
 @pytest.fixture
@@ -288,6 +309,13 @@ def test_an_archive_that_is_as_asked_is_copied_as_it_is(archives, kind):
     assert result.output == f"{path.with_suffix('')}.cuda0{path.suffix}"
     assert Path(result.output).read_bytes() == path.read_bytes()
     assert result.notes == ()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_lengths_that_stand_behind_the_bytes(archives, compression, tmp_path):
+    path = archives.streamed(archives.files(), compression=compression, wide=True)
+    ckptmove.convert(path, to="cpu", output=tmp_path / "out.zip")
+    assert loaded(unpacked(tmp_path / "out.zip")["policy.pth"][0])[1] == ["cpu"] * 4
 
 
 def test_links_and_folders_in_a_tar_pass_as_they_are(archives, tmp_path):
@@ -501,6 +529,7 @@ def test_an_archive_without_a_checkpoint(archives, form, found):
     path = getattr(archives, form)({"README.md": b"hello", "run/model.zip": inner.read_bytes()}, "outer")
     with pytest.raises(EmptyDirectory) as caught:
         ckptmove.inspect(path)
+    assert caught.value.__context__ is None
     assert caught.value.found == f"{found}; by content, none of its files is one (looked at 2)"
     with pytest.raises(EmptyDirectory):
         ckptmove.convert(path, to="cpu")
