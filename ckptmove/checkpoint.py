@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.containers.contract import Container
-    from ckptmove.contracts import Progress
+    from ckptmove.contracts import ByteSource, Progress
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Inventory
     from ckptmove.pickles.state import Machine
@@ -43,12 +43,13 @@ class Checkpoint:
 
 
 @contextmanager
-def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpoint]:
+def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource | None = None) -> Iterator[Checkpoint]:
     """Read the directory and the pickle of a checkpoint.
 
     Args:
         path: a file.
         limits: what it may ask for.
+        source: its bytes, where they are at hand; closed in the end.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
@@ -56,7 +57,7 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
     """
     limits = limits or Limits()
     with naming(path):
-        container = open_container(path, limits)
+        container = open_container(path, limits, source)
         try:
             with collector_paused():
                 machine = container.read()
@@ -74,21 +75,30 @@ class Survey:
         inventory: what it holds.
         outline: its tree, where that was asked for.
         pickle_bytes: length of what its sites point into.
+        has_checksums: whether it holds CRCs of its own.
     """
 
     inventory: Inventory
     outline: tuple[OutlineLine, ...]
     pickle_bytes: int
+    has_checksums: bool
 
 
 def survey(
-    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    path: str,
+    limits: Limits,
+    *,
+    source: ByteSource | None = None,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
 ) -> Survey:
     """Read a checkpoint as data and close it.
 
     Args:
         path: a file.
         limits: what it may ask for.
+        source: its bytes, where they are at hand; closed in the end.
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         progress: told of bytes checked and bytes in all.
@@ -97,7 +107,7 @@ def survey(
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
-    with open_checkpoint(path, limits) as checkpoint:
+    with open_checkpoint(path, limits, source) as checkpoint:
         inventory, container = checkpoint.inventory, checkpoint.container
         if check:
             if progress is not None:
@@ -105,7 +115,7 @@ def survey(
             inventory = replace(inventory, facts=inventory.facts + container.check())
         nbytes = len(checkpoint.machine.data)
         lines = make_outline(checkpoint.machine.root, limits, nbytes) if outline else ()
-        return Survey(inventory, lines, nbytes)
+        return Survey(inventory, lines, nbytes, container.has_checksums())
 
 
 @contextmanager

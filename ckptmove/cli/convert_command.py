@@ -97,7 +97,7 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
 
 def _suggest(output: str, request: MoveRequest, container: ContainerName) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if container == "directory":
+    if container in {"directory", "archive"}:
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))

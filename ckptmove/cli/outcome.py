@@ -48,7 +48,6 @@ _MENDS: Final = {
     "again",
     "a gzip file": "unpack it first: gunzip -c {shell} > unpacked.pth",
     "a tar archive in a gzip file": "unpack it first: tar -xzf {shell}",
-    "a tar archive": "unpack it first: tar -xf {shell}",
     "a mobile module in FlatBuffer form": "make an archive of it: torch.jit.load({python}).save('module.pt')",
     "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
     "name, cp -rL DIRECTORY COPY, and take the copy",
@@ -78,6 +77,11 @@ def interruption(error: BaseException) -> Failure:
     if isinstance(error, Terminated):
         message, code = f"ended by {Signals(error.number).name}", _SIGNALLED + error.number
     return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
+
+
+def _unpacking(archive: str, form: directories.ArchiveForm) -> str:
+    """The command that makes a directory of an archive: Python's, which is here."""
+    return shlex.join(["python", "-m", f"{form}file", "-e", archive, f"{archive}.unpacked"])
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
@@ -150,6 +154,16 @@ def _(error: directories.EmptyDirectory) -> str:
 def _(error: directories.OneFileAtATime) -> str:
     which = "the file with the optimizer" if error.command == "verify" else "a file of it"
     return f"name {which}: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
+
+
+@hint_for.register(directories.MustBeUnpacked)
+def _(error: directories.MustBeUnpacked) -> str:
+    return f"unpack it, then take the directory: {_unpacking(error.path or '', error.form)}"
+
+
+@hint_for.register(directories.UnverifiedArchive)
+def _(error: directories.UnverifiedArchive) -> str:
+    return f"unpack it, then name the file with the optimizer: {_unpacking(error.path or '', error.form)}"
 
 
 @hint_for.register(errors.UnsupportedContainer)

@@ -19,6 +19,7 @@ from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_tar import MEMBERS, TorchTar
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
+from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.model import Limits
 from ckptmove.streams.source import open_source
@@ -76,6 +77,7 @@ def recognise(source: ByteSource) -> ContainerName:
     """The container that the bytes are.
 
     Raises:
+        ArchiveOfFiles: they are a zip or a tar of files, which may be checkpoints.
         NotACheckpoint: they are something else; it says what.
         DamagedArchive: they begin as a zip archive does, and do not end as one.
         SourceChanged, AccessFailed: as the source.
@@ -83,14 +85,19 @@ def recognise(source: ByteSource) -> ContainerName:
     return _examine(source, Limits())[0]
 
 
-def open_container(path: str, limits: Limits) -> Container:
+def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:
     """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
+
+    Args:
+        path: the file.
+        limits: what it may ask for.
+        source: its bytes, where they are at hand.
 
     Raises:
         MissingFile, AccessFailed: as they say.
         As :func:`container_of`.
     """
-    source = open_source(path)
+    source = open_source(path) if source is None else source
     try:
         return container_of(source, limits)
     except CkptMoveError:
@@ -103,6 +110,7 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
 
     Raises:
         UnsupportedContainer: recognised, but not read.
+        ArchiveOfFiles: a zip or a tar of files, which may be checkpoints.
         AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
     """
     name, directory = _examine(source, limits)
@@ -132,7 +140,7 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
         first = next(iterate_members(source, limits), None)
         if first is not None and first.name.removeprefix("./") in MEMBERS:
             return "torch-tar", None
-        raise NotACheckpoint(source.path, "a tar archive")
+        raise ArchiveOfFiles(source.path, "a tar archive", "tar")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:
         return "safetensors", None
     if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):

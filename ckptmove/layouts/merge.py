@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import (
         ArchiveFact,
+        ContainerName,
         FlagValue,
         Inventory,
         Mention,
@@ -52,13 +53,14 @@ class Part:
     base: int
 
 
-def as_part(path: str, inventory: Inventory, base: int) -> Part:
+def as_part(path: str, inventory: Inventory, base: int, expression: str | None = None) -> Part:
     """Write an inventory as a part of the whole.
 
     Args:
         path: of the file, seen from the directory.
         inventory: of the file alone.
         base: length of the pickles of all files before it.
+        expression: Python that opens the file, where no path does.
     """
     place = place_of(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
@@ -90,22 +92,24 @@ def as_part(path: str, inventory: Inventory, base: int) -> Part:
         size_bytes=inventory.size_bytes,
         tensors=len(tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
+        expression=expression,
     )
     return Part(record, moved, base)
 
 
-def merge(path: str, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
-    """The inventory of a directory; its layout is yet to be told.
+def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
+    """The inventory of a directory or an archive; its layout is yet to be told.
 
     Args:
         path: of the directory.
+        container: what it is, in the public contract.
         parts: its checkpoint files.
         size_bytes: of all files.
     """
     each = [part.inventory for part in parts]
     return DirectoryInventory(
         path=path,
-        container="directory",
+        container=container,
         layout="other",
         size_bytes=size_bytes,
         torch_version=next((one.torch_version for one in each if one.torch_version), None),

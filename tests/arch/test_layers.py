@@ -32,7 +32,7 @@ ROWS: list[list[str]] = [
         "pickles.tree",
         "pickles.names",
     ],
-    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.sink"],
+    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.sink", "segments"],
     ["pickles.atoms", "pickles.lore", "streams.directory_sink"],
     ["pickles.structure"],
     ["pickles.memory"],

@@ -12,6 +12,8 @@ import torch
 import ckptmove
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.layouts import detect
+from ckptmove.layouts.listing import list_directory
+from ckptmove.model import Limits
 
 
 def layout_of(folder):
@@ -174,4 +176,5 @@ def test_a_distributed_checkpoint_is_refused_by_name(build, inner):
 def test_json_of_an_index_names_each_shard_once(build):
     folder = build.sharded(shards=4)
     index = json.loads((folder / "pytorch_model.bin.index.json").read_text())
-    assert detect._shards(str(folder / "pytorch_model.bin.index.json")) == sorted(set(index["weight_map"].values()))
+    listing = list_directory(str(folder), Limits())
+    assert detect._shards(listing, "pytorch_model.bin.index.json") == sorted(set(index["weight_map"].values()))
