@@ -83,6 +83,14 @@ class EmptyDirectory(NotACheckpoint):
         self.files = files
 
 
+class DistributedFile(UnsupportedContainer):
+    """A file of a distributed checkpoint by itself, which only the others around it explain."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "dcp", "a file of a distributed checkpoint")
+        self.message = "a file of a distributed checkpoint, which is read as a whole"
+
+
 class UnverifiedDirectory(UnsupportedContainer):
     """A checkpoint directory where only a file can be verified."""
 

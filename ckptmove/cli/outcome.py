@@ -148,11 +148,20 @@ def _(error: directories.UnverifiedDirectory) -> str:
     return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
 
 
+@hint_for.register(directories.DistributedFile)
+def _(error: directories.DistributedFile) -> str:
+    return f"name the directory that it is in: ckptmove inspect {shlex.quote(_folder_of(error.path or ''))}"
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(path) or "."  # noqa: PTH120  # a path may become a URL: it stays text
+
+
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
     if error.container == "dcp":
-        folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  # it stays text
+        folder = _folder_of(name) if name.endswith(".metadata") else name
         tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
         return f"if you trust its origin, make one file of it: {tool}"
     if error.container == "torch-tar":

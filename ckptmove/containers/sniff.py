@@ -16,6 +16,7 @@ from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsF
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
+from ckptmove.directories import DistributedFile
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.model import Limits
 from ckptmove.streams.source import open_source
@@ -45,6 +46,9 @@ _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
 #: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as the text of protocols 0 and 1.
 _LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _LEGACY_WITHIN: Final = 32
+#: Module of the class at the root of ``.metadata``: the first name in it, after PROTO and FRAME at most.
+_DISTRIBUTED: Final = b"torch.distributed.checkpoint.metadata"
+_DISTRIBUTED_WITHIN: Final = 16
 #: PROTO and its argument, from protocol 2 on.
 _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 #: What a pickle of protocol 0 or 1 with a container or an object at its root begins with.
@@ -61,10 +65,7 @@ _READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] 
     "safetensors": SafetensorsFile,
     "pickle": BarePickle,
 }
-_DESCRIBED: Final[dict[ContainerName, str]] = {
-    "torch-tar": "a tar of torch 0.1",
-    "dcp": "a shard of a distributed checkpoint",
-}
+_DESCRIBED: Final[dict[ContainerName, str]] = {"torch-tar": "a tar of torch 0.1"}
 
 
 def recognise(source: ByteSource) -> ContainerName:
@@ -97,7 +98,7 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
     """The container that the bytes are, opened.
 
     Raises:
-        UnsupportedContainer: recognised, but not read.
+        UnsupportedContainer: recognised, but not read, or not alone.
         AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
     """
     name, directory = _examine(source, limits)
@@ -105,6 +106,8 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
         return TorchZip(source, directory, limits)
     if name == "torchscript" and directory is not None:
         return script_container(source, directory, limits)
+    if name == "dcp":
+        raise DistributedFile(source.path)
     reader = _READERS.get(name)
     if reader is None:
         raise UnsupportedContainer(source.path, name, _DESCRIBED[name])
@@ -130,7 +133,7 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):
         return "torch-legacy", None
     if _is_pickle(head, source):
-        return "pickle", None
+        return "dcp" if 0 <= head.find(_DISTRIBUTED) < _DISTRIBUTED_WITHIN else "pickle", None
     raise NotACheckpoint(source.path, _describe(head))
 
 

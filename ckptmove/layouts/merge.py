@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckptmove.model import (
         ArchiveFact,
         FlagValue,
+        GlobalUse,
         Inventory,
         Mention,
         OptimizerRecord,
@@ -45,18 +46,20 @@ class Part:
         file: what it is.
         inventory: its own, with names, storages and sites as they are in the directory.
         base: what was added to its sites: the length of all pickles before.
+        rows: the files that it is made of: itself, unless it is a folder.
     """
 
     file: FileRecord
     inventory: Inventory
     base: int
+    rows: tuple[FileRecord, ...]
 
 
 def as_part(path: str, inventory: Inventory, base: int) -> Part:
     """Write an inventory as a part of the whole.
 
     Args:
-        path: of the file, seen from the directory.
+        path: of the file, seen from the directory; of a folder that is one checkpoint, empty for the directory itself.
         inventory: of the file alone.
         base: length of the pickles of all files before it.
     """
@@ -77,6 +80,7 @@ def as_part(path: str, inventory: Inventory, base: int) -> Part:
         tensors=tensors,
         storages=tuple(replace(one, class_sites=()) if is_code else one for one in storages),
         mentions=tuple(map(mover.mention, inventory.mentions)),
+        globals=_telling(inventory),
         optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
         facts=tuple(map(mover.fact, inventory.facts)),
         contents=inventory.contents.union(told),
@@ -91,7 +95,7 @@ def as_part(path: str, inventory: Inventory, base: int) -> Part:
         tensors=len(tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
     )
-    return Part(record, moved, base)
+    return Part(record, moved, base, (record,))
 
 
 def merge(path: str, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
@@ -120,7 +124,7 @@ def merge(path: str, parts: Sequence[Part], size_bytes: int) -> DirectoryInvento
         facts=tuple(chain.from_iterable(one.facts for one in each)),
         contents=frozenset().union(*(one.contents for one in each)),
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
-        files=tuple(part.file for part in parts),
+        files=tuple(chain.from_iterable(part.rows for part in parts)),
     )
 
 
@@ -157,7 +161,10 @@ class _Mover:
         self._tensors: dict[int, TensorRecord] = {}
 
     def name(self, name: str) -> str:
-        return f"{self._path}.{name}" if name else self._path
+        return f"{self._path}.{name}" if name and self._path else name or self._path
+
+    def key(self, key: str) -> str:
+        return f"{self._path}/{key}" if self._path else key
 
     def site(self, site: int | None) -> int | None:
         return None if site is None else site + self._base
@@ -173,7 +180,7 @@ class _Mover:
                 replace(
                     record,
                     name=self.name(record.name),
-                    storage=None if record.storage is None else f"{self._path}/{record.storage}",
+                    storage=None if record.storage is None else self.key(record.storage),
                     parts=tuple(map(self.tensor, record.parts)),
                     device_site=self.site(record.device_site),
                 ),
@@ -184,7 +191,7 @@ class _Mover:
     def storage(self, storage: StorageRef) -> StorageRef:
         return replace(
             storage,
-            key=f"{self._path}/{storage.key}",
+            key=self.key(storage.key),
             tag_sites=self.sites(storage.tag_sites),
             class_sites=self.sites(storage.class_sites),
         )
@@ -199,7 +206,7 @@ class _Mover:
         )
 
     def fact(self, fact: ArchiveFact) -> FileFact:
-        return FileFact(fact.kind, f"{self._path}/{fact.record}", fact.nbytes, f"{self._path}/{fact.storage_key}")
+        return FileFact(fact.kind, self.key(fact.record), fact.nbytes, self.key(fact.storage_key))
 
     def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
         return replace(
@@ -242,11 +249,20 @@ class _Mover:
 
 def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
     """What state_dicts stand under: the file itself where its root is the model's, else the keys of the root."""
+    if not path:
+        return inventory.root_keys
     roots = RootKeys(inventory)
     is_state_dict = any(not roots.split(one.name)[0] for one in inventory.tensors if one.role in {"model", "other"})
     if is_state_dict or not inventory.root_keys:
         return (path,)
     return tuple(f"{path}.{key}" for key in inventory.root_keys)
+
+
+def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
+    """The names to tell of: of a distributed checkpoint, which ``torch.load`` never reads, only what is dangerous."""
+    if inventory.container != "dcp":
+        return inventory.globals
+    return tuple(use for use in inventory.globals if use.verdict == "dangerous")
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:

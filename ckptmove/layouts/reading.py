@@ -13,14 +13,17 @@ from ckptmove.checkpoint import survey
 from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import NotACheckpoint
 from ckptmove.inventory.outline import OutlineLine
-from ckptmove.layouts.detect import layout_of, refuse_distributed, require_shards
+from ckptmove.layouts.detect import layout_of, require_shards
+from ckptmove.layouts.distributed import file_records, find_distributed, is_distributed, survey_distributed
 from ckptmove.layouts.listing import list_directory
 from ckptmove.layouts.merge import as_part, merge
 from ckptmove.layouts.places import is_spoiled
 
 if TYPE_CHECKING:
+    from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.directories import DirectoryInventory
+    from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.model import Limits
@@ -63,11 +66,14 @@ def read_directory(
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_directory(path, limits)
-    refuse_distributed(listing)
     require_shards(listing)
+    distributed = find_distributed(listing)
+    homes = {part.folder for part in distributed}
     reader = _Reader(listing, limits, check=check, outline=outline, progress=progress)
+    for part in distributed:
+        reader.read_distributed(part)
     for file in listing.files:
-        if not file.is_hidden:
+        if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
             reader.read(file)
     if not reader.parts:
         raise EmptyDirectory(path, reader.looked_at)
@@ -75,6 +81,8 @@ def read_directory(
     records = inventory.files
     layout = layout_of(listing, records)
     contents = inventory.contents
+    if all(part.file.container == "dcp" and part.file.path == "" for part in reader.parts):
+        inventory = replace(inventory, container="dcp")
     if any(file.name == _TRAINER_STATE for file in listing.files):
         contents |= {"counter"}
     return Directory(
@@ -103,17 +111,24 @@ class _Reader:
         self.lines: list[OutlineLine] = []
         self.looked_at = 0
 
+    def read_distributed(self, part: DistributedFolder) -> None:
+        found, container = survey_distributed(
+            self._listing, part, self._limits, check=self._check, outline=self._outline, progress=self._told()
+        )
+        whole = as_part(part.path, found.inventory, self._base)
+        self.parts.append(replace(whole, rows=file_records(part, container, whole)))
+        self._outline_of(part.path or ".metadata", found)
+        self._done += found.inventory.size_bytes
+
     def read(self, file: ListedFile) -> None:
         self.looked_at += 1
-        progress, done, total = self._progress, self._done, self.total
-        told = None if progress is None else lambda here, _of_the_file: progress(done + here, total)
         try:
             found = survey(
                 self._listing.full(file.path),
                 self._limits,
                 check=self._check,
                 outline=self._outline,
-                progress=told,
+                progress=self._told(),
             )
         except NotACheckpoint as error:
             if is_spoiled(file.name, error.found):
@@ -122,6 +137,13 @@ class _Reader:
         else:
             self.parts.append(as_part(file.path, found.inventory, self._base))
             self._base += found.pickle_bytes
-            for line in found.outline:
-                self.lines.append(OutlineLine(line.depth + 1, line.name if line.depth else file.path, line.description))
+            self._outline_of(file.path, found)
         self._done += file.size_bytes
+
+    def _told(self) -> Progress | None:
+        progress, done, total = self._progress, self._done, self.total
+        return None if progress is None else lambda here, _of_the_part: progress(done + here, total)
+
+    def _outline_of(self, path: str, found: Survey) -> None:
+        for line in found.outline:
+            self.lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))
