@@ -17,7 +17,6 @@ from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.model import Span
 from ckptmove.pickles.arguments import LARGEST, NotATensor, bytes_of, items, sizes
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple
-from ckptmove.roles import role_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,14 +207,13 @@ class _Parser:
         return Piece(name, at, file, Span(start, start + length))
 
     def _keys(self, name: str, path: Value) -> tuple[str, ...]:
-        """The keys that lead to an entry; a name without any is one key, or two where the first is an optimizer's."""
+        """The keys that lead to an entry, where they make up its name; else that is the only one."""
         keys = path.items if type(path) is Tuple else ()
         if 1 < len(keys) <= _DEEPEST_PATH:
             texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
             if ".".join(texts) == name:
                 return texts
-        first, dot, rest = name.partition(".")
-        return (first, rest) if dot and role_of_key(first) == "optimizer" else (name,)
+        return (name,)
 
     def _fields(self, value: Value, what: str) -> Dict:
         state = value.state if type(value) is Call else None

@@ -131,7 +131,7 @@ def survey_distributed(
         machine = container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
-    _require_streams(listing, part, container, home)
+    _require_streams(listing, part, container)
     facts = inventory.facts
     if check:
         facts += tuple(_check(listing, part, container, limits, progress))
@@ -176,7 +176,7 @@ def _is_table(listing: Listing, path: str) -> bool:
             return False
 
 
-def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, home: str) -> None:
+def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
     """Refuse pieces that are no ``torch.save``: ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
     Its ``.metadata`` is the same, but for places that are none.
@@ -189,8 +189,7 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
         with _opened(listing, part.full(piece.file)) as source:
             head = source.read(piece.span.start, piece.span.start + _HEAD_BYTES)
         if head.endswith(b"{"):
-            described = f"a distributed checkpoint whose files are safetensors ('{piece.file:.200}')"
-            raise UnsupportedContainer(home, "dcp", described)
+            raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
 
 
 def _check(

@@ -81,8 +81,8 @@ def read_directory(
     records = inventory.files
     layout = layout_of(listing, records)
     contents = inventory.contents
-    if all(part.file.container == "dcp" and part.file.path == "" for part in reader.parts):
-        inventory = replace(inventory, container="dcp")
+    if len(reader.parts) == 1 and not reader.parts[0].file.path:
+        inventory = replace(inventory, container="dcp", globals=reader.parts[0].inventory.globals)
     if any(file.name == _TRAINER_STATE for file in listing.files):
         contents |= {"counter"}
     return Directory(
