@@ -150,7 +150,9 @@ def _(error: directories.UnverifiedDirectory) -> str:
 
 @hint_for.register(directories.DistributedFile)
 def _(error: directories.DistributedFile) -> str:
-    return f"name the directory that it is in: ckptmove inspect {shlex.quote(_folder_of(error.path or ''))}"
+    folder = shlex.quote(_folder_of(error.path or ""))
+    tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
+    return f"name its directory: ckptmove inspect {folder}; verify needs one file of it: {tool}"
 
 
 def _folder_of(path: str) -> str:

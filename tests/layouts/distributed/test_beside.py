@@ -92,6 +92,12 @@ def test_there_is_nothing_to_convert(trained, tmp_path, snapshot):
     assert snapshot(output) == snapshot(trained)
 
 
+def test_ranks_with_metadata_of_their_own_are_copied_too(halves, tmp_path, snapshot):
+    (halves / ".metadata").rename(halves / "__0.metadata")
+    output = ckptmove.convert(halves, to="cuda:0", output=tmp_path / "copy").output
+    assert snapshot(output) == snapshot(halves)
+
+
 def test_it_stays_as_it_is_where_other_files_change(distributed, build, snapshot):
     folder = shard(distributed, build.hf_trainer())
     build.save(folder / "ema.pt", {"ema.weight": torch.ones(2)}, "cuda:0")
