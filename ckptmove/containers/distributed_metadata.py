@@ -34,6 +34,9 @@ _MOST_FIELDS: Final = 128
 _MOST_AXES: Final = 64
 #: A state_dict nests five or six deep; deeper paths are one name.
 _DEEPEST_PATH: Final = 64
+#: Letters of all names of pieces together, where they share theirs: some, and a number for each byte.
+_LETTERS: Final = 1 << 20
+_LETTERS_PER_BYTE: Final = 8
 _SHOWN: Final = 80
 
 
@@ -125,7 +128,7 @@ def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:
     Raises:
         DamagedArchive: it is not as torch writes it, or its chunks do not fit their tensor.
         UnsupportedContainer: it names a dtype that torch does not have, or pieces that were transformed.
-        LimitExceeded: its tensors share more chunks than there are bytes.
+        LimitExceeded: its tensors share more chunks, or its pieces longer names, than its bytes account for.
     """
     return _Parser(machine, path).run()
 
@@ -137,6 +140,8 @@ class _Parser:
         self._chunks = 0
         # Each chunk takes more than a byte, unless tensors share a list of them: none does that torch writes.
         self._most_chunks = machine.end - machine.begin
+        self._letters = 0
+        self._most_letters = _LETTERS + _LETTERS_PER_BYTE * self._most_chunks
 
     def run(self) -> DistributedMetadata:
         root = self._fields(self._root, "Metadata")
@@ -195,6 +200,10 @@ class _Parser:
         file, start, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         if type(name) is not str or type(file) is not str or type(start) is not int or type(length) is not int:
             self._damage("a place in it is not as torch writes it")
+        self._letters += len(name)
+        if self._letters > self._most_letters:
+            resource = "the length of all names"
+            raise LimitExceeded(resource, limit=self._most_letters, actual=self._letters, path=self._path)
         if not (0 <= start <= LARGEST and 0 <= length <= LARGEST):
             self._damage(f"the place of {name[:_SHOWN]!r} is none: {_number(length)} bytes from {_number(start)}")
         if fields.get("transform_descriptors") is not None:
@@ -211,7 +220,8 @@ class _Parser:
         keys = path.items if type(path) is Tuple else ()
         if 1 < len(keys) <= _DEEPEST_PATH:
             texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
-            if ".".join(texts) == name:
+            # Texts that many paths share are not joined for each of them.
+            if sum(map(len, texts)) + len(texts) - 1 == len(name) and ".".join(texts) == name:
                 return texts
         return (name,)
 

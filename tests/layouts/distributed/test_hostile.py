@@ -93,6 +93,16 @@ def test_tensors_that_share_their_chunks_do_not_multiply(distributed, halves):
         ckptmove.inspect(halves)
 
 
+def test_pieces_that_share_a_long_name_do_not_multiply(distributed, halves):
+    def edit(metadata):
+        name, info = "n" * 100_000, place(metadata)
+        metadata.storage_data = {MetadataIndex(name, (index,)): info for index in range(100)}
+
+    distributed.change(halves, edit)
+    with pytest.raises(LimitExceeded, match="the length of all names"):
+        ckptmove.inspect(halves)
+
+
 def test_its_size_is_bounded(halves):
     with pytest.raises(LimitExceeded):
         ckptmove.inspect(halves, limits=Limits(pickle_bytes=100))
