@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
 from ckptmove.containers.sniff import open_container
+from ckptmove.directories import DistributedFile
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
@@ -59,6 +60,8 @@ def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource 
     with naming(path):
         container = open_container(path, limits, source)
         try:
+            if container.name == "torch-zip" and path.endswith(".distcp"):
+                raise DistributedFile(path)  # with one piece in it, it looks like any other torch.save
             with collector_paused():
                 machine = container.read()
                 checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))

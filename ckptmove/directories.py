@@ -113,6 +113,14 @@ class EmptyDirectory(NotACheckpoint):
         self.files = files
 
 
+class DistributedFile(UnsupportedContainer):
+    """A file of a distributed checkpoint by itself, which only the others around it explain."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "dcp", "a file of a distributed checkpoint")
+        self.message = "a file of a distributed checkpoint, which is read as a whole"
+
+
 class OneFileAtATime(UnsupportedContainer):
     """A checkpoint directory where a command takes a file.
 

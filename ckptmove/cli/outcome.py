@@ -166,11 +166,22 @@ def _(error: directories.UnverifiedArchive) -> str:
     return f"unpack it, then name the file with the optimizer: {_unpacking(error.path or '', error.form)}"
 
 
+@hint_for.register(directories.DistributedFile)
+def _(error: directories.DistributedFile) -> str:
+    folder = shlex.quote(_folder_of(error.path or ""))
+    tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
+    return f"name its directory: ckptmove inspect {folder}; verify needs one file of it: {tool}"
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(path) or "."  # noqa: PTH120  # a path may become a URL: it stays text
+
+
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
     if error.container == "dcp":
-        folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  # it stays text
+        folder = _folder_of(name) if name.endswith(".metadata") else name
         tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
         return f"if you trust its origin, make one file of it: {tool}"
     if error.container == "safetensors":

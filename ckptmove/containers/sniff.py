@@ -19,8 +19,8 @@ from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_tar import MEMBERS, TorchTar
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
-from ckptmove.directories import ArchiveOfFiles
-from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.directories import ArchiveOfFiles, DistributedFile
+from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
 from ckptmove.model import Limits
 from ckptmove.streams.source import open_source
 
@@ -49,6 +49,9 @@ _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
 #: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as the text of protocols 0 and 1.
 _LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _LEGACY_WITHIN: Final = 32
+#: Module of the class at the root of ``.metadata``: the first name in it, after PROTO and FRAME at most.
+_DISTRIBUTED: Final = b"torch.distributed.checkpoint.metadata"
+_DISTRIBUTED_WITHIN: Final = 16
 #: PROTO and its argument, from protocol 2 on.
 _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 #: What a pickle of protocol 0 or 1 with a container or an object at its root begins with.
@@ -70,7 +73,6 @@ _READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] 
     "safetensors": SafetensorsFile,
     "pickle": BarePickle,
 }
-_DESCRIBED: Final[dict[ContainerName, str]] = {"dcp": "a shard of a distributed checkpoint"}
 
 
 def recognise(source: ByteSource) -> ContainerName:
@@ -109,7 +111,8 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
     """The container that the bytes are, opened.
 
     Raises:
-        UnsupportedContainer: recognised, but not read.
+        DistributedFile: a file that is not read alone.
+        UnsupportedContainer: it has a dtype that torch lacks.
         ArchiveOfFiles: a zip or a tar of files, which may be checkpoints.
         AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
     """
@@ -118,10 +121,9 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
         return TorchZip(source, directory, limits)
     if name == "torchscript" and directory is not None:
         return script_container(source, directory, limits)
-    reader = _READERS.get(name)
-    if reader is None:
-        raise UnsupportedContainer(source.path, name, _DESCRIBED[name])
-    return reader(source, limits)
+    if name == "dcp":
+        raise DistributedFile(source.path)
+    return _READERS[name](source, limits)
 
 
 def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:
@@ -146,7 +148,7 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):
         return "torch-legacy", None
     if _is_pickle(head, source):
-        return "pickle", None
+        return "dcp" if 0 <= head.find(_DISTRIBUTED) < _DISTRIBUTED_WITHIN else "pickle", None
     raise NotACheckpoint(source.path, _describe(head))
 
 

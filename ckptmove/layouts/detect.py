@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
+from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts.places import place_of
 
 if TYPE_CHECKING:
@@ -37,20 +37,8 @@ _SIGNS: Final[tuple[tuple[LayoutName, re.Pattern[str]], ...]] = (
     ("nemo", re.compile(r"model_weights\.ckpt")),
 )
 _ACCELERATE_OPTIMIZER: Final = "optimizer.bin"
-
-
-def refuse_distributed(listing: Listing) -> None:
-    """Refuse a checkpoint of torch.distributed, whose tensors lie in pieces.
-
-    Raises:
-        UnsupportedContainer: there is one in the directory.
-    """
-    shards = [file for file in listing.files if file.name.endswith(".distcp") and not file.is_hidden]
-    if shards:
-        folder = shards[0].folder
-        count = sum(file.folder == folder for file in shards)
-        described = f"a distributed checkpoint ({count} *.distcp)"
-        raise UnsupportedContainer(listing.full(folder).rstrip("/"), "dcp", described)
+#: What Megatron-Core (dist_checkpointing/strategies/common.py) writes beside a distributed checkpoint.
+_MEGATRON_COMMON: Final = "common.pt"
 
 
 def require_shards(listing: Listing) -> None:
@@ -109,6 +97,8 @@ def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutNam
             return layout
     if _ACCELERATE_OPTIMIZER in said and any(place_of(name) == "model" for name in said):
         return "accelerate"
+    if "dcp" in said.values():
+        return "megatron" if _MEGATRON_COMMON in names else "dcp"
     return "sharded" if any(map(_SHARD.fullmatch, said)) else None
 
 

@@ -107,7 +107,9 @@ class _Writer:
     def __init__(self, directory: Directory, plan: MovePlan, request: ConvertRequest, sink: DirectorySink) -> None:
         self._listing: Listing = directory.listing
         self._plans = {
-            part.file.path: own for part, own in zip(directory.parts, split_plan(plan, directory.parts), strict=True)
+            part.file.path: own
+            for part, own in zip(directory.parts, split_plan(plan, directory.parts), strict=True)
+            if part.file.container != "dcp"  # several files, in which no device stands
         }
         self._request = request
         self._sink = sink

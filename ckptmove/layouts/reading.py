@@ -14,15 +14,18 @@ from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import NotACheckpoint
 from ckptmove.inventory.outline import OutlineLine
 from ckptmove.layouts.archive import open_archive
-from ckptmove.layouts.detect import layout_of, refuse_distributed, require_shards
+from ckptmove.layouts.detect import layout_of, require_shards
+from ckptmove.layouts.distributed import file_records, find_distributed, is_distributed, survey_distributed
 from ckptmove.layouts.listing import list_directory
 from ckptmove.layouts.merge import as_part, merge
 from ckptmove.layouts.places import is_spoiled
 from ckptmove.notes import no_devices
 
 if TYPE_CHECKING:
+    from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.directories import DirectoryInventory
+    from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.model import ArchiveFact, Limits
@@ -94,17 +97,22 @@ def read_listing(
 
     Arguments and errors as of :func:`read_directory`.
     """
-    refuse_distributed(listing)
     require_shards(listing)
+    distributed = find_distributed(listing)
+    homes = {part.folder for part in distributed}
     reader = _Reader(listing, limits, check=check, outline=outline, progress=progress)
+    for part in distributed:
+        reader.read_distributed(part)
     for file in listing.files:
-        if not file.is_hidden:
+        if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
             reader.read(file)
     if not reader.parts:
         raise EmptyDirectory(listing.path, reader.looked_at, listing.described)
     inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)
     records = inventory.files
     contents = inventory.contents
+    if len(reader.parts) == 1 and not reader.parts[0].file.path:
+        inventory = replace(inventory, container="dcp", globals=reader.parts[0].inventory.globals)
     if any(file.name == _TRAINER_STATE for file in listing.files):
         contents |= {"counter"}
     layout = layout_of(listing, records)
@@ -136,10 +144,17 @@ class _Reader:
         self.facts: list[ArchiveFact] = []
         self.looked_at = 0
 
+    def read_distributed(self, part: DistributedFolder) -> None:
+        found, container = survey_distributed(
+            self._listing, part, self._limits, check=self._check, outline=self._outline, progress=self._told()
+        )
+        whole = as_part(part.path, found.inventory, self._base)
+        self.parts.append(replace(whole, rows=file_records(part, container, whole)))
+        self._outline_of(part.path or ".metadata", found)
+        self._done += found.inventory.size_bytes
+
     def read(self, file: ListedFile) -> None:
         self.looked_at += 1
-        progress, done, total = self._progress, self._done, self.total
-        told = None if progress is None else lambda here, _of_the_file: progress(done + here, total)
         try:
             self._listing.look(file.path)
             found = survey(
@@ -148,7 +163,7 @@ class _Reader:
                 source=self._listing.open(file.path),
                 check=self._check,
                 outline=self._outline,
-                progress=told,
+                progress=self._told(),
             )
         except NotACheckpoint as error:
             if is_spoiled(file.name, error.found):
@@ -159,8 +174,15 @@ class _Reader:
             is_checked = found.has_checksums
             self.parts.append(as_part(file.path, found.inventory, self._base, self._listing.expression(file.path)))
             self._base += found.pickle_bytes
-            for line in found.outline:
-                self.lines.append(OutlineLine(line.depth + 1, line.name if line.depth else file.path, line.description))
+            self._outline_of(file.path, found)
         if self._check and not is_checked:
             self.facts += self._listing.flaws(file.path)
         self._done += file.size_bytes
+
+    def _told(self) -> Progress | None:
+        progress, done, total = self._progress, self._done, self.total
+        return None if progress is None else lambda here, _of_the_part: progress(done + here, total)
+
+    def _outline_of(self, path: str, found: Survey) -> None:
+        for line in found.outline:
+            self.lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))
