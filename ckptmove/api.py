@@ -16,8 +16,6 @@ from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
 from ckptmove.directories import ArchiveOfFiles, OneFileAtATime, UnverifiedArchive
 from ckptmove.errors import UsageError
-from ckptmove.findings.context import Context
-from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.source import is_folder
@@ -89,6 +87,9 @@ def inspect(
         LimitExceeded: it asks for more than the limits allow.
         UnknownDevice: torch knows no such target.
     """
+    from ckptmove.findings.context import Context  # noqa: PLC0415  # convert does not wait for it
+    from ckptmove.findings.registry import find_all  # noqa: PLC0415  # convert does not wait for it
+
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)

@@ -15,7 +15,7 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping
 from ckptmove.errors import OutputIsStdout, StdoutFailed
-from ckptmove.report import conversion, document, github
+from ckptmove.report import conversion
 from ckptmove.report.text import sentence
 
 if TYPE_CHECKING:
@@ -84,9 +84,13 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
 
 def _tell(path: str, result: ConvertResult, out: Output) -> None:
     if out.format is Format.JSON:
-        out.document(document.convert_document(result))
+        from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
+
+        out.document(convert_document(result))
     elif out.format is Format.GITHUB:
-        out.lines([github.conversion_line(path, result)])
+        from ckptmove.report.github import conversion_line  # noqa: PLC0415  # likewise
+
+        out.lines([conversion_line(path, result)])
     elif out.quiet:
         out.lines([conversion.brief_line(path, result)])
     else:
