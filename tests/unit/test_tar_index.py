@@ -230,7 +230,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", set(HOSTILE) - {"sparse-cut-off"})
+@pytest.mark.parametrize("kind", [kind for kind in HOSTILE if kind != "sparse-cut-off"])
 def test_what_lies_is_refused(kind):
     data, message = HOSTILE[kind]
     with pytest.raises(DamagedArchive, match=message):
