@@ -24,6 +24,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ckptmove.changes import UndoResult
     from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.evidence import VerifyResult
@@ -107,6 +108,7 @@ def convert(
     map_location: Mapping[str, str] | None = None,
     keep: Sequence[str] = (),
     output: str | None = None,
+    in_place: bool = False,
     force: bool = False,
     dry_run: bool = False,
     cast: bool = False,
@@ -125,6 +127,8 @@ def convert(
         map_location: source globs and their devices, before ``to``; the first that matches counts.
         keep: globs of tensor names that stay where they are.
         output: the new file or directory; by default the name of ``path`` with the device in it.
+        in_place: whether the file itself is changed, in a time that does not hang on its size; :func:`undo` takes that
+            back.
         force: whether an existing output is replaced.
         dry_run: whether to stop after the plan.
         cast: whether dtypes that the target lacks are cast down.
@@ -133,13 +137,20 @@ def convert(
         limits: what the file may ask for.
 
     Raises:
-        UsageError: neither ``to`` nor ``map_location``, or an unknown device.
+        UsageError: neither ``to`` nor ``map_location``, an unknown device, or an output besides ``in_place``.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
-        Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
-        WriteFailed: the output could not be written; nothing is left of it.
+        Refused: the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
+            made in place.
+        WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
     """
     path = os.fspath(path)
     request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
+    if in_place:
+        from ckptmove.in_place import convert_in_place  # noqa: PLC0415  # inspect does not wait for it
+
+        if output:
+            raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
+        return convert_in_place(path, request, dry_run=dry_run, limits=limits or Limits())
     beside = default_output(path, "moved" if to is None else to)
     if is_folder(path):
         from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  # inspect does not wait for it
@@ -149,6 +160,24 @@ def convert(
     return move(
         path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
     )
+
+
+def undo(path: str, *, dry_run: bool = False, limits: Limits | None = None) -> UndoResult:
+    """Make a file what it was before it was first converted in place, byte for byte.
+
+    Args:
+        path: the file.
+        dry_run: whether to stop before it is changed.
+        limits: what the file may ask for.
+
+    Raises:
+        UnreadableInput: the file cannot be read, is damaged, or is no checkpoint.
+        Refused: it does not say what it was, or another process is converting it.
+        WriteFailed: it could not be changed; it is as it is.
+    """
+    from ckptmove.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
+
+    return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits())
 
 
 def verify(

@@ -16,6 +16,7 @@ from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.streams.counted import CountedSource
+from ckptmove.streams.recovery import recover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpoint]:
-    """Read the directory and the pickle of a checkpoint.
+    """Read the directory and the pickle of a checkpoint, once an interrupted conversion in place is taken back.
 
     Args:
         path: a file.
@@ -53,9 +54,11 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
+        BeingConverted, RollbackFailed: as :func:`ckptmove.streams.recovery.recover`.
     """
     limits = limits or Limits()
     with naming(path):
+        recover(path)
         container = open_container(path, limits)
         try:
             with collector_paused():

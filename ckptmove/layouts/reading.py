@@ -17,6 +17,7 @@ from ckptmove.layouts.detect import layout_of, refuse_distributed, require_shard
 from ckptmove.layouts.listing import list_directory
 from ckptmove.layouts.merge import as_part, merge
 from ckptmove.layouts.places import is_spoiled
+from ckptmove.streams.recovery import recover_listed
 
 if TYPE_CHECKING:
     from ckptmove.contracts import Progress
@@ -63,6 +64,8 @@ def read_directory(
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_directory(path, limits)
+    if recover_listed(path, [file.path for file in listing.files]):
+        listing = list_directory(path, limits)
     refuse_distributed(listing)
     require_shards(listing)
     reader = _Reader(listing, limits, check=check, outline=outline, progress=progress)

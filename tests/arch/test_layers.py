@@ -18,12 +18,13 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "directories"],
+    ["moves", "evidence", "contracts", "devices", "optimizers", "roles", "directories", "changes"],
     [
         "streams.source",
         "streams.sink",
         "streams.counted",
         "streams.part",
+        "streams.journal",
         "cast",
         "keep",
         "scopes",
@@ -31,7 +32,8 @@ ROWS: list[list[str]] = [
         "pickles.tree",
         "pickles.names",
     ],
-    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.directory_sink"],
+    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.directory_sink", "streams.patch"],
+    ["streams.recovery"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
     ["pickles.memory"],
@@ -41,7 +43,7 @@ ROWS: list[list[str]] = [
     ["inventory.*"],
     ["pairing", "policy", "rewrite", "notes"],
     ["plan", "checkpoint"],
-    ["conversion"],
+    ["conversion", "in_place"],
     ["layouts.*"],
     ["findings.*"],
     ["verification.*"],
