@@ -54,14 +54,11 @@ def read_undo(source: ByteSource, directory: ZipDirectory) -> UndoRecord | None:
     Raises:
         SourceChanged, AccessFailed: as the source.
     """
-    start = directory.start - _UNDO_BYTES
-    if start < 0:
-        return None
+    start = max(0, directory.start - _UNDO_BYTES)
     raw = source.read(start, directory.start)
-    magic, *fields = _UNDO.unpack_from(raw)
-    if magic != _MAGIC or _CRC.pack(zlib.crc32(raw[: _UNDO.size])) != raw[_UNDO.size :]:
+    if not raw.startswith(_MAGIC) or _CRC.pack(zlib.crc32(raw[: _UNDO.size])) != raw[_UNDO.size :]:
         return None
-    undo = UndoRecord(*fields)
+    undo = UndoRecord(*_UNDO.unpack_from(raw)[1:])
     return undo if undo.directory_start < undo.size <= start else None
 
 
