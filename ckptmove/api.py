@@ -24,6 +24,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ckptmove.changes import UndoResult
     from ckptmove.checkpoint import Survey
     from ckptmove.comparison import Measure
     from ckptmove.contracts import Progress
@@ -106,6 +107,7 @@ def convert(
     map_location: Mapping[str, str] | None = None,
     keep: Sequence[str] = (),
     output: str | None = None,
+    in_place: bool = False,
     force: bool = False,
     dry_run: bool = False,
     cast: bool = False,
@@ -125,6 +127,8 @@ def convert(
         map_location: source globs and their devices, before ``to``; the first that matches counts.
         keep: globs of tensor names that stay where they are.
         output: the new file or directory; by default the name of ``path`` with the device in it.
+        in_place: whether the file itself is changed, in a time that does not hang on its size; :func:`undo` takes that
+            back.
         force: whether an existing output is replaced.
         dry_run: whether to stop after the plan.
         cast: whether dtypes that the target lacks are cast down.
@@ -134,12 +138,15 @@ def convert(
         limits: what the file may ask for.
 
     Raises:
-        UsageError: neither ``to`` nor ``map_location``, or an unknown device.
+        UsageError: neither ``to`` nor ``map_location``, an unknown device, or an output besides ``in_place``.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
-        Refused: the output exists, is a folder or is the source, or the target lacks a dtype.
-        WriteFailed: the output could not be written; nothing is left of it.
+        Refused: the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
+            made in place.
+        WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
     """
     path = os.fspath(path)
+    if in_place and output:
+        raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
     from ckptmove.conversion import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
 
     request = ConvertRequest(
@@ -153,6 +160,10 @@ def convert(
         progress=progress,
         limits=limits or Limits(),
     )
+    if in_place:
+        from ckptmove.in_place import convert_in_place  # noqa: PLC0415  # a new file does not wait for it
+
+        return convert_in_place(request)
     if is_folder(path):
         from ckptmove.layouts.moving import convert_directory  # noqa: PLC0415  # a file does not wait for it
 
@@ -162,6 +173,24 @@ def convert(
     from ckptmove.layouts.archive_moving import convert_archive  # noqa: PLC0415  # a file does not wait for it
 
     return convert_archive(request)
+
+
+def undo(path: str, *, dry_run: bool = False, limits: Limits | None = None) -> UndoResult:
+    """Make a file what it was before it was first converted in place, byte for byte.
+
+    Args:
+        path: the file.
+        dry_run: whether to stop before it is changed.
+        limits: what the file may ask for.
+
+    Raises:
+        UnreadableInput: the file cannot be read, is damaged, or is no checkpoint.
+        Refused: it does not say what it was, or another process is converting it.
+        WriteFailed: it could not be changed; it is as it is.
+    """
+    from ckptmove.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
+
+    return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits())
 
 
 def verify(

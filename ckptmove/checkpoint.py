@@ -17,6 +17,7 @@ from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.model import Limits
 from ckptmove.streams.counted import CountedSource
+from ckptmove.streams.recovery import recover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource | None = None) -> Iterator[Checkpoint]:
-    """Read the directory and the pickle of a checkpoint.
+    """Read the directory and the pickle of a checkpoint, once an interrupted conversion in place is taken back.
 
     Args:
         path: a file.
@@ -55,9 +56,12 @@ def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
+        BeingConverted, RollbackFailed: as :func:`ckptmove.streams.recovery.recover`.
     """
     limits = limits or Limits()
     with naming(path):
+        if source is None:
+            recover(path)
         container = open_container(path, limits, source)
         try:
             if container.name == "torch-zip" and path.endswith(".distcp"):

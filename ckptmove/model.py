@@ -15,8 +15,7 @@ ContainerName: TypeAlias = Literal[
 ]
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
-    "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other",
-]  # fmt: skip
+    "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,14 +258,15 @@ class ArchiveFact:
     """Something about the container's bytes that a finding rests on.
 
     Attributes:
-        kind: ``short-storage`` (a record is smaller than its storage), ``missing-storage`` (no record),
-            ``past-end`` (a record or a storage reaches past the end), ``orphan-record`` (no storage refers to it),
-            ``crc-mismatch`` or ``compressed-storage``.
+        kind: ``short-storage`` (its record is smaller), ``missing-storage`` (no record), ``past-end`` (of the file),
+            ``orphan-record`` (of no storage), ``crc-mismatch``, ``compressed-storage``, ``kept-for-undo``.
         record: the record's name or the storage's key; in a stream, which has no names, what it is.
         nbytes: bytes concerned: missing, unreachable or stored.
     """
 
-    kind: Literal["short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage"]
+    kind: Literal[
+        "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
+        "kept-for-undo"]  # fmt: skip
     record: str
     nbytes: int
 

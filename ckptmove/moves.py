@@ -128,6 +128,7 @@ class ConvertResult:
         container: what the source is, and so the output.
         plan: what was decided.
         output: the file written, or None after a dry run.
+        in_place: whether that is the source itself.
         bytes_copied: bytes written to the output.
         seconds: wall time.
         notes: what the user should know besides: an archive saved without CRCs, for example.
@@ -139,6 +140,7 @@ class ConvertResult:
     bytes_copied: int
     seconds: float
     notes: tuple[str, ...] = field(default=())
+    in_place: bool = False
 
     def __str__(self) -> str:
         """What came of it, in one line."""

@@ -87,6 +87,8 @@ def convert(
     maps: options.Map = None,
     keep: options.Keep = None,
     output: options.OutputFile = None,
+    in_place: options.InPlace = False,
+    undo: options.Undo = False,
     dry_run: options.DryRun = False,
     force: options.Force = False,
     cast: options.Cast = False,
@@ -102,23 +104,28 @@ def convert(
     """Rewrite it for another device.
 
     As map_location should have: tensors, optimizer state, RNG states, flags. Needs no torch, no GPU and no such device.
-    The file itself is never touched: a new one is written, also where nothing has to change.
+    A new file is written, also where nothing has to change; with --in-place the file itself is changed.
     """
     from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not wait for it
 
     config = load_config(Path())
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
+    if undo:
+        asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings)
+        convert_command.require_alone(*asked_besides)
+        raise typer.Exit(convert_command.run_undo(single_path(path, config, "convert"), out, dry_run=dry_run))
     asked = convert_command.ConvertOptions(
         to=to if to is not None or maps else config.to,
         maps=tuple(maps or ()),
         keep=tuple(keep or ()),
         output=output,
+        in_place=in_place,
         dry_run=dry_run,
         force=force,
         cast=cast,
         rewrite_strings=rewrite_strings,
         check=not no_check,
     )
-    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
 
 

@@ -14,7 +14,7 @@ from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping
-from ckptmove.errors import OutputIsStdout, StdoutFailed
+from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.report import conversion
 from ckptmove.report.text import sentence
 
@@ -33,6 +33,7 @@ class ConvertOptions:
         maps: mappings as they were typed: ``SRC=DST``.
         keep: globs of tensor names.
         output: the new file, or None.
+        in_place: whether the file itself is changed.
         dry_run: whether to stop after the plan.
         force: whether an existing output is replaced.
         cast: whether dtypes that the target lacks are cast down.
@@ -44,6 +45,7 @@ class ConvertOptions:
     maps: tuple[str, ...]
     keep: tuple[str, ...]
     output: str | None
+    in_place: bool
     dry_run: bool
     force: bool
     cast: bool
@@ -68,6 +70,7 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             map_location=dict(map(parse_mapping, options.maps)),
             keep=options.keep,
             output=options.output,
+            in_place=options.in_place,
             force=options.force,
             dry_run=options.dry_run,
             cast=options.cast,
@@ -82,13 +85,44 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
     return YES
 
 
+def require_alone(*others: object) -> None:
+    """Refuse whatever else was asked for besides ``--undo``.
+
+    Raises:
+        UsageError: there is something.
+    """
+    if any(others):
+        raise UsageError("--undo takes the file back to what it was: it goes with no option but --dry-run")
+
+
+def run_undo(path: str, out: Output, *, dry_run: bool) -> int:
+    """Take back what was done in place, and report on it.
+
+    Raises:
+        CkptMoveError: as :func:`ckptmove.api.undo`.
+        StdoutFailed: the report could not be written; the file is what it was.
+    """
+    result = api.undo(path, dry_run=dry_run)
+    if out.format is Format.JSON:
+        from ckptmove.report.document import undo_document  # noqa: PLC0415  # each format pays for itself alone
+
+        out.document(undo_document(result))
+    elif out.format is Format.GITHUB:
+        from ckptmove.report.github import undo_line  # noqa: PLC0415  # each format pays for itself alone
+
+        out.lines([undo_line(result)])
+    else:
+        out.lines([conversion.undo_line(result)])
+    return YES
+
+
 def _tell(path: str, result: ConvertResult, out: Output) -> None:
     if out.format is Format.JSON:
         from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
 
         out.document(convert_document(result))
     elif out.format is Format.GITHUB:
-        from ckptmove.report.github import conversion_line  # noqa: PLC0415  # likewise
+        from ckptmove.report.github import conversion_line  # noqa: PLC0415  # each format pays for itself alone
 
         out.lines([conversion_line(path, result)])
     elif out.quiet:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from ckptmove.changes import RolledBack
 from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
 from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice
 from ckptmove.report.answers import Failure
-from ckptmove.report.text import sentence
+from ckptmove.report.text import clean, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +52,9 @@ class GuardedGroup(TyperGroup):
         words = sys.argv[1:] if args is None else list(args)
         run = super().main
         open_closed_streams()
-        with collector_paused():  # a command is over before a cycle matters
+        with collector_paused(), warnings.catch_warnings():  # a command is over before a cycle matters
+            warnings.simplefilter("always", RolledBack)
+            warnings.showwarning = _show
             code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
         sys.exit(code)
 
@@ -64,6 +68,11 @@ class GuardedGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+
+
+def _show(message: Warning | str, *_where: object, **_more: object) -> None:
+    """Say a warning as a line of ours, without the line of code that it comes from."""
+    say(f"warning: {sentence(clean(str(message)))}")
 
 
 def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:

@@ -118,6 +118,10 @@ OutputFile = Annotated[
         show_default=False,
     ),
 ]  # fmt: skip
+InPlace = Annotated[
+    bool, typer.Option("--in-place", help="Change the file itself: a matter of kilobytes, whatever its size.")
+]
+Undo = Annotated[bool, typer.Option("--undo", help="Make it what it was before --in-place, byte for byte.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 Cast = Annotated[bool, typer.Option("--cast", help="Cast dtypes that the device lacks: float64 on mps.")]

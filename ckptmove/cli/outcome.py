@@ -14,7 +14,7 @@ from glob import has_magic
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import directories, errors
+from ckptmove import changes, directories, errors
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
@@ -38,6 +38,8 @@ _EXIT_CODES: Final = {
     errors.WriteFailed: 5,
     errors.StdoutFailed: 5,
 }
+_NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
+_NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
 #: What a file that is no checkpoint can be mended with, by what it is; with its path for a shell, and for Python.
 _MENDS: Final = {
@@ -243,6 +245,23 @@ def _(error: errors.OutputIsStdout) -> str:
     return "name a file with --output; one that is called - is named ./-"
 
 
+@hint_for.register(changes.InPlaceImpossible)
+def _(error: changes.InPlaceImpossible) -> str:
+    del error
+    return "write a new file: take --output NEW in place of --in-place"
+
+
+@hint_for.register(changes.NothingToUndo)
+def _(error: changes.NothingToUndo) -> str:
+    return f"convert it back to where it was: ckptmove convert {shlex.quote(error.path or '')} --to DEVICE"
+
+
+@hint_for.register(changes.BeingConverted)
+def _(error: changes.BeingConverted) -> str:
+    del error
+    return "wait until it has finished, then try again"
+
+
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     del error
@@ -265,10 +284,24 @@ def _(error: errors.UneditablePickle) -> str:
     return "if you trust its origin, save it again with torch.save, then convert that"
 
 
+@hint_for.register(changes.ChangeFailed)
+def _(error: changes.ChangeFailed) -> str:
+    if error.reason in _NO_ACCESS:
+        return "make it writable, or write a new file: take --output NEW in place of --in-place"
+    if error.reason in _NO_SPACE:
+        return "it is what it was: free some space, or write a new file elsewhere with --output"
+    return f"see what it is with: ckptmove inspect {shlex.quote(error.path or '')}"
+
+
+@hint_for.register(changes.RollbackFailed)
+def _(error: changes.RollbackFailed) -> str:
+    return f"make both writable, with some space, then type: ckptmove inspect {shlex.quote(error.path or '')}"
+
+
 @hint_for.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
         return "its folder does not exist: make it first, or name another place with --output"
-    if error.reason in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}:
+    if error.reason in _NO_SPACE:
         return "nothing is left of it: free some space, or name another place with --output"
     return "nothing is left of it: name a place that can be written with --output"

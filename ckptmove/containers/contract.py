@@ -8,11 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from ckptmove.changes import InPlaceImpossible, NothingToUndo
 from ckptmove.pickles.machine import interpret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ckptmove.changes import Patch
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.model import ArchiveFact, ContainerName, Limits, Span, StorageRef
     from ckptmove.pickles.state import Machine
@@ -112,3 +114,24 @@ class Container(ABC):
         Raises:
             DamagedArchive: the bytes that are to be copied or cast are not all there.
         """
+
+    def patch(self, pickle: bytes) -> Patch:
+        """The change of the file itself that puts another object pickle in place of this one; no storage moves.
+
+        Args:
+            pickle: the new object pickle.
+
+        Raises:
+            InPlaceImpossible: the format has no room for it.
+            DamagedArchive: as :meth:`lay_out`.
+        """
+        del pickle
+        raise InPlaceImpossible(self.source.path, f"in a {self.name} file everything behind the change would move")
+
+    def undo(self) -> Patch:
+        """The change that makes the file what it was before its first conversion in place.
+
+        Raises:
+            NothingToUndo: the file does not say what it was.
+        """
+        raise NothingToUndo(self.source.path)

@@ -20,11 +20,13 @@ from ckptmove.pickles.script import PicklePart
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ckptmove.changes import Patch
     from ckptmove.containers.zip_index import ZipDirectory, ZipRecord
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.model import Limits
 
 _LIST: Final = "model.json"
+_ONLY_READ: Final = "torch before 1.3 kept it in model.json, which is only read,"
 #: caffe2/proto/caffe2.proto ``TensorProto.DataType``.
 _STORAGES: Final[dict[str, str]] = {
     "FLOAT": "FloatStorage", "INT32": "IntStorage", "UINT8": "ByteStorage", "INT8": "CharStorage",
@@ -95,8 +97,17 @@ class ModelJson(TorchScript):
             UneditablePickle: anything is to change.
         """
         if casts or pickle != self._pickle:
-            raise UneditablePickle("torch before 1.3 kept it in model.json, which is only read,", offset=0)
+            raise UneditablePickle(_ONLY_READ, offset=0)
         return super().lay_out(pickle, casts)
+
+    def patch(self, pickle: bytes) -> Patch:
+        """None.
+
+        Raises:
+            UneditablePickle: always.
+        """
+        del pickle
+        raise UneditablePickle(_ONLY_READ, offset=0)
 
 
 class _Tensors:

@@ -13,7 +13,9 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import SHRINK
+from ckptmove.changes import InPlaceImpossible, NothingToUndo, Patch
 from ckptmove.containers.contract import Container
+from ckptmove.containers.zip_append import append_records, original_directory, read_undo
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
@@ -22,6 +24,7 @@ from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
 from ckptmove.inflate import inflate
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.segments import blocks_of
+from ckptmove.streams.part import PartSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,6 +115,7 @@ class TorchZip(Container):
         self._directory = directory
         self.limits = limits
         self._headers = LocalHeaders(source, directory)
+        self._undo = read_undo(source, directory)
         _refuse_doubles(directory, source.path)
         #: By their names inside of the folder.
         self._inside = {
@@ -161,6 +165,8 @@ class TorchZip(Container):
             past = record.header_offset + LOCAL_BYTES + record.stored_bytes - self._directory.start
             if past > 0:
                 found.append(ArchiveFact("past-end", record.name, past))
+        if self._undo is not None:
+            found.append(ArchiveFact("kept-for-undo", "what was added in place", self.source.size - self._undo.size))
         return tuple(found)
 
     def storage_span(self, key: str) -> Span | None:
@@ -208,6 +214,9 @@ class TorchZip(Container):
             CrcMismatch: the bytes of a deflated record differ from their CRC, or cannot be inflated.
             LimitExceeded: a deflated storage says that it holds more than its tensors need, beyond measure.
         """
+        original = self._original()
+        if original is not None and (casts or pickle != self.object_pickle()):
+            return original.lay_out(pickle, casts)  # a new file needs nothing of what is kept for an undo
         new = dict(self._inflated()) | dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
         for record in self._directory.records:
             if record.method == DEFLATED and record.crc and record.place not in new and not self._sound(record):
@@ -216,6 +225,50 @@ class TorchZip(Container):
             new |= self._pickle_records(pickle)
         layout = Layout(self.source, self._directory, self._alignment)
         return layout.build(new)
+
+    def patch(self, pickle: bytes) -> Patch:
+        """The new pickle and a directory that points to it, behind the archive as it was when it was never converted.
+
+        What an earlier conversion in place has left there is replaced, so that the file does not grow with each.
+
+        Args:
+            pickle: the new object pickle.
+
+        Raises:
+            InPlaceImpossible: storages are deflated, which a conversion stores plainly.
+            DamagedArchive: a header does not belong to its record.
+        """
+        if any(record.method == DEFLATED for record in self._storages.values()):
+            raise InPlaceImpossible(self.source.path, "its storages are compressed, and would be written anew")
+        archive = self._original() or self
+        new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # of its own kind
+        size = archive.source.size
+        tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # as above
+        return Patch(size, tail, size + len(tail), can_undo=bool(new))
+
+    def undo(self) -> Patch:
+        """The archive without what conversions in place have left behind it: nothing before that was ever touched.
+
+        Raises:
+            NothingToUndo: there is no such thing, or the archive before it has changed since.
+        """
+        if self._undo is None:
+            raise NothingToUndo(self.source.path)
+        if self._original() is None:
+            raise NothingToUndo(self.source.path, "what it was has been written over since")
+        return Patch(self._undo.size, b"", self._undo.size)
+
+    def _original(self) -> TorchZip | None:
+        """The archive before its first conversion in place; None where there was none, or it cannot be known."""
+        undo = self._undo
+        if undo is None or any(record.header_offset >= undo.size for record in self._storages.values()):
+            return None
+        found = original_directory(self.source, self._directory, undo, self.limits)
+        if found is None:
+            return None
+        archive = type(self)(PartSource(self.source, Span(0, undo.size)), found, self.limits)
+        archive._undo = None  # noqa: SLF001  # of its own kind; what it was before that, if anything, is nobody's
+        return archive
 
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
         """The records that hold a new object pickle, by their places in the directory."""

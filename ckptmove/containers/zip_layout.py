@@ -178,6 +178,27 @@ class Layout:
         self._put(emit_directory(self._directory, self._written, offsets, replaced, self._source.path))
         return tuple(self._segments)
 
+    def append(self, new: Mapping[int, NewRecord], between: bytes) -> bytes:
+        """Bytes that, behind the whole source, make an archive of it with some records written anew.
+
+        Args:
+            new: by place in the directory.
+            between: what stands before the new directory.
+
+        Raises:
+            DamagedArchive: a header does not belong to its record.
+        """
+        self._written = self._source.size
+        offsets = [record.header_offset for record in self._directory.records]
+        replaced: dict[int, Replacement] = {}
+        for place, change in new.items():
+            record = self._directory.records[place]
+            offsets[place] = self._written
+            replaced[place] = self._emit(record, self._headers.read(record), change, self._written)
+        self._put(between)
+        self._put(emit_directory(self._directory, self._written, offsets, replaced, self._source.path))
+        return b"".join(segment.data for segment in self._segments if isinstance(segment, BytesSegment))
+
     def _at(self, source_offset: int) -> int:
         """Where a byte of the open copy comes to lie in the output."""
         return self._written + source_offset - self._copy_from
@@ -197,8 +218,15 @@ class Layout:
         self._copy_from = self._taken = header.data_start
 
     def _replace(self, record: ZipRecord, header: LocalHeader, change: NewRecord, offset: int) -> Replacement:
-        """Write a record anew: header, bytes and, where the source has one, data descriptor."""
+        """Write a record anew in the place of the old one."""
         self._flush(record.header_offset)
+        replacement = self._emit(record, header, change, offset)
+        end = header.data_start + record.stored_bytes
+        self._copy_from = self._taken = end + self._descriptor_bytes(record, end)
+        return replacement
+
+    def _emit(self, record: ZipRecord, header: LocalHeader, change: NewRecord, offset: int) -> Replacement:
+        """Header, bytes and, where the source has one, data descriptor of a record that is written anew."""
         flags = record.flags & ~_DEFLATE_FLAGS
         described = bool(flags & FLAG_DESCRIPTOR)
         # Python's zipfile can be told to write lengths so however small they are, and stable-baselines3 tells it.
@@ -225,8 +253,6 @@ class Layout:
         if described:
             lengths = struct.pack("<2Q" if wide else "<2L", change.nbytes, change.nbytes)
             self._put(_DESCRIPTOR_SIGNATURE + struct.pack("<L", change.crc) + lengths)
-        end = header.data_start + record.stored_bytes
-        self._copy_from = self._taken = end + self._descriptor_bytes(record, end)
         return Replacement(flags, change.crc, change.nbytes)
 
     def _pad(self, others: tuple[tuple[int, bytes], ...], record: ZipRecord, start: int, congruent: int) -> bytes:

@@ -67,7 +67,8 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
 
 
 def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F804: bytes of storages that no tensor reaches, where they are worth a word, and records of no storage."""
+    """F804: what is kept for an undo, bytes of storages that no tensor reaches, and records of no storage."""
+    yield from _kept_for_undo(inventory)
     wasted = _wasted(inventory)
     nbytes = sum(wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
@@ -84,6 +85,18 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     again = f"{save}({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
     fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
     yield found("F804", "; ".join(parts), [*where, *(fact.record for fact in orphans)], fix)
+
+
+def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
+    """The pickle and the directory that a conversion in place has replaced: small, and there on purpose."""
+    facts = [fact for fact in inventory.facts if fact.kind == "kept-for-undo"]
+    if facts:
+        nbytes = sum(fact.nbytes for fact in facts)
+        message = f"converted in place: {nbytes:,} bytes were added, and what they replace is kept for --undo"
+        # In a directory a record's name begins with its file; in a file it is the only word.
+        files = [fact.record.rpartition("/")[0] for fact in facts]
+        first = f"{inventory.path.rstrip('/')}/{files[0]}" if files[0] else inventory.path
+        yield found("F804", message, [name for name in files if name], f"ckptmove convert {shlex.quote(first)} --undo")
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:

@@ -20,6 +20,7 @@ from ckptmove.layouts.listing import list_directory
 from ckptmove.layouts.merge import as_part, merge
 from ckptmove.layouts.places import is_spoiled
 from ckptmove.notes import no_devices
+from ckptmove.streams.recovery import recover_listed
 
 if TYPE_CHECKING:
     from ckptmove.checkpoint import Survey
@@ -73,6 +74,8 @@ def read_directory(
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_directory(path, limits)
+    if recover_listed(path, [file.path for file in listing.files]):
+        listing = list_directory(path, limits)
     return read_listing(listing, limits, check=check, outline=outline, progress=progress)
 
 

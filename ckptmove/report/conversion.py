@@ -15,6 +15,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.changes import UndoResult
     from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
     from ckptmove.report.page import Page
 
@@ -42,9 +43,20 @@ def brief_line(path: str, result: ConvertResult) -> str:
     """What was done, in one line."""
     if result.output is None:
         return f"{clean(path)}: dry run, nothing was written"
+    if result.in_place and result.plan.is_empty:
+        return f"{clean(path)}: left as it was"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
     copied = ", copied as it was" if result.plan.is_empty and not result.plan.inflates else ""
-    return f"wrote {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
+    did = "changed in place" if result.in_place else "wrote"
+    return f"{did} {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
+
+
+def undo_line(result: UndoResult) -> str:
+    """What an undo did, in one line."""
+    path = clean(result.path)
+    if not result.is_done:
+        return f"{path}: dry run, {size(result.removed)} would be taken off"
+    return f"{path}: as it was before it was converted in place, {size(result.removed)} taken off"
 
 
 def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ckptmove.report.answers import shares
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ckptmove.changes import UndoResult
     from ckptmove.differences import DiffResult
     from ckptmove.directories import FileRecord
     from ckptmove.evidence import VerifyResult
@@ -76,7 +77,18 @@ def convert_document(result: ConvertResult) -> Json:
     return envelope("convert", 0, ()) | {
         "plan": _plan(result.plan),
         "output": result.output,
+        "in_place": result.in_place,
         "bytes_copied": result.bytes_copied,
+        "seconds": result.seconds,
+        "notes": list(result.notes),
+    }
+
+
+def undo_document(result: UndoResult) -> Json:
+    """The document of a ``convert --undo``: nothing is planned and nothing copied."""
+    return envelope("convert", 0, ()) | {
+        "output": result.path if result.is_done else None,
+        "in_place": True,
         "seconds": result.seconds,
         "notes": list(result.notes),
     }

@@ -15,6 +15,7 @@ from ckptmove.report.verification import outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.changes import UndoResult
     from ckptmove.differences import DiffResult
     from ckptmove.evidence import VerifyResult
     from ckptmove.findings.catalogue import Entry
@@ -43,6 +44,11 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
 def conversion_line(path: str, result: ConvertResult) -> str:
     """A notice that says what was done."""
     return _annotation("notice", result.output or path, "convert", conversion.brief_line(path, result))
+
+
+def undo_line(result: UndoResult) -> str:
+    """A notice that says what was undone."""
+    return _annotation("notice", result.path, "convert", conversion.undo_line(result))
 
 
 def verification_lines(result: VerifyResult) -> Iterator[str]:

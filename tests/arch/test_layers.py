@@ -18,12 +18,13 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "differences", "contracts", "devices", "optimizers", "roles", "directories"],
+    ["moves", "evidence", "differences", "contracts", "devices", "optimizers", "roles", "directories", "changes"],
     [
         "streams.source",
         "streams.new_file",
         "streams.counted",
         "streams.part",
+        "streams.journal",
         "cast",
         "inflate",
         "keep",
@@ -32,7 +33,8 @@ ROWS: list[list[str]] = [
         "pickles.tree",
         "pickles.names",
     ],
-    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.sink", "segments"],
+    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.sink", "streams.patch", "segments"],
+    ["streams.recovery"],
     ["pickles.atoms", "pickles.lore", "streams.directory_sink"],
     ["pickles.structure"],
     ["pickles.memory"],
@@ -43,6 +45,7 @@ ROWS: list[list[str]] = [
     ["pairing", "policy", "rewrite", "notes", "elements"],
     ["plan", "checkpoint"],
     ["conversion", "comparison"],
+    ["in_place"],
     ["layouts.*"],
     ["findings.*"],
     ["verification.*"],

@@ -366,6 +366,17 @@ def pickled(request, tmp_path):
     yield from _open((ZIPS | LEGACY | SCRIPTS | TARS)[request.param], tmp_path / "specimen.pt")
 
 
+@pytest.fixture(params=[name for name, specimen in (ZIPS | SCRIPTS).items() if not specimen.deflated])
+def roomy(request, tmp_path):
+    """One that has room for another pickle, of any length."""
+    yield from _open((ZIPS | SCRIPTS)[request.param], tmp_path / "specimen.pt")
+
+
+@pytest.fixture(params=LEGACY)
+def stream(request, tmp_path):
+    yield from _open(LEGACY[request.param], tmp_path / "specimen.pt")
+
+
 @pytest.fixture(params=ZIPS)
 def opened_zip(request, tmp_path):
     yield from _open(ZIPS[request.param], tmp_path / "specimen.pt")

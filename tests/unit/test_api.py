@@ -31,6 +31,7 @@ def test_the_package_hands_out_the_use_cases() -> None:
 
     assert ckptmove.inspect is api.inspect
     assert ckptmove.convert is api.convert
+    assert ckptmove.undo is api.undo
     assert ckptmove.verify is api.verify
     with pytest.raises(AttributeError, match="no attribute 'train'"):
         _ = ckptmove.train
@@ -39,7 +40,7 @@ def test_the_package_hands_out_the_use_cases() -> None:
 def test_the_package_lists_the_use_cases_before_they_are_used() -> None:
     code = "import ckptmove; print(*dir(ckptmove))"
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {"inspect", "convert", "verify", "Inspection", "__version__"} <= set(listed.split())
+    assert {"inspect", "convert", "undo", "verify", "Inspection", "__version__"} <= set(listed.split())
 
 
 def test_results_print_as_one_line(source: Path) -> None:
@@ -48,6 +49,9 @@ def test_results_print_as_one_line(source: Path) -> None:
     assert str(replace(ckptmove.inspect(source), findings=())) == f"{source}: 16 tensors, no findings"
     assert str(ckptmove.convert(source, to="cpu", dry_run=True)) == "dry run: 12 changes"
     assert str(ckptmove.convert(source, to="cpu")) == f"wrote {source.parent / 'run.cpu.pth'}: 12 changes"
+    assert str(ckptmove.convert(source, to="cpu", in_place=True)) == f"wrote {source}: 12 changes"
+    assert str(ckptmove.undo(source, dry_run=True)) == f"{source}: dry run, 6,987 bytes"
+    assert str(ckptmove.undo(source)) == f"{source}: as it was, 6,987 bytes"
     verdicts = {(True, True): "passed", (True, False): "passed, but not proven", (False, False): "failed"}
     for (passed, proven), verdict in verdicts.items():
         result = VerifyResult(

@@ -171,6 +171,8 @@ def test_the_list_of_old_torch_is_not_edited(archive, tmp_path):
     path = archive({"model.json": model(tensors=[listed("tensors/0")]), "tensors/0": bytes(8)})
     with pytest.raises(UneditablePickle, match=re.escape("model.json")):
         convert(path, to="cpu", output=str(tmp_path / "out.pt"))
+    with pytest.raises(UneditablePickle, match=re.escape("model.json")):
+        convert(path, to="cpu", in_place=True)
     convert(path, to="cuda:1", output=str(tmp_path / "out.pt"))
     assert (tmp_path / "out.pt").read_bytes() == (tmp_path / "m.pt").read_bytes()
 

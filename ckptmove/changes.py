@@ -1,0 +1,118 @@
+"""What a change of the file itself has besides a new file: values, and ways to say no.
+
+Never touches a file: ``streams`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptmove.errors import Refused, WriteFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A change of one run of bytes of a file, and of its length.
+
+    Attributes:
+        start: offset of the first byte that is written.
+        data: what is written there.
+        size: length of the file afterwards; what was behind is gone.
+        can_undo: whether the file then says what it was.
+    """
+
+    start: int
+    data: bytes
+    size: int
+    can_undo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoResult:
+    """What an undo did.
+
+    Attributes:
+        path: the file.
+        size: its length in bytes, as it was before its first conversion in place.
+        removed: bytes that it was longer.
+        is_done: whether it was written; a dry run does not.
+        seconds: wall time.
+        notes: what the user should know besides.
+    """
+
+    path: str
+    size: int
+    removed: int
+    is_done: bool
+    seconds: float
+    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        """What came of it, in one line."""
+        return f"{self.path}: {'as it was' if self.is_done else 'dry run'}, {self.size:,} bytes"
+
+
+class RolledBack(UserWarning):
+    """An interrupted conversion in place was found beside a checkpoint, and taken back before it was read."""
+
+
+class InPlaceImpossible(Refused):
+    """A conversion would have to move bytes of the file that it is to change, or to lose some.
+
+    Attributes:
+        reason: why, as a clause.
+    """
+
+    kind = "in-place-impossible"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot be converted in place: {reason}", path=path)
+        self.reason = reason
+
+
+class NothingToUndo(Refused):
+    """The file does not say what it was before a conversion in place.
+
+    Attributes:
+        reason: why not, as a clause.
+    """
+
+    kind = "nothing-to-undo"
+
+    def __init__(self, path: str, reason: str = "the file was never converted in place") -> None:
+        super().__init__(f"there is nothing to undo: {reason}", path=path)
+        self.reason = reason
+
+
+class BeingConverted(Refused):
+    """Another process is changing the file."""
+
+    kind = "being-converted"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("another process is converting it in place", path=path)
+
+
+class ChangeFailed(WriteFailed):
+    """The file could not be changed in place; it is whole all the same."""
+
+    kind = "change-failed"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.message = f"could not be changed in place: {reason}"
+
+
+class RollbackFailed(WriteFailed):
+    """An interrupted conversion in place was found, and could not be taken back: the file is not whole.
+
+    Attributes:
+        journal: the file that says what has to be put back.
+    """
+
+    kind = "rollback-failed"
+
+    def __init__(self, path: str, journal: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.journal = journal
+        self.message = f"its conversion in place was interrupted, and cannot be taken back by {journal}: {reason}"

@@ -1,0 +1,119 @@
+"""A checkpoint in one file, moved without a new file, and moved back.
+
+Never changes a byte itself: ``containers`` say which, and ``streams`` change them, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ckptmove.changes import InPlaceImpossible, NothingToUndo, UndoResult
+from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.containers.sniff import open_container
+from ckptmove.directories import ArchiveOfFiles
+from ckptmove.moves import ConvertResult
+from ckptmove.notes import conversion_notes, no_devices
+from ckptmove.pickles.edits import apply_plan
+from ckptmove.plan import plan_move
+from ckptmove.streams.patch import apply_patch, stamp
+from ckptmove.streams.recovery import recover
+from ckptmove.streams.source import is_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.changes import Patch
+    from ckptmove.checkpoint import Checkpoint
+    from ckptmove.conversion import ConvertRequest
+    from ckptmove.model import Limits
+    from ckptmove.moves import MovePlan
+
+
+def convert_in_place(request: ConvertRequest) -> ConvertResult:
+    """Plan a conversion and carry it out in the file itself; no byte of a tensor is read.
+
+    Errors as of :func:`ckptmove.api.convert`.
+    """
+    began = time.perf_counter()
+    path = request.path
+    if is_folder(path):
+        raise InPlaceImpossible(path, "it is a directory, of which a new one is made")
+    with naming(path):
+        recovered = recover(path)
+        before = stamp(path)
+        with _opened(path, request.limits) as checkpoint:
+            container = checkpoint.inventory.container
+            plan = plan_move(checkpoint.inventory, request.move)
+            reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
+            notes = [recovered, *conversion_notes(checkpoint.inventory, plan), reason]
+            patch = None if plan.is_empty else _patch(checkpoint, plan, path)
+        if patch is not None and not request.dry_run:
+            apply_patch(path, patch, before)
+            if not patch.data:
+                notes.append("it is again what it was before it was first converted in place, byte for byte")
+            elif patch.can_undo:
+                notes.append(f"to take it back: {shlex.join(['ckptmove', 'convert', path, '--undo'])}")
+    return ConvertResult(
+        container=container,
+        plan=plan,
+        output=None if request.dry_run else path,
+        bytes_copied=0 if patch is None or request.dry_run else len(patch.data),
+        seconds=time.perf_counter() - began,
+        notes=tuple(note for note in notes if note),
+        in_place=True,
+    )
+
+
+def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
+    """Make a file what it was before it was first converted in place.
+
+    Arguments and errors as of :func:`ckptmove.api.undo`.
+    """
+    began = time.perf_counter()
+    if is_folder(path):
+        raise NothingToUndo(path, "it is a directory, and only a file is converted in place")
+    with naming(path):
+        recovered = recover(path)
+        before = stamp(path)
+        try:
+            container = open_container(path, limits)
+        except ArchiveOfFiles as error:
+            raise NothingToUndo(path, "it is an archive of files, of which a new one is made") from error
+        try:
+            patch, size = container.undo(), container.source.size
+        finally:
+            container.source.close()
+        if not dry_run:
+            apply_patch(path, patch, before)
+    return UndoResult(
+        path=path,
+        size=patch.size,
+        removed=size - patch.size,
+        is_done=not dry_run,
+        seconds=time.perf_counter() - began,
+        notes=(recovered,) if recovered else (),
+    )
+
+
+@contextmanager
+def _opened(path: str, limits: Limits) -> Iterator[Checkpoint]:
+    try:
+        with open_checkpoint(path, limits) as checkpoint:
+            yield checkpoint
+    except ArchiveOfFiles as error:
+        raise InPlaceImpossible(path, "it is an archive of files, of which a new one is made") from error
+
+
+def _patch(checkpoint: Checkpoint, plan: MovePlan, path: str) -> Patch:
+    """The change that a plan makes, where it moves no storage.
+
+    Raises:
+        InPlaceImpossible: it casts, or the format has no room for another pickle.
+        UneditablePickle: a change falls on a place that no pickler of Python writes.
+    """
+    if any(edit.cast for edit in plan.edits):
+        raise InPlaceImpossible(path, "--cast writes tensors anew, in another length")
+    return checkpoint.container.patch(apply_plan(checkpoint.machine, plan))

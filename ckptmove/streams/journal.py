@@ -1,0 +1,98 @@
+"""The journal of a change of a file: what it takes to put back what was there.
+
+Never touches the file itself, and never knows what its bytes mean.
+
+A journal stands beside its file, under a hidden name of fixed length that the file's own name gives: whoever opens the
+file finds it by looking for one name. It is durable before the first byte of the file changes, and removed when the
+last one is; one that is torn tells that nothing has changed yet.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from ckptmove.model import Span
+
+_HEAD: Final = struct.Struct("<16s5QLH")
+#: With the version of the format.
+_MAGIC: Final = b"ckptmove undo 1\n"
+_CRC_BYTES: Final = 4
+#: The most that an anchor may be long: in a zip archive it is the end of the directory, with the CRCs of the records.
+ANCHOR_BYTES: Final = 1 << 16
+_PREFIX: Final = ".ckptmove-"
+_SUFFIX: Final = ".journal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What a file was before a change.
+
+    Attributes:
+        name: the file's own, without its folder.
+        old_size: its length before.
+        new_size: its length after the change; in between it is one of those that lie between both.
+        start: offset of the first byte that changes.
+        old: the bytes that were there; as many as the change overwrites or cuts off.
+        anchor: a run of bytes that the change leaves alone.
+        anchor_crc: their CRC-32: bytes of another file, saved under the name since, have another one.
+    """
+
+    name: str
+    old_size: int
+    new_size: int
+    start: int
+    old: bytes
+    anchor: Span
+    anchor_crc: int
+
+    def encode(self) -> bytes:
+        """The journal as bytes, which end with a CRC-32 of all before."""
+        name = os.fsencode(self.name)
+        sizes = self.old_size, self.new_size, self.start, self.anchor.start, self.anchor.end
+        data = _HEAD.pack(_MAGIC, *sizes, self.anchor_crc, len(name)) + name + self.old
+        return data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
+
+
+def decode(data: bytes) -> Journal | None:
+    """The inverse of :meth:`Journal.encode`; None of bytes that are not all there.
+
+    Raises:
+        ValueError: they are all there, and no journal of this version.
+    """
+    body, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
+    if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_CRC_BYTES, "little") != crc:
+        return None
+    magic, old_size, new_size, start, anchor_start, anchor_end, anchor_crc, name_bytes = _HEAD.unpack_from(body)
+    old = body[_HEAD.size + name_bytes :]
+    is_inside = start + len(old) <= old_size and anchor_start <= anchor_end <= old_size
+    if magic != _MAGIC or not is_inside or anchor_end - anchor_start > ANCHOR_BYTES:
+        raise ValueError("it is none of this version of ckptmove")
+    return Journal(
+        name=os.fsdecode(body[_HEAD.size : _HEAD.size + name_bytes]),
+        old_size=old_size,
+        new_size=new_size,
+        start=start,
+        old=old,
+        anchor=Span(anchor_start, anchor_end),
+        anchor_crc=anchor_crc,
+    )
+
+
+def journal_name(name: str) -> str:
+    """The name of a file's journal."""
+    return f"{_PREFIX}{zlib.crc32(os.fsencode(name)):08x}{_SUFFIX}"
+
+
+def is_journal(name: str) -> bool:
+    """Whether a name is one of a journal."""
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+
+
+def journal_path(path: str) -> str:
+    """Where the journal of a file is; of a symbolic link, beside the file that it leads to."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # for every file that is opened: as text it costs less

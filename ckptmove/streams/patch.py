@@ -1,0 +1,230 @@
+"""A change of a file that is made whole or not at all, and the taking back of one that was interrupted.
+
+Never changes a byte before the journal that can put it back is durable, and never knows what the bytes mean.
+
+Whoever changes a file, or takes a change back, holds its lock, which the system releases when the process ends: a
+journal beside a file that nobody has locked is one of a process that is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import zlib
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ckptmove.changes import BeingConverted, ChangeFailed, RollbackFailed
+from ckptmove.errors import SourceChanged
+from ckptmove.model import Span
+from ckptmove.streams.journal import ANCHOR_BYTES, Journal, decode, journal_path
+from ckptmove.streams.sink import sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.changes import Patch
+
+#: What changes when a file is written or replaced: device, inode, length and time of the last write.
+Stamp: TypeAlias = "tuple[int, int, int, int]"
+
+_UNDONE: Final = "a conversion in place was interrupted; the file is again what it was before it"
+_NOT_BEGUN: Final = "a conversion in place was interrupted before it changed anything; its journal was removed"
+_OUTDATED: Final = (
+    "the journal of an interrupted conversion in place was removed unused: the file has been written anew since"
+)
+
+
+def stamp(path: str) -> Stamp | None:
+    """The stamp of a file; None where the system does not tell."""
+    try:
+        return _stamp(os.stat(path))  # noqa: PTH116  # the path stays text
+    except (OSError, ValueError):
+        return None
+
+
+def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
+    """Change a file: once this returns, the change is durable.
+
+    Args:
+        path: the file; of a symbolic link, what it leads to is changed.
+        patch: the change.
+        before: the stamp of the file that the patch was made for.
+
+    Raises:
+        BeingConverted: another process is changing it.
+        SourceChanged: it is not the file any more that the patch was made for.
+        ChangeFailed: the system failed; the file is what it was. Where only the journal could not be removed, it is
+            taken back at the next run.
+        RollbackFailed: the system failed, and then failed to put back what was there.
+    """
+    journal_file = journal_path(path)
+    try:
+        with _locked(path) as fd:
+            found = os.fstat(fd)
+            if _stamp(found) != before:
+                raise SourceChanged(path)
+            name = os.path.basename(os.path.realpath(path))  # noqa: PTH119  # the path stays text
+            journal = _journal_for(fd, name, found.st_size, patch)
+            _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
+            try:
+                _change(fd, patch.start, patch.data, patch.size)
+            except BaseException:
+                _take_back(path, fd, journal, journal_file)
+                raise
+            _remove(journal_file)
+    except OSError as error:
+        raise ChangeFailed(path, _reason(error)) from error
+
+
+def roll_back(path: str) -> str:
+    """Take back the change that the journal beside a file tells of; where there is none, there is nothing to do.
+
+    Returns:
+        What was done, as a sentence; empty where there was nothing to do.
+
+    Raises:
+        BeingConverted: the process that makes the change is still at it.
+        RollbackFailed: the system refuses, or the journal is none of ours.
+    """
+    journal_file = journal_path(path)
+    try:
+        with _locked(path) as fd:
+            journal = decode(_read(journal_file, {os.geteuid(), os.fstat(fd).st_uid, 0}))
+            if journal is None:
+                said = _NOT_BEGUN
+            elif journal.name != os.path.basename(os.path.realpath(path)):  # noqa: PTH119  # the path stays text
+                return ""  # two names of one checksum, or the file got another name
+            elif _fits(fd, journal):
+                _change(fd, journal.start, journal.old, journal.old_size)
+                said = _UNDONE
+            else:
+                said = _OUTDATED
+            _remove(journal_file)
+    except FileNotFoundError:
+        return ""  # whoever made the change has finished it meanwhile, or the file is gone
+    except (OSError, ValueError) as error:
+        raise RollbackFailed(path, journal_file, _reason(error)) from error
+    return said
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """A file, open for reading and writing, that no other process of ours changes."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BeingConverted(path) from error
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _journal_for(fd: int, name: str, size: int, patch: Patch) -> Journal:
+    end = size if patch.size < size else min(patch.start + len(patch.data), size)
+    # What is left alone lies before the change where that reaches to the end, as in archives; behind it elsewhere.
+    first, last = (0, patch.start) if end == size else (end, size)
+    anchor = Span(max(first, last - ANCHOR_BYTES), last)
+    return Journal(
+        name=name,
+        old_size=size,
+        new_size=patch.size,
+        start=patch.start,
+        old=_read_span(fd, Span(patch.start, end)),
+        anchor=anchor,
+        anchor_crc=zlib.crc32(_read_span(fd, anchor)),
+    )
+
+
+def _fits(fd: int, journal: Journal) -> bool:
+    """Whether a file is the one that a journal was written for, wherever its change stopped."""
+    size = os.fstat(fd).st_size
+    is_between = min(journal.old_size, journal.new_size) <= size <= max(journal.old_size, journal.new_size)
+    return is_between and zlib.crc32(_read_span(fd, journal.anchor)) == journal.anchor_crc
+
+
+def _change(fd: int, start: int, data: bytes, size: int) -> None:
+    """Write, and cut off what is behind; nothing is cut off before what was written is durable."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, start)
+        start, view = start + count, view[count:]
+    os.fsync(fd)
+    if os.fstat(fd).st_size > size:
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+
+
+def _take_back(path: str, fd: int, journal: Journal, journal_file: str) -> None:
+    try:
+        _change(fd, journal.start, journal.old, journal.old_size)
+        _remove(journal_file)
+    except OSError as error:
+        raise RollbackFailed(path, journal_file, _reason(error)) from error
+
+
+def _create(path: str, data: bytes, mode: int) -> None:
+    """A new file, whole and durable when this returns, and gone when it does not."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        _sync_folder_of(path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)  # noqa: PTH108  # the path stays text
+        raise
+
+
+def _remove(path: str) -> None:
+    os.unlink(path)  # noqa: PTH108  # the path stays text
+    _sync_folder_of(path)
+
+
+def _sync_folder_of(path: str) -> None:
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)  # noqa: PTH120  # the path stays text
+    try:
+        sync_folder(folder)
+    finally:
+        os.close(folder)
+
+
+def _read(path: str, owners: set[int]) -> bytes:
+    """All of a journal; in a folder that others may write to, they could have put one of theirs there."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        if found.st_uid not in owners:
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        return _read_span(fd, Span(0, found.st_size))
+    finally:
+        os.close(fd)
+
+
+def _read_span(fd: int, span: Span) -> bytes:
+    pieces: list[bytes] = []
+    start = span.start
+    while start < span.end:
+        piece = os.pread(fd, span.end - start, start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

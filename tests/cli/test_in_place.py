@@ -1,0 +1,340 @@
+"""``convert --in-place`` and ``--undo``: what they say, what they refuse, and who waits for whom."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "sample_ckpts"
+TIMING = re.compile(r"in \d+\.\d+ s")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def original(bench):
+    return (bench / "run.pth").read_bytes()
+
+
+def test_the_file_itself_is_changed_and_taken_back(ask, bench, original) -> None:
+    document = ask("convert", "run.pth", "--to", "cpu", "--in-place")
+    assert (document["output"], document["in_place"]) == ("run.pth", True)
+    assert document["bytes_copied"] == (bench / "run.pth").stat().st_size - len(original)
+    assert document["notes"] == ["to take it back: ckptmove convert run.pth --undo"]
+    assert {edit["to"] for edit in document["plan"]["edits"]} == {"cpu"}
+    (checkpoint,) = ask("inspect", "run.pth", "--expect", "cpu", "--check")["checkpoints"]
+    assert checkpoint["expected"]["met"]
+    assert ask("convert", "run.pth", "--undo", "--dry-run")["output"] is None
+    assert (bench / "run.pth").read_bytes() != original
+    document = ask("convert", "run.pth", "--undo")
+    assert (document["plan"], document["output"], document["in_place"]) == (None, "run.pth", True)
+    assert (bench / "run.pth").read_bytes() == original
+    assert names(bench) == ["dragged.pth", "run.pth"]
+
+
+def test_what_people_read(say, bench) -> None:
+    said = say("convert", "run.pth", "--to", "cpu", "--in-place")
+    assert TIMING.sub("in TIME", said.out).endswith(
+        "\nchanged in place run.pth: 3.5 KiB in TIME\nnote: to take it back: ckptmove convert run.pth --undo\n"
+    )
+    assert said.err == "next: ckptmove verify run.pth --to cpu\n"
+    assert say("convert", "run.pth", "--to", "cpu", "--in-place", "-q").out == "run.pth: left as it was\n"
+    assert say("convert", "run.pth", "--to", "mps", "--in-place", "--dry-run", "-q").out == (
+        "run.pth: dry run, nothing was written\n"
+    )
+    assert say("convert", "run.pth", "--undo", "--dry-run").out == "run.pth: dry run, 3.5 KiB would be taken off\n"
+    said = say("convert", "run.pth", "--to", "cuda:3", "--in-place", "-q")
+    assert TIMING.sub("in TIME", said.out) == "changed in place run.pth: 0 B in TIME\n"
+    said = say("convert", "run.pth", "--to", "mps", "--in-place", "--format", "github")
+    assert said.out.startswith("::notice file=run.pth,title=convert::changed in place run.pth: ")
+    line = "run.pth: as it was before it was converted in place, 3.5 KiB taken off"
+    assert say("convert", "run.pth", "--undo", "--format", "github").out == (
+        f"::notice file=run.pth,title=convert::{line}\n"
+    )
+    say("convert", "run.pth", "--to", "cpu", "--in-place")
+    assert say("convert", "run.pth", "--undo").out == f"{line}\n"
+
+
+def test_back_to_where_it_was_is_the_old_file(ask, bench, original) -> None:
+    ask("convert", "run.pth", "--to", "cpu", "--in-place")
+    document = ask("convert", "run.pth", "--to", "cuda:3", "--in-place")
+    assert document["notes"] == ["it is again what it was before it was first converted in place, byte for byte"]
+    assert (bench / "run.pth").read_bytes() == original
+
+
+def test_many_times_over_it_does_not_grow(ask, bench, original) -> None:
+    sizes = set()
+    for _ in range(3):
+        for device in ("cpu", "cuda:0", "mps"):
+            ask("convert", "run.pth", "--to", device, "--in-place")
+            sizes.add((device, (bench / "run.pth").stat().st_size))
+    assert len(sizes) == 3
+    ask("convert", "run.pth", "--undo")
+    assert (bench / "run.pth").read_bytes() == original
+
+
+def test_inspect_says_what_is_kept_and_minds_nothing_else(ask) -> None:
+    before = ask("inspect", "run.pth", "--check")["checkpoints"][0]["findings"]
+    ask("convert", "run.pth", "--to", "cuda:2", "--in-place")
+    (checkpoint,) = ask("inspect", "run.pth", "--check")["checkpoints"]
+    kept = [finding for finding in checkpoint["findings"] if finding["code"] == "F804"]
+    assert [finding["message"].partition(":")[0] for finding in kept] == ["converted in place"]
+    assert kept[0]["fix"] == "ckptmove convert run.pth --undo"
+    assert {one["code"] for one in checkpoint["findings"]} == {one["code"] for one in before} | {"F804"}
+
+
+def test_in_a_directory_the_file_is_named(ask, bench) -> None:
+    (bench / "run" / "inside").mkdir(parents=True)
+    shutil.copy(bench / "run.pth", bench / "run" / "inside")
+    ask("convert", "run/inside/run.pth", "--to", "cuda:0", "--in-place")
+    (checkpoint,) = ask("inspect", "run/")["checkpoints"]
+    (kept,) = [finding for finding in checkpoint["findings"] if finding["code"] == "F804"]
+    assert (kept["where"], kept["fix"]) == (["inside/run.pth"], "ckptmove convert run/inside/run.pth --undo")
+    copied = ask("convert", "run", "--to", "cpu")
+    assert copied["output"] == "run.cpu"
+    (checkpoint,) = ask("inspect", "run.cpu")["checkpoints"]
+    assert not [finding for finding in checkpoint["findings"] if finding["code"] == "F804"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--to", "cpu", "--in-place", "-o", "new.pth"),
+        ("--undo", "--to", "cpu"),
+        ("--undo", "--map", "cuda:*=cpu"),
+        ("--undo", "--keep", "model.*"),
+        ("--undo", "-o", "new.pth"),
+        ("--undo", "--in-place"),
+        ("--undo", "--force"),
+        ("--undo", "--cast"),
+        ("--undo", "--rewrite-strings"),
+        ("--in-place",),
+    ],
+)
+def test_what_does_not_go_together_is_a_usage_error(ask, bench, words) -> None:
+    assert ask("convert", "run.pth", *words)["exit_code"] == 2
+    assert names(bench) == ["dragged.pth", "run.pth"]
+
+
+def test_a_configured_target_does_not_hinder_an_undo(ask, bench) -> None:
+    (bench / "pyproject.toml").write_text("[tool.ckptmove]\nto = 'cpu'\ncheckpoints = ['run.pth']\n")
+    assert ask("convert", "--in-place")["output"] == "run.pth"
+    assert ask("convert", "--undo")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "words", "message"),
+    [
+        ("float64-cpu.pt", ("--to", "mps", "--cast"), "--cast writes tensors anew"),
+        ("legacy-adamw-cuda1.pth", ("--to", "cpu"), "everything behind would have to move"),
+        ("bare-pickle-cuda2.pkl", ("--to", "cpu"), "in a pickle file everything behind the change would move"),
+        (".", ("--to", "cpu"), "it is a directory"),
+    ],
+)
+def test_what_has_no_room_is_refused_with_the_way(ask, bench, sample, words, message) -> None:
+    (bench / "one").mkdir()
+    path = "one" if sample == "." else shutil.copy(SAMPLES / sample, "one")
+    for more in ((), ("--dry-run",)):
+        error = ask("convert", path, *words, "--in-place", *more)["error"]
+        assert (error["kind"], error["exit_code"], error["path"]) == ("in-place-impossible", 4, path)
+        assert message in error["message"]
+        assert "--output NEW" in error["hint"]
+
+
+def test_a_legacy_file_whose_pickle_keeps_its_length(ask, bench) -> None:
+    shutil.copy(SAMPLES / "legacy-adamw-cuda1.pth", "old.pth")
+    before = (bench / "old.pth").read_bytes()
+    document = ask("convert", "old.pth", "--to", "cuda:0", "--in-place")
+    assert document["notes"] == []
+    assert (bench / "old.pth").stat().st_size == len(before)
+    assert ask("inspect", "old.pth", "--expect", "cuda:0")["ok"]
+    error = ask("convert", "old.pth", "--undo")["error"]
+    assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
+    assert "no place" in error["message"]
+    ask("convert", "old.pth", "--to", "cuda:1", "--in-place")
+    assert (bench / "old.pth").read_bytes() == before
+
+
+def test_without_devices_there_is_nothing_to_do(ask, bench) -> None:
+    shutil.copy(SAMPLES / "weights.safetensors", "weights.safetensors")
+    before = (bench / "weights.safetensors").stat()
+    document = ask("convert", "weights.safetensors", "--to", "cuda:0", "--in-place")
+    assert (document["ok"], document["bytes_copied"]) == (True, 0)
+    assert document["notes"][0].startswith("safetensors stores no device")
+    assert (bench / "weights.safetensors").stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize("path", ["run.pth", "."])
+def test_what_was_never_converted_cannot_be_undone(ask, path) -> None:
+    error = ask("convert", path, "--undo")["error"]
+    assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
+    assert error["hint"].startswith("convert it back")
+
+
+def refuse_writing(monkeypatch, code):
+    real = os.open
+
+    def refuse(path, flags, *rest, **options):
+        if flags & (os.O_RDWR | os.O_WRONLY) and not str(path).startswith("/dev"):
+            raise OSError(code, os.strerror(code))
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.EACCES, "make it writable"),
+        (errno.EROFS, "make it writable"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EIO, "ckptmove inspect run.pth"),
+    ],
+)
+def test_what_cannot_be_written(ask, bench, original, monkeypatch, code, hint) -> None:
+    refuse_writing(monkeypatch, code)
+    error = ask("convert", "run.pth", "--to", "cpu", "--in-place")["error"]
+    assert (error["kind"], error["exit_code"]) == ("change-failed", 5)
+    assert os.strerror(code) in error["message"]
+    assert hint in error["hint"]
+    assert (bench / "run.pth").read_bytes() == original
+
+
+#: Kills the process, or waits for a line, in place of one of the calls that write; which one, the first word says.
+BREAK_OFF = """
+import os, signal, sys
+
+PLACE, WAY = int(sys.argv[1]), sys.argv[2]
+seen = 0
+
+def stop():
+    if WAY == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("ready", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+
+def counted(real):
+    def call(*args, **options):
+        global seen
+        seen += 1
+        if seen == PLACE:
+            stop()
+        return real(*args, **options)
+    return call
+
+for name in ("write", "pwrite", "fsync", "ftruncate", "unlink"):
+    setattr(os, name, counted(getattr(os, name)))
+"""
+MAIN = """
+sys.argv[1:] = sys.argv[3:]
+from ckptmove.cli.app import main
+main()
+"""
+
+
+def started(place, way, *words, **streams):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BREAK_OFF + MAIN, str(place), way, *words]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, **streams)
+
+
+#: Before the journal is written, synced; before the file is, and is synced; before it is cut off; before the end.
+@pytest.mark.parametrize("place", [1, 2, 4, 5, 6, 8])
+def test_a_kill_is_noticed_by_the_next_command(say, ask, bench, place) -> None:
+    ask("convert", "run.pth", "--to", "cuda:10", "--in-place")
+    before = (bench / "run.pth").read_bytes()
+    with started(place, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert len(names(bench)) == 3
+    said = say("inspect", "run.pth", "-q", "--select", "N")
+    assert said.code == 0
+    assert said.err.startswith("warning: run.pth: a conversion in place was interrupted")
+    assert (bench / "run.pth").read_bytes() == before
+    assert names(bench) == ["dragged.pth", "run.pth"]
+    assert say("inspect", "run.pth", "-q", "--select", "N").err == ""
+
+
+@pytest.mark.parametrize("words", [("inspect", "run"), ("convert", "run", "--to", "mps")])
+def test_a_directory_is_recovered_file_by_file(say, bench, words) -> None:
+    (bench / "run").mkdir()
+    for name in ("a.pth", "b.pth"):
+        shutil.copy(bench / "run.pth", bench / "run" / name)
+        with started(5, "kill", "convert", f"run/{name}", "--to", "cpu", "--in-place", "-q") as process:
+            process.communicate()
+    said = say(*words)
+    assert said.err.count("warning: run/") == 2
+    assert names(bench / "run") == ["a.pth", "b.pth"]
+
+
+@pytest.mark.parametrize("words", [("--to", "mps", "--in-place"), ("--to", "mps", "-o", "new.pth")])
+def test_the_next_conversion_notices_too(ask, bench, words) -> None:
+    with started(5, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
+        process.communicate()
+    document = ask("convert", "run.pth", *words)
+    assert document["ok"]
+    if "--in-place" in words:
+        assert "interrupted" in document["notes"][0]
+
+
+def test_an_undo_notices_too(ask, say, bench, original) -> None:
+    ask("convert", "run.pth", "--to", "cpu", "--in-place")
+    with started(5, "kill", "convert", "run.pth", "--to", "mps", "--in-place", "-q") as process:
+        process.communicate()
+    document = ask("convert", "run.pth", "--undo")
+    assert "interrupted" in document["notes"][0]
+    assert (bench / "run.pth").read_bytes() == original
+
+
+def test_a_conversion_that_is_under_way_is_neither_disturbed_nor_read(ask, bench) -> None:
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with started(5, "wait", "convert", "run.pth", "--to", "cpu", "--in-place", "-q", **streams) as process:
+        assert process.stderr.readline() == "ready\n"
+        for words in (("inspect", "run.pth"), ("convert", "run.pth", "--undo"), ("convert", "run.pth", "--to", "cpu")):
+            error = ask(*words)["error"]
+            assert (error["kind"], error["exit_code"]) == ("being-converted", 4)
+            assert error["hint"].startswith("wait")
+        out, _ = process.communicate("go on\n")
+    assert out.startswith("changed in place run.pth")
+    assert ask("inspect", "run.pth", "--expect", "cpu")["ok"]
+    assert names(bench) == ["dragged.pth", "run.pth"]
+
+
+def test_what_cannot_be_rolled_back_names_the_journal_and_the_command(ask, bench, monkeypatch) -> None:
+    with started(5, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
+        process.communicate()
+    (journal,) = [name for name in names(bench) if name.endswith(".journal")]
+    with monkeypatch.context() as patches:
+        refuse_writing(patches, errno.EROFS)
+        error = ask("inspect", "run.pth")["error"]
+    assert (error["kind"], error["exit_code"]) == ("rollback-failed", 5)
+    assert journal in error["message"]
+    assert error["hint"].endswith("ckptmove inspect run.pth")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_takes_it_back_at_once(bench, original, number) -> None:
+    signals = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    signals += "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", signals + BREAK_OFF + MAIN, "5", "wait", "convert", "run.pth", "--to", "cpu"]
+    with subprocess.Popen(
+        [*command, "--in-place"], env=environment, text=True, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert (bench / "run.pth").read_bytes() == original
+    assert names(bench) == ["dragged.pth", "run.pth"]

@@ -1,0 +1,135 @@
+"""A change in place is whole or not at all, wherever it is broken off: the next command sees to that, and says so."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ckptmove import api
+from ckptmove.changes import ChangeFailed, RollbackFailed, RolledBack
+from ckptmove.errors import UnreadableInput
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+ZIP, LEGACY = "adamw-cuda3.pth", "legacy-adamw-cuda1.pth"
+
+
+def to(device):
+    return lambda path: api.convert(path, to=device, in_place=True)
+
+
+#: What is done to a file first, and what is then broken off.
+CHANGES = {
+    "first": (ZIP, (), to("cpu")),
+    "again-and-longer": (ZIP, (to("cpu"),), to("cuda:10")),
+    "again-and-shorter": (ZIP, (to("cuda:10"),), to("cpu")),
+    "back-to-where-it-was": (ZIP, (to("cpu"),), to("cuda:3")),
+    "undo": (ZIP, (to("cpu"),), api.undo),
+    "legacy": (LEGACY, (), to("cuda:0")),
+}
+
+
+@pytest.fixture(params=CHANGES)
+def change(request, crashes):
+    """Something to break off, in a folder that has one file."""
+    sample, before, last = CHANGES[request.param]
+    path = crashes.folder / "run.pth"
+    shutil.copy(SAMPLES / sample, path)
+    for one in before:
+        one(str(path))
+    return lambda: last(str(path))
+
+
+def inspect(crashes):
+    """Open it with the next command; what that says of the crash."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        api.inspect(str(crashes.folder / "run.pth"))
+    assert all(one.category is RolledBack for one in said)
+    return [str(one.message) for one in said]
+
+
+def test_whatever_a_crash_leaves_becomes_whole(crashes, change):
+    recorder = crashes.record(change)
+    old, new = recorder.initial, crashes.held()
+    assert old.keys() == new.keys() == {"run.pth"}
+    assert old != new
+    states = crashes.states(recorder)
+    assert len(states) > 7
+    for state in states:
+        crashes.put(state)
+        said = inspect(crashes)
+        assert crashes.held() in (old, new)
+        assert bool(said) == (len(state) > 1)
+
+
+def test_a_crash_while_it_is_rolled_back_changes_nothing_about_that(crashes, change):
+    recorder = crashes.record(change)
+    old, new = recorder.initial, crashes.held()
+    for state in crashes.killed(recorder):
+        crashes.put(state)
+        rollback = crashes.record(lambda: inspect(crashes))
+        for again in crashes.states(rollback):
+            crashes.put(again)
+            inspect(crashes)
+            assert crashes.held() in (old, new)
+
+
+def test_short_writes_make_no_difference(crashes, change):
+    recorder = crashes.record(change, most_bytes=1500)
+    old, new = recorder.initial, crashes.held()
+    for state in crashes.states(recorder):
+        crashes.put(state)
+        inspect(crashes)
+        assert crashes.held() in (old, new)
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_failing_call_is_told_and_the_file_is_whole(crashes, change, failure, lasting):
+    initial = crashes.held()
+    change()
+    whole = (initial, crashes.held())
+    crashes.put(initial)
+    tries = 0
+    for error in crashes.each_failure(change, failure, lasting=lasting):
+        assert isinstance(error, ChangeFailed | RollbackFailed)
+        if not lasting:
+            assert isinstance(error, ChangeFailed)
+        inspect(crashes)
+        assert crashes.held() in whole
+        tries += 1
+    assert tries > 5
+
+
+def test_an_interruption_leaves_the_file_whole(crashes, change):
+    initial = crashes.held()
+    change()
+    whole = (initial, crashes.held())
+    crashes.put(initial)
+    for error in crashes.each_failure(change, KeyboardInterrupt):
+        assert isinstance(error, KeyboardInterrupt)
+        inspect(crashes)
+        assert crashes.held() in whole
+
+
+@pytest.mark.parametrize("forgotten", ["journal", "folder", "file"])
+def test_without_one_of_the_syncs_a_file_could_be_lost(crashes, forgotten):
+    path = crashes.folder / "run.pth"
+    shutil.copy(SAMPLES / ZIP, path)
+    to("cuda:10")(str(path))
+    recorder = crashes.record(lambda: to("cpu")(str(path)))
+    old, new = recorder.initial, crashes.held()
+    kinds = {"journal": ("sync", 1), "folder": ("sync-folder", -1), "file": ("sync", 0)}
+    recorder.calls = [call for call in recorder.calls if (call.kind, call.node) != kinds[forgotten]]
+    lost = 0
+    for state in crashes.states(recorder):
+        crashes.put(state)
+        try:
+            inspect(crashes)
+        except UnreadableInput:
+            lost += 1
+        else:
+            lost += crashes.held() not in (old, new)
+    assert lost
