@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckptmove.api import Inspection, convert, inspect, undo, verify
+    from ckptmove.api import Inspection, convert, diff, inspect, undo, verify
 
-__all__ = ["Inspection", "convert", "inspect", "undo", "verify"]
+__all__ = ["Inspection", "convert", "diff", "inspect", "undo", "verify"]
 __version__ = "0.1.0"
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import UnverifiedDirectory
+from ckptmove.directories import OneFileAtATime
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from ckptmove.changes import UndoResult
     from ckptmove.checkpoint import Survey
+    from ckptmove.comparison import Measure
     from ckptmove.contracts import Progress
+    from ckptmove.differences import DiffResult, Gap
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.layouts.reading import Directory
@@ -113,6 +116,7 @@ def convert(
     dry_run: bool = False,
     cast: bool = False,
     rewrite_strings: bool = False,
+    check: bool = True,
     progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> ConvertResult:
@@ -133,7 +137,8 @@ def convert(
         dry_run: whether to stop after the plan.
         cast: whether dtypes that the target lacks are cast down.
         rewrite_strings: whether device strings in configs follow their tensors.
-        progress: told of bytes done and bytes in all.
+        check: whether the bytes that are copied are compared with their CRCs; without, the kernel copies them.
+        progress: told of bytes done and bytes in all; of a directory, in other threads, one call at a time.
         limits: what the file may ask for.
 
     Raises:
@@ -144,22 +149,31 @@ def convert(
         WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
     """
     path = os.fspath(path)
-    request = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
+    move = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
     if in_place:
         from ckptmove.in_place import convert_in_place  # noqa: PLC0415  # inspect does not wait for it
 
         if output:
             raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
-        return convert_in_place(path, request, dry_run=dry_run, limits=limits or Limits())
-    beside = default_output(path, "moved" if to is None else to)
-    if is_folder(path):
-        from ckptmove.layouts.moving import convert_directory as move  # noqa: PLC0415  # inspect does not wait for it
-    else:
-        from ckptmove.conversion import convert_file as move  # noqa: PLC0415  # inspect does not wait for it
-    wanted = os.fspath(output) if output else None
-    return move(
-        path, request, wanted, beside, force=force, dry_run=dry_run, progress=progress, limits=limits or Limits()
+        return convert_in_place(path, move, dry_run=dry_run, limits=limits or Limits())
+    from ckptmove.conversion import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
+
+    request = ConvertRequest(
+        path=path,
+        move=move,
+        output=os.fspath(output) if output else None,
+        beside=default_output(path, "moved" if to is None else to),
+        force=force,
+        dry_run=dry_run,
+        check=check,
+        progress=progress,
+        limits=limits or Limits(),
     )
+    if is_folder(path):
+        from ckptmove.layouts.moving import convert_directory  # noqa: PLC0415  # a file does not wait for it
+
+        return convert_directory(request)
+    return convert_file(request)
 
 
 def undo(path: str, *, dry_run: bool = False, limits: Limits | None = None) -> UndoResult:
@@ -220,7 +234,7 @@ def verify(
 
     for named in (path, against):
         if named is not None and is_folder(named):
-            raise UnverifiedDirectory(os.fspath(named))
+            raise OneFileAtATime(os.fspath(named), "verify")
     request = VerifyRequest(
         path=os.fspath(path),
         to=to,
@@ -235,6 +249,30 @@ def verify(
     return verify_checkpoint(request, progress=progress, stage=stage)
 
 
+@collector_paused()
+def diff(first: str, second: str, *, progress: Progress | None = None, limits: Limits | None = None) -> DiffResult:
+    """Compare two checkpoints: structure, devices, dtypes and values, bit for bit.
+
+    Nothing is unpickled. Without torch it is not said how far differing values lie apart.
+
+    Args:
+        first: a file.
+        second: another one.
+        progress: told of bytes of tensors compared and bytes in all.
+        limits: what each of them may ask for.
+
+    Raises:
+        UnreadableInput: one of them cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: one of them asks for more than the limits allow.
+    """
+    from ckptmove.comparison import compare_files  # noqa: PLC0415  # the other commands do not wait for it
+
+    for named in (first, second):
+        if is_folder(named):
+            raise OneFileAtATime(os.fspath(named), "diff")
+    return compare_files(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
+
+
 def default_output(path: str, to: str) -> str:
     """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
     target = parse_target(to).replace(":", "") if to != "moved" else to
@@ -246,6 +284,21 @@ def default_output(path: str, to: str) -> str:
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{target}{extension}"
+
+
+def _measure(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:
+    """As :func:`ckptmove.verification.magnitude.measure`; None, too, where there is no torch that works."""
+    measure = _measure_of_torch()
+    return None if measure is None else measure(one, dtype, two, other)
+
+
+@cache
+def _measure_of_torch() -> Measure | None:
+    try:
+        from ckptmove.verification.magnitude import measure  # noqa: PLC0415  # equal values do not wait for torch
+    except (ImportError, OSError):
+        return None
+    return measure
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

@@ -32,7 +32,10 @@ _INFINITIES: Final = tuple(array("f", [math.copysign(math.inf, sign)]).tobytes()
 
 
 def cast_blocks(
-    blocks: Iterable[memoryview], segment: CastSegment, path: str, overflowed: Callable[[int], None] | None = None
+    blocks: Iterable[bytes | memoryview],
+    segment: CastSegment,
+    path: str,
+    overflowed: Callable[[int], None] | None = None,
 ) -> Iterator[bytes]:
     """Convert the blocks of a segment, each of them whole elements.
 
@@ -46,8 +49,8 @@ def cast_blocks(
     Raises:
         DamagedArchive: the bytes are not a whole number of elements.
     """
-    if segment.span.nbytes % _ITEM_BYTES[segment.source, segment.target]:
-        raise DamagedArchive(path, f"{segment.span.nbytes} bytes are no whole number of {segment.source} elements")
+    if segment.nbytes % _ITEM_BYTES[segment.source, segment.target]:
+        raise DamagedArchive(path, f"{segment.nbytes} bytes are no whole number of {segment.source} elements")
     foreign = segment.byteorder != sys.byteorder
     for block in blocks:
         wide = array("d")

@@ -6,11 +6,10 @@ Never implements one: formats and streams are siblings that know only this page.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from ckptmove.model import Span
 
@@ -39,8 +38,10 @@ class ByteSource(Protocol):
         """
         ...
 
-    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``; a block is valid until the next one is asked for.
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``.
+
+        A block is valid until ``buffers`` more have been asked for.
 
         Raises:
             As :meth:`read`.
@@ -52,17 +53,24 @@ class ByteSource(Protocol):
         ...
 
 
-class ByteSink(Protocol):
-    """A new file that appears under its name only when it is whole and durable."""
+@runtime_checkable
+class FileBacked(Protocol):
+    """A source that is one open file, byte for byte: the kernel can copy from it."""
 
-    def __enter__(self) -> ByteSink:  # noqa: PYI034  # Self came with Python 3.11
-        """Open the temporary file."""
+    def fileno(self) -> int:
+        """Its descriptor."""
         ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the temporary file unless :meth:`commit` has run."""
+
+class ByteSink(Protocol):
+    """The end of a new file; whoever opened it makes it whole and durable."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Make room for the whole file, as far as that is possible, before the first byte.
+
+        Raises:
+            WriteFailed: there is no room for it.
+        """
         ...
 
     def write(self, data: bytes | memoryview) -> None:
@@ -73,12 +81,12 @@ class ByteSink(Protocol):
         """
         ...
 
-    def commit(self) -> None:
-        """Make the bytes durable and give the file its name.
+    def copy(self, source: int, start: int, nbytes: int) -> int:
+        """Have the kernel append at most ``nbytes`` of an open file, from byte ``start`` on.
 
-        Raises:
-            WriteFailed: the system failed.
-            OutputExists: the name has been taken meanwhile, and may not be replaced.
+        Returns:
+            How many were appended; 0 where the kernel cannot, or the file has become shorter: whoever then reads and
+            writes them is told which.
         """
         ...
 
@@ -123,6 +131,23 @@ class BytesSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class InflateSegment:
+    """Deflated bytes of the source that go to the output inflated.
+
+    Attributes:
+        span: where they lie in the source, deflated.
+        nbytes: how many they have to be once inflated.
+        crc: CRC-32 of the inflated bytes, or 0 where the archive holds none.
+        record: name of the record that they are.
+    """
+
+    span: Span
+    nbytes: int
+    crc: int
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
 class CastSegment:
     """Elements of the source that go to the output in another dtype, element by element.
 
@@ -132,6 +157,7 @@ class CastSegment:
         target: dtype in the output.
         byteorder: ``little`` or ``big``: of both.
         check: the CRC that the source's bytes must have, or None.
+        packed: how they inflate, where they are deflated; it has their CRC then.
     """
 
     span: Span
@@ -139,6 +165,12 @@ class CastSegment:
     target: str
     byteorder: str
     check: CheckedRange | None
+    packed: InflateSegment | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they are before the cast."""
+        return self.span.nbytes if self.packed is None else self.packed.nbytes
 
 
-Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment"
+Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment | InflateSegment"

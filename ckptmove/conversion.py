@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import naming, open_checkpoint
@@ -15,7 +16,7 @@ from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, overflow_note
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
-from ckptmove.rewrite import write_segments
+from ckptmove.rewrite import without_checks, write_segments
 from ckptmove.streams.sink import FileSink, same_file
 from ckptmove.streams.source import is_folder
 
@@ -28,56 +29,89 @@ if TYPE_CHECKING:
     from ckptmove.moves import MovePlan, MoveRequest
 
 
-def convert_file(
-    path: str,
-    request: MoveRequest,
-    output: str | None,
-    beside: str,
-    *,
-    force: bool,
-    dry_run: bool,
-    progress: Progress | None,
-    limits: Limits,
-) -> ConvertResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertRequest:
+    """A conversion as it was asked for.
+
+    Attributes:
+        path: a file or a directory.
+        move: what goes where.
+        output: the new file or directory, or None.
+        beside: the output where none was asked for.
+        force: whether an existing output is replaced.
+        dry_run: whether to stop after the plan.
+        check: whether the bytes that are copied are compared with their CRCs.
+        progress: told of bytes done and bytes in all.
+        limits: what the file may ask for.
+    """
+
+    path: str
+    move: MoveRequest
+    output: str | None
+    beside: str
+    force: bool
+    dry_run: bool
+    check: bool
+    progress: Progress | None
+    limits: Limits
+
+    @property
+    def target(self) -> str:
+        """Where the output goes."""
+        return self.output or self.beside
+
+
+def convert_file(request: ConvertRequest) -> ConvertResult:
     """Plan a conversion and carry it out.
 
-    Arguments and errors as of :func:`ckptmove.api.convert`, and ``beside``: the output where none was asked for.
+    Errors as of :func:`ckptmove.api.convert`.
     """
     began = time.perf_counter()
-    target = output or beside
-    with naming(path), open_checkpoint(path, limits) as checkpoint:
-        plan = plan_move(checkpoint.inventory, request)
+    path, target = request.path, request.target
+    with naming(path), open_checkpoint(path, request.limits) as checkpoint:
+        plan, container = plan_move(checkpoint.inventory, request.move), checkpoint.inventory.container
         notes = tuple(conversion_notes(checkpoint.inventory, plan))
         reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
         if reason:
-            notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the file",)
-        if dry_run or (reason and output is None):
+            notes += (
+                reason if request.output is not None else f"{reason}; nothing was written, -o OUT copies the file",
+            )
+        if request.dry_run or (reason and request.output is None):
             seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
-        if is_folder(target) or target.endswith(os.sep):
-            raise OutputIsFolder(target, os.path.join(target, os.path.basename(beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
-        if same_file(path, target):
-            raise OutputIsSource(target)
-        if not force and os.path.lexists(target):
-            raise OutputExists(target)
+            return ConvertResult(
+                container=container, plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
+            )
+        _require_file(request)
         overflowed: list[int] = []
-        with FileSink(target, force=force) as sink:
-            written = write_checkpoint(checkpoint, plan, sink, path, progress, overflowed.append)
+        with FileSink(target, force=request.force) as sink:
+            written = write_checkpoint(checkpoint, plan, sink, request, overflowed.append)
             sink.commit()
         if overflowed:
             notes += (overflow_note(sum(overflowed)),)
-        if not checkpoint.container.has_checksums():
+        if request.check and not checkpoint.container.has_checksums():
             notes += ("the file holds no CRCs: its bytes were copied unchecked",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes)
+    return ConvertResult(
+        container=container, plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes
+    )
+
+
+def _require_file(request: ConvertRequest) -> None:
+    """Refuse an output that is a folder, the source, or there already."""
+    target = request.target
+    if is_folder(target) or target.endswith(os.sep):
+        raise OutputIsFolder(target, os.path.join(target, os.path.basename(request.beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
+    if same_file(request.path, target):
+        raise OutputIsSource(target)
+    if not request.force and os.path.lexists(target):
+        raise OutputExists(target)
 
 
 def write_checkpoint(
     checkpoint: Checkpoint,
     plan: MovePlan,
     sink: ByteSink,
-    path: str,
-    progress: Progress | None,
+    request: ConvertRequest,
     overflowed: Callable[[int], None],
 ) -> int:
     """Write an open checkpoint, changed by its plan, into a sink; return the number of bytes.
@@ -86,8 +120,7 @@ def write_checkpoint(
         checkpoint: the source.
         plan: that was made for it.
         sink: takes the bytes; whoever opened it commits it.
-        path: the source, for errors.
-        progress: told of bytes done and bytes in all.
+        request: its path for errors, whether to check, and whom to tell of the progress.
         overflowed: told of the values of a tensor that were too large for the dtype that they were cast to.
 
     Raises:
@@ -97,4 +130,6 @@ def write_checkpoint(
     """
     casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
     segments = checkpoint.container.lay_out(apply_plan(checkpoint.machine, plan), casts)
-    return write_segments(checkpoint.container.source, segments, sink, path, progress, overflowed)
+    if not request.check:
+        segments = without_checks(segments)
+    return write_segments(checkpoint.container.source, segments, sink, request.path, request.progress, overflowed)

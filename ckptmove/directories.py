@@ -83,12 +83,17 @@ class EmptyDirectory(NotACheckpoint):
         self.files = files
 
 
-class UnverifiedDirectory(UnsupportedContainer):
-    """A checkpoint directory where only a file can be verified."""
+class OneFileAtATime(UnsupportedContainer):
+    """A checkpoint directory where a command takes a file.
 
-    def __init__(self, path: str) -> None:
+    Attributes:
+        command: which one.
+    """
+
+    def __init__(self, path: str, command: str) -> None:
         super().__init__(path, "directory", "a directory")
-        self.message = "a directory; verify takes one file"
+        self.command = command
+        self.message = f"a directory; {command} takes one file"
 
 
 class OutputHoldsMore(Refused):

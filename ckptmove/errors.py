@@ -287,7 +287,7 @@ class UncastableDtype(UnsupportedDtype):
     """The target device cannot hold a dtype, and it cannot be cast to one that it holds.
 
     Attributes:
-        reason: why not, as a clause: ``its bytes are compressed in the archive``.
+        reason: why not, as a clause: ``it is not the dtype of a storage``.
     """
 
     kind = "uncastable-dtype"
@@ -321,8 +321,8 @@ class WriteFailed(CkptMoveError):
 
     kind = "write-failed"
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"could not write: {reason}", path=path)
+    def __init__(self, path: str, reason: str, figures: str = "") -> None:
+        super().__init__(f"could not write: {reason}{figures}", path=path)
         self.reason = reason
 
 

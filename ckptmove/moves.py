@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.model import Mention
+    from ckptmove.model import ContainerName, Mention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +105,14 @@ class MovePlan:
         edits: storages that change.
         kept: tensors that stay for a reason of their own.
         flags: group flags, ``torch.device`` objects and strings that change.
+        inflates: keys of the storages that are deflated in the source, and stored plainly in the output.
     """
 
     request: MoveRequest
     edits: tuple[StorageEdit, ...] = ()
     kept: tuple[Kept, ...] = ()
     flags: tuple[FlagEdit, ...] = ()
+    inflates: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -123,6 +125,7 @@ class ConvertResult:
     """What a conversion did.
 
     Attributes:
+        container: what the source is, and so the output.
         plan: what was decided.
         output: the file written, or None after a dry run.
         in_place: whether that is the source itself.
@@ -131,6 +134,7 @@ class ConvertResult:
         notes: what the user should know besides: an archive saved without CRCs, for example.
     """
 
+    container: ContainerName
     plan: MovePlan
     output: str | None
     bytes_copied: int

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import devices
+from ckptmove.inventory.mentions import is_in_code
 from ckptmove.keep import flag_paths
 from ckptmove.wording import amount
 
@@ -48,14 +49,17 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
         if not any(devices.matches(glob, tag) for tag in tags):
             yield f"--map {glob}=... matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
     left = list(_left_behind(inventory, plan))
-    in_configs = [mention for mention in left if not _is_in_code(inventory, mention)]
-    in_code = [mention for mention in left if _is_in_code(inventory, mention)]
+    in_configs = [mention for mention in left if not is_in_code(inventory, mention)]
+    in_code = [mention for mention in left if is_in_code(inventory, mention)]
     if in_configs:
         moves_strings = not plan.request.rewrite_strings and any(mention.kind == "string" for mention in in_configs)
         hint = " (--rewrite-strings moves strings)" if moves_strings else ""
         yield f"still named in the file's configs: {_some(map(_named, in_configs))}{hint}"
     if in_code:
         yield f"still named in the file's code, which is not edited: {_some(map(_named, in_code))}"
+    if plan.inflates:
+        stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
+        yield f"{stored} plainly in the new file, so that it can be mapped (F803)"
     yield from _flaws(inventory)
 
 
@@ -99,13 +103,6 @@ def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
             devices.is_accelerator(mention.value) or any(_means(mention.value, tag) for tag in before)
         ):
             yield mention
-
-
-def _is_in_code(inventory: Inventory, mention: Mention) -> bool:
-    """Whether a device is named by a line of TorchScript, in a file of its own or in one of a directory."""
-    return (
-        inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
-    )
 
 
 def _named(mention: Mention) -> str:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 #: Why a dtype cannot be changed.
-_COMPRESSED: Final = "its bytes are compressed in the archive"
 _SUBCLASS: Final = "a subclass of Tensor states its dtype once more"
 _NO_CLASS: Final = "it is not the dtype of a storage"
 _CODE: Final = "the code in the archive counts on its dtype"
@@ -96,6 +95,7 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
         edits=tuple(_edits(placement.holders.values(), casts)),
         kept=tuple(_kept(placement.tensors, policy)),
         flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, placement, policy)),
+        inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
     )
 
 
@@ -159,7 +159,6 @@ def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
 
 def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> None:
     """Refuse, unless a cast was asked for and all of it is possible."""
-    compressed = {fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"}
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
     for holder in lost:
         reason = ""
@@ -169,8 +168,6 @@ def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> N
             reason = _SUBCLASS
         elif not holder.storage.class_sites:
             reason = _NO_CLASS
-        elif holder.storage.key in compressed:
-            reason = _COMPRESSED
         if reason:
             raise UncastableDtype(holder.tag, _dtypes([holder]), reason)
     if not cast:

@@ -6,20 +6,29 @@ Never knows a format: what stands where, and what its CRC must be, is in the seg
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
-from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment
+from ckptmove.contracts import BytesSegment, CastSegment, CopySegment, FileBacked, InflateSegment
 from ckptmove.errors import CrcMismatch
+from ckptmove.inflate import inflated_blocks
+from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
-    from ckptmove.contracts import ByteSink, ByteSource, Progress, Segment
+    from ckptmove.contracts import ByteSink, ByteSource, CheckedRange, Progress, Segment
 
-#: Fits the caches of a core with the block before it; from 2 MiB on every block costs fresh pages as well.
+#: A few of them fit the cache that the cores share; with larger ones every step of the way waits for memory.
 BLOCK: Final = 1 << 20
+#: One is read or written, one is being checked, and one lies between for whoever is ahead.
+BUFFERS: Final = 3
+#: What the kernel copies in one step; after each one there is progress, and Ctrl-C is heard.
+KERNEL_BLOCK: Final = 8 << 20
 
 
 class _Checker:
@@ -58,7 +67,7 @@ def write_segments(
     progress: Progress | None = None,
     overflowed: Callable[[int], None] | None = None,
 ) -> int:
-    """Stream segments from a source to a sink.
+    """Stream segments from a source to a sink; the kernel copies those in which there is nothing to check.
 
     Args:
         source: gives the bytes that are kept.
@@ -72,27 +81,60 @@ def write_segments(
         Bytes written.
 
     Raises:
-        CrcMismatch: a record's bytes differ from their CRC; raised at most one block behind the record's end.
+        CrcMismatch: a record's bytes differ from their CRC; raised a few blocks behind the record's end.
         DamagedArchive, SourceChanged, AccessFailed: as the source.
-        WriteFailed: as the sink.
+        WriteFailed: as the sink, which is asked for room before the first byte is read.
     """
     total = sum(_length(segment) for segment in segments)
     done = 0
-    # zlib lets go of the GIL: checking a block while it is written and the next is read saves a quarter of the time.
+    sink.reserve(total)
+    # zlib lets go of the GIL: blocks are checked while others are read and written.
     with ThreadPoolExecutor(max_workers=1) as worker:
         for segment in segments:
-            for block in _blocks(source, segment, path, worker, overflowed):
-                sink.write(block)
-                done += len(block)
+            for count in _steps(source, segment, sink, path, worker, overflowed):
+                done += count
                 if progress is not None:
                     progress(done, total)
     return done
 
 
+def without_checks(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same segments, with no CRC to compare."""
+    return tuple(_without_checks(segment) for segment in segments)
+
+
+def _without_checks(segment: Segment) -> Segment:
+    if isinstance(segment, CopySegment):
+        return replace(segment, checks=())
+    return replace(segment, check=None) if isinstance(segment, CastSegment) else segment
+
+
 def _length(segment: Segment) -> int:
     if isinstance(segment, BytesSegment):
         return len(segment.data)
-    return segment.span.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+    if isinstance(segment, InflateSegment):
+        return segment.nbytes
+    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+
+
+def _steps(
+    source: ByteSource,
+    segment: Segment,
+    sink: ByteSink,
+    path: str,
+    worker: ThreadPoolExecutor,
+    overflowed: Callable[[int], None] | None,
+) -> Iterator[int]:
+    """Write one segment; gives the bytes of each step when it is done."""
+    if isinstance(segment, CopySegment) and not segment.checks and isinstance(source, FileBacked):
+        start, end = segment.span.start, segment.span.end
+        while count := sink.copy(source.fileno(), start, min(KERNEL_BLOCK, end - start)):
+            start += count
+            yield count
+        segment = CopySegment(Span(start, end))  # what the kernel could not copy
+    for block in _blocks(source, segment, path, worker, overflowed):
+        sink.write(block)
+        yield len(block)
 
 
 def _blocks(
@@ -104,15 +146,18 @@ def _blocks(
 ) -> Iterator[bytes | memoryview]:
     if isinstance(segment, BytesSegment):
         yield segment.data
+    elif isinstance(segment, InflateSegment):
+        yield from inflated_blocks(source, segment, path, BLOCK)
     elif isinstance(segment, CastSegment):
         yield from cast_blocks(_checked_here(source, segment, path), segment, path, overflowed)
-    elif segment.checks:
-        yield from _checked_beside(source, segment, path, worker)
     else:
-        yield from source.blocks(segment.span, BLOCK)
+        yield from _checked_beside(source, segment, path, worker)
 
 
-def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[memoryview]:
+def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
+    if segment.packed is not None:
+        yield from inflated_blocks(source, segment.packed, path, CAST_BLOCK)
+        return
     checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
     for block in source.blocks(segment.span, CAST_BLOCK):
         checker.feed(block)
@@ -122,12 +167,13 @@ def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterat
 def _checked_beside(
     source: ByteSource, segment: CopySegment, path: str, worker: ThreadPoolExecutor
 ) -> Iterator[memoryview]:
-    """Blocks of their own memory, for each is still being checked while the next one is read."""
+    """Blocks of a few buffers in turn: while one is read or written, those before it are still being checked."""
     checker = _Checker(segment.checks, segment.span.start, path)
-    checking = worker.submit(checker.feed, memoryview(b""))
-    for start in range(segment.span.start, segment.span.end, BLOCK):
-        block = memoryview(source.read(start, min(start + BLOCK, segment.span.end)))
-        checking.result()
-        checking = worker.submit(checker.feed, block)
+    checking: deque[Future[None]] = deque()
+    for block in source.blocks(segment.span, BLOCK, BUFFERS):
+        checking.append(worker.submit(checker.feed, block))
         yield block
-    checking.result()
+        if len(checking) == BUFFERS:
+            checking.popleft().result()  # its buffer is the next one to be filled
+    for check in checking:
+        check.result()

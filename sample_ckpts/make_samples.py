@@ -16,20 +16,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import archives
 import numpy as np
 import placement
 import torch
+from directories import DIRECTORIES
 from placement import place
 from torch import nn
-from training import TiedHead, adam, adamw, full_resume, train
+from training import Gate, TiedHead, adam, adamw, full_resume, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.optim import Optimizer
 
-#: What is written: the zip of torch, its stream before 1.6, a safetensors file, a bare pickle.
-Form = Literal["zip", "legacy", "safetensors", "pickle"]
+#: What is written: the zip of torch, its stream before 1.6, a safetensors file, a bare pickle, and what `archives` has.
+Form = Literal[
+    "zip", "legacy", "safetensors", "pickle",
+    "big-endian", "without-byteorder", "without-crcs", "renamed", "deflated", "script",
+]  # fmt: skip
+CONTAINERS = {"legacy": "torch-legacy", "safetensors": "safetensors", "pickle": "pickle", "script": "torchscript"}
+WRITERS: dict[str, Callable[[Any, Path], None]] = {
+    "big-endian": archives.big_endian,
+    "without-byteorder": archives.without_byteorder,
+    "without-crcs": archives.without_crcs,
+    "renamed": archives.renamed,
+    "deflated": archives.deflated,
+    "script": archives.script,
+}
 
 HERE = Path(__file__).resolve().parent
 MANIFEST = "MANIFEST.json"
@@ -320,6 +334,50 @@ def bare_pickle_cuda2() -> object:
     return {"epoch": 2, "model": place(run.weights(), "cuda:2"), "optimizer": place(run.state(), "cuda:2")}
 
 
+def on_cuda0(seed: int) -> dict[str, object]:
+    """A healthy Adam run on the first GPU."""
+    run = train(adam, seed=seed)
+    return {"epoch": 2, "model": place(run.weights(), "cuda:0"), "optimizer": place(run.state(), "cuda:0")}
+
+
+@sample("zipped-again.pth", "F803", "R302", form="deflated", wrong="zipped again: mmap=True reads garbage")
+def zipped_again() -> object:
+    """An Adam run whose archive was unpacked and zipped again, as any zip program does: deflated."""
+    return on_cuda0(23)
+
+
+@sample("big-endian.pth", "R302", form="big-endian")
+def big_endian() -> object:
+    """An Adam run as an IBM Z saves it: every number with its first byte foremost."""
+    return on_cuda0(24)
+
+
+@sample("without-byteorder.pth", "R302", form="without-byteorder")
+def without_byteorder() -> object:
+    """An Adam run as torch 1.6 to 2.0 saved it: no record says the byte order."""
+    return on_cuda0(25)
+
+
+@sample("without-crcs.pth", "R302", form="without-crcs")
+def without_crcs() -> object:
+    """An Adam run saved with `torch.serialization.set_crc32_options(False)`."""
+    return on_cuda0(26)
+
+
+@sample("renamed.pth", "R302", form="renamed")
+def renamed() -> object:
+    """An Adam run in a file that was renamed: the folder inside is called `archive`."""
+    return on_cuda0(27)
+
+
+@sample(
+    "script-code-cuda0.pt", "D104", form="script", wrong="a line of its code names cuda:0, its tensors are on the CPU"
+)
+def script_code_cuda0() -> object:
+    """A module of `torch.jit.save`, with code beside its tensors."""
+    return train(adam, make=Gate, seed=28).model
+
+
 def as_safetensors(weights: dict[str, torch.Tensor]) -> bytes:
     """As `safetensors.torch.save_file` lays tensors of one dtype out: by name, its table padded to eight bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -341,6 +399,8 @@ def save(one: Sample, tree: Any, path: Path) -> None:
             path.write_bytes(as_safetensors(tree))
         elif one.form == "pickle":
             path.write_bytes(pickle.dumps(tree, 4))
+        elif one.form in WRITERS:
+            WRITERS[one.form](tree, path)
         else:
             torch.save(tree, path, _use_new_zipfile_serialization=one.form == "zip")
 
@@ -354,7 +414,7 @@ def write(folder: Path) -> dict[str, Any]:
         placement.clear()
         tree = one.build()
         save(one, tree, folder / one.file)
-        content = (folder / one.file).read_bytes()
+        content, tensors = (folder / one.file).read_bytes(), sum(1 for _ in placement.named_tensors(tree))
         entry = {
             "file": one.file,
             "sha256": hashlib.sha256(content).hexdigest(),
@@ -362,15 +422,46 @@ def write(folder: Path) -> dict[str, Any]:
             "holds": one.build.__doc__,
             "wrong": one.wrong,
             "findings": list(one.findings),
-            "devices": placement.saved_devices(),
-            "tensors": sum(1 for _ in placement.named_tensors(tree)),
-            "weights_only": "S701" not in one.findings,
+            "container": CONTAINERS.get(one.form, "torch-zip"),
+            # torch.jit.save asks no tagger; what it saves here is on the CPU, a storage each.
+            "devices": {"cpu": tensors} if one.form == "script" else placement.saved_devices(),
+            "tensors": tensors,
+            "weights_only": "S701" not in one.findings and one.form != "script",
         }
         entries.append(entry)
-    placement.clear()
-    manifest = {"torch": torch.__version__.partition("+")[0], "samples": entries}
+    kept = write_directories(folder)
+    manifest = {"torch": torch.__version__.partition("+")[0], "samples": entries, "directories": kept}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def write_directories(folder: Path) -> list[dict[str, Any]]:
+    """Write every directory into `folder`; return their entries in the manifest."""
+    entries = []
+    for one in DIRECTORIES:
+        placement.clear()
+        (folder / one.name).mkdir(exist_ok=True)
+        files, tensors = {}, 0
+        for name, content in one.build().items():
+            path = folder / one.name / name
+            if isinstance(content, str):
+                path.write_text(content, encoding="utf-8")
+            else:
+                torch.save(content, path)
+                tensors += sum(1 for _ in placement.named_tensors(content))
+            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        entries.append({
+            "directory": one.name,
+            "sha256": files,
+            "holds": one.build.__doc__,
+            "wrong": one.wrong,
+            "findings": list(one.findings),
+            "layout": one.layout,
+            "devices": placement.saved_devices(),
+            "tensors": tensors,
+        })  # fmt: skip
+    placement.clear()
+    return entries
 
 
 def differences(folder: Path) -> list[str]:
@@ -378,10 +469,11 @@ def differences(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch)
         write(fresh)
+        made = sorted(path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file())
         return [
-            made.name
-            for made in sorted(fresh.iterdir())
-            if not (folder / made.name).is_file() or (folder / made.name).read_bytes() != made.read_bytes()
+            path.as_posix()
+            for path in made
+            if not (folder / path).is_file() or (folder / path).read_bytes() != (fresh / path).read_bytes()
         ]
 
 

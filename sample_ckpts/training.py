@@ -58,6 +58,27 @@ class TiedHead(nn.Module):
         return torch.as_tensor(self.lm_head(self.transformer["ln_f"](self.transformer["wte"](tokens))))
 
 
+class Gate(nn.Module):
+    """A layer and a line of code that makes its tensor on the first GPU.
+
+    Without torch's own layers: the order in which their constants are written depends on the seed of Python's hashes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(6, 3))
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Three values."""
+        return torch.tanh(torch.matmul(features, self.weight) + self.bias)
+
+    @torch.jit.export
+    def gates(self) -> torch.Tensor:
+        """A gate for each value, all open."""
+        return torch.ones(3, device=torch.device("cuda:0"))
+
+
 def train(
     optimize: Callable[[nn.Module], Optimizer],
     *,

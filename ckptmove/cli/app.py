@@ -93,6 +93,7 @@ def convert(
     force: options.Force = False,
     cast: options.Cast = False,
     rewrite_strings: options.RewriteStrings = False,
+    no_check: options.NoCheck = False,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -123,6 +124,7 @@ def convert(
         force=force,
         cast=cast,
         rewrite_strings=rewrite_strings,
+        check=not no_check,
     )
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
 
@@ -138,6 +140,7 @@ def verify(
     keep: options.Keep = None,
     devices: options.TargetDevices = None,
     strict: options.Proven = False,
+    junit: options.JUnit = None,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -164,10 +167,33 @@ def verify(
         keep=tuple(keep or ()),
         devices=devices,
         strict=strict or config.strict,
+        junit=junit,
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
     )
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     raise typer.Exit(verify_command.run_verify(checkpoint_paths(paths or (), config, "verify"), asked, out))
+
+
+@app.command()
+def diff(
+    first: options.First,
+    second: options.Second,
+    as_json: options.Json = False,
+    form: options.Form = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    _version: options.Version = False,
+    _help: options.Help = False,
+) -> None:
+    """Show what differs between two: tensors, devices, dtypes, values, and all else.
+
+    Values are compared bit for bit, and nothing is executed. Torch, where it is installed, says how far they lie apart.
+    Exits 1 where anything differs.
+    """
+    from ckptmove.cli import diff_command  # noqa: PLC0415  # --help does not wait for it
+
+    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
+    raise typer.Exit(diff_command.run_diff(first, second, out))
 
 
 @app.command()

@@ -17,10 +17,10 @@ from ckptmove.devices import is_accelerator, parse_mapping
 from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.report import conversion, document, github
 from ckptmove.report.text import sentence
-from ckptmove.streams.source import is_folder
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
+    from ckptmove.model import ContainerName
     from ckptmove.moves import ConvertResult, MoveRequest
 
 
@@ -38,6 +38,7 @@ class ConvertOptions:
         force: whether an existing output is replaced.
         cast: whether dtypes that the target lacks are cast down.
         rewrite_strings: whether device strings in configs follow their tensors.
+        check: whether the bytes that are copied are compared with their CRCs.
     """
 
     to: str | None
@@ -49,6 +50,7 @@ class ConvertOptions:
     force: bool
     cast: bool
     rewrite_strings: bool
+    check: bool
 
 
 def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
@@ -73,6 +75,7 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             dry_run=options.dry_run,
             cast=options.cast,
             rewrite_strings=options.rewrite_strings,
+            check=options.check,
             progress=progress,
         )
     try:
@@ -119,16 +122,17 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            _suggest(result.output, result.plan.request)
+            _suggest(result.output, result.plan.request, result.container)
 
 
-def _suggest(output: str, request: MoveRequest) -> None:
+def _suggest(output: str, request: MoveRequest, container: ContainerName) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if is_folder(output):
+    if container == "directory":
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))
-    if any(target is not None and is_accelerator(target) for target in targets):
+    of_torch_save = container in {"torch-zip", "torch-legacy"}  # others hold no optimizer, or torch.load reads none
+    if of_torch_save and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location: {sentence(f'torch.load({output!r})')}")
     words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PROGRAM: Final = "ckptmove"
-_COMMANDS: Final = ("inspect", "convert", "verify", "rules")
+_COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
 #: What other programs call the target.
 _MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
 #: Typer's own error of usage. It exports only this child of it, and the module of the parent has moved before.

@@ -42,6 +42,8 @@ Path = Annotated[
         show_default=False,
     ),
 ]
+First = Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)]
+Second = Annotated[str, typer.Argument(metavar="B", help="What it is compared with.", show_default=False)]
 Code = Annotated[
     str | None,
     typer.Argument(metavar="CODE", help="A code, the beginning of some (D), or a name.", show_default=False),
@@ -123,6 +125,7 @@ Undo = Annotated[bool, typer.Option("--undo", help="Make it what it was before -
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 Cast = Annotated[bool, typer.Option("--cast", help="Cast dtypes that the device lacks: float64 on mps.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Compare no CRCs: the kernel copies the bytes.")]
 RewriteStrings = Annotated[bool, typer.Option("--rewrite-strings", help="Move device names in configs too.")]
 
 # --- verify ----------------------------------------------------------------------------------------------------------
@@ -143,5 +146,9 @@ TargetDevices = Annotated[
     ),
 ]
 Proven = Annotated[bool, typer.Option("--strict", help="Exit 1 also where a resume is not proven: weights alone.")]
+JUnit = Annotated[
+    str | None,
+    typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML too.", show_default=False),
+]
 #: As much as ``torch.Generator.manual_seed`` takes, without the negative ones, which it takes for others.
 Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients.")]

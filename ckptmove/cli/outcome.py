@@ -41,15 +41,17 @@ _EXIT_CODES: Final = {
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
-#: What a file that is no checkpoint can be mended with, by what it is.
+#: What a file that is no checkpoint can be mended with, by what it is; with its path for a shell, and for Python.
 _MENDS: Final = {
     "an empty file": "the save or the copy stopped before its first byte: go back to an earlier checkpoint",
     "nothing but zero bytes": "the disk was full or the copy broke off: go back to an earlier checkpoint",
     "a git-lfs pointer": "fetch the file that it stands for: git lfs pull",
     "an HTML page": "the download gave a web page, a login page perhaps: open its address in a browser, then download "
     "again",
-    "a gzip file": "unpack it first: gunzip",
-    "a tar archive": "unpack it first: tar xf",
+    "a gzip file": "unpack it first: gunzip -c {shell} > unpacked.pth",
+    "a tar archive in a gzip file": "unpack it first: tar -xzf {shell}",
+    "a tar archive": "unpack it first: tar -xf {shell}",
+    "a mobile module in FlatBuffer form": "make an archive of it: torch.jit.load({python}).save('module.pt')",
     "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
     "name, cp -rL DIRECTORY COPY, and take the copy",
     **dict.fromkeys(
@@ -133,7 +135,8 @@ def _(error: errors.AccessFailed) -> str:
 
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
-    return _MENDS.get(error.found, "ckptmove reads what torch.save writes")
+    mend, path = _MENDS.get(error.found, "ckptmove reads what torch.save writes"), error.path or ""
+    return mend.format(shell=shlex.quote(path), python=repr(path))
 
 
 @hint_for.register(directories.EmptyDirectory)
@@ -145,9 +148,10 @@ def _(error: directories.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(directories.UnverifiedDirectory)
-def _(error: directories.UnverifiedDirectory) -> str:
-    return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
+@hint_for.register(directories.OneFileAtATime)
+def _(error: directories.OneFileAtATime) -> str:
+    which = "the file with the optimizer" if error.command == "verify" else "a file of it"
+    return f"name {which}: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
 
 
 @hint_for.register(errors.UnsupportedContainer)
@@ -157,9 +161,6 @@ def _(error: errors.UnsupportedContainer) -> str:
         folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  # it stays text
         tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
         return f"if you trust its origin, make one file of it: {tool}"
-    if error.container == "torch-tar":
-        load = f"torch.load({name!r}, map_location='cpu')"
-        return f"if you trust its origin, save it again as a zip: torch.save({load}, 'new.pth')"
     if error.container == "safetensors":
         return "it names no devices: safetensors.torch.load_file(path, device='cuda:0') puts it anywhere"
     if error.container == "torchscript":

@@ -16,6 +16,8 @@ from ckptmove.cli.streams import Format
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.report import document, github, verification
+from ckptmove.report.junit import junit_document
+from ckptmove.streams.sink import FileSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +40,7 @@ class VerifyOptions:
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has, or None.
         strict: whether a resume that is not proven is a failure.
+        junit: file that takes the verdicts as JUnit XML, or None.
         selection: the findings that are reported.
     """
 
@@ -49,6 +52,7 @@ class VerifyOptions:
     keep: tuple[str, ...]
     devices: int | None
     strict: bool
+    junit: str | None
     selection: Selection
 
 
@@ -57,6 +61,7 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
 
     Raises:
         UsageError: several checkpoints, and one original; and as :func:`ckptmove.api.verify`.
+        WriteFailed: the JUnit file could not be written.
     """
     if options.against is not None and len(paths) > 1:
         raise UsageError(f"--against names the original of one checkpoint, and there are {len(paths)}")
@@ -70,12 +75,21 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
         return YES if result.passed and (result.proven or not options.strict) else NO
 
     batch = for_each(paths, work, out)
+    if options.junit is not None:
+        _write(options.junit, junit_document(results, batch.failures, strict=options.strict))
     if out.format is Format.JSON:
         out.document(document.verify_document(results, batch.code, batch.failures))
     else:
         unproven = sum(result.passed and not result.proven for result in results)
         conclude(batch, len(paths), "passed", out, unproven=unproven)
     return batch.code
+
+
+def _write(path: str, document: bytes) -> None:
+    """Replace a report: each run of a job writes its own."""
+    with FileSink(path, force=True) as sink:
+        sink.write(document)
+        sink.commit()
 
 
 def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:

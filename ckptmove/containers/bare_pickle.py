@@ -12,7 +12,7 @@ from ckptmove.cast import SHRINK
 from ckptmove.containers.contract import Container
 from ckptmove.containers.nested_streams import find_streams, graft
 from ckptmove.containers.pickle_outline import read_outline
-from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment
+from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
 from ckptmove.errors import DamagedPickle, UneditablePickle
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
@@ -84,7 +84,8 @@ class BarePickle(Container):
             else:
                 own[at].append(replace(storage, key=key))
         for place, (stream, named) in enumerate(zip(self._streams, own, strict=True)):
-            found = stream.container.locate(named)
+            # Deflated bytes deceive who maps a file, and nobody maps a stream inside of a pickle.
+            found = [fact for fact in stream.container.locate(named) if fact.kind != "compressed-storage"]
             facts += [replace(fact, record=f"{place}:{fact.storage_key}") for fact in found]
         if self._outline.end < self.source.size:
             rest = self.source.size - self._outline.end
@@ -173,12 +174,18 @@ def _moved(segment: Segment, start: int) -> Segment:
     if isinstance(segment, BytesSegment):
         return segment
     span = _shifted(segment.span, start)
+    if isinstance(segment, InflateSegment):
+        return replace(segment, span=span)
     if isinstance(segment, CastSegment):
-        return replace(segment, span=span, check=None if segment.check is None else _checked(segment.check, start))
+        check = None if segment.check is None else _checked(segment.check, start)
+        packed = None if segment.packed is None else replace(segment.packed, span=span)
+        return replace(segment, span=span, check=check, packed=packed)
     return CopySegment(span, tuple(_checked(check, start) for check in segment.checks))
 
 
 def _nbytes(segment: Segment) -> int:
     if isinstance(segment, BytesSegment):
         return len(segment.data)
-    return segment.span.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+    if isinstance(segment, InflateSegment):
+        return segment.nbytes
+    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes

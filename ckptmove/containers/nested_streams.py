@@ -10,30 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.graft import merge, nodes, replace_nodes
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip
 from ckptmove.containers.zip_index import read_directory
 from ckptmove.errors import DamagedArchive
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Tuple
 from ckptmove.streams.part import MemorySource, PartSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ckptmove.containers.contract import Container
     from ckptmove.containers.pickle_outline import PickleOutline
     from ckptmove.contracts import ByteSource
     from ckptmove.model import Limits
     from ckptmove.pickles.state import Machine
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.tree import Persistent, Value
 
 _LOADER: Final = "torch.storage._load_from_bytes"
 _ENCODE: Final = "_codecs.encode"
 _ZIP: Final = b"PK\x03\x04"
 _KEY_FIELD: Final = 2
-#: Memo indices have 32 bits.
-_MEMO_BITS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
         DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
     """
     found: list[NestedStream] = []
-    for node in _nodes(root):
+    for node in nodes(root):
         if type(node) is not Call or node.name != _LOADER or type(node.args) is not Tuple or not node.args.items:
             continue
         argument = node.args.items[0]
@@ -103,16 +100,9 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
         for persistent in inner.persistents:
             _rename(persistent, place)
         roots[id(stream.call)] = inner.root
-        _merge(machine, inner, (place + 1) << _MEMO_BITS)
+        merge(machine, inner, place)
         begin = inner.end
-    machine.end = begin
-
-    def grafted(value: Value) -> Value:
-        return roots.get(id(value), value)
-
-    for node in list(_nodes(machine.root)):
-        _replace(node, grafted)
-    machine.root = grafted(machine.root)
+    replace_nodes(machine, roots)
 
 
 def _open(source: ByteSource, limits: Limits) -> Container:
@@ -140,50 +130,3 @@ def _rename(node: Persistent, place: int) -> None:
     if type(pid) is Tuple and len(pid.items) > _KEY_FIELD and type(pid.items[_KEY_FIELD]) is str:
         key = f"{place}:{pid.items[_KEY_FIELD]}"
         node.pid = Tuple((*pid.items[:_KEY_FIELD], key, *pid.items[_KEY_FIELD + 1 :]), pid.starts)
-
-
-def _merge(machine: Machine, inner: Machine, memo: int) -> None:
-    machine.reads += inner.reads
-    machine.frames += inner.frames
-    machine.persistents += inner.persistents
-    machine.memo_starts |= {memo + index: start for index, start in inner.memo_starts.items()}
-    machine.memo |= {memo + index: inner.memo[index] for index in inner.memo_starts}
-    machine.globals = inner.globals | machine.globals
-    machine.foreign = inner.foreign | machine.foreign
-
-
-def _nodes(root: Value) -> Iterator[Node]:
-    """Every node of a tree, once."""
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Node) and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            stack += _members(node)
-
-
-def _members(node: Node) -> list[Value]:
-    if isinstance(node, Sequence):
-        return list(node.items)
-    if type(node) is Dict:
-        return list(node.flat)
-    if type(node) is Call:
-        return [node.func, node.args, node.kwargs, node.state, node.appended, node.assigned]
-    return [node.pid] if type(node) is Persistent else []
-
-
-def _replace(node: Node, change: Callable[[Value], Value]) -> None:
-    """Put other values in the places of a node's own."""
-    if isinstance(node, Tuple):
-        node.items = tuple(map(change, node.items))
-    elif isinstance(node, Sequence):
-        node.items = list(map(change, node.items))
-    elif type(node) is Dict:
-        node.flat = list(map(change, node.flat))
-    elif type(node) is Call:
-        node.func, node.args = change(node.func), change(node.args)
-        node.kwargs, node.state = change(node.kwargs), change(node.state)
-    elif type(node) is Persistent:
-        node.pid = change(node.pid)

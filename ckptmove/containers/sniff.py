@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import pickletools
 import re
+import zlib
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.bare_pickle import BarePickle
 from ckptmove.containers.model_json import script_container
 from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsFile
+from ckptmove.containers.tar_index import iterate_members
 from ckptmove.containers.torch_legacy import TorchLegacy
+from ckptmove.containers.torch_tar import MEMBERS, TorchTar
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
@@ -51,20 +54,22 @@ _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 
 _OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
 #: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
-_TAR_MEMBERS: Final = frozenset({"sys_info", "pickle", "storages", "tensors"})
+#: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs, behind the offset of the root.
+_FLATBUFFER: Final = b"PTMF"
+#: zlib's word for deflate in gzip's frame; and the length of tar's header.
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_TAR_HEADER: Final = 512
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 #: How a container is opened that needs no more than its bytes.
 _READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] = {
     "torch-legacy": TorchLegacy,
+    "torch-tar": TorchTar,
     "safetensors": SafetensorsFile,
     "pickle": BarePickle,
 }
-_DESCRIBED: Final[dict[ContainerName, str]] = {
-    "torch-tar": "a tar of torch 0.1",
-    "dcp": "a shard of a distributed checkpoint",
-}
+_DESCRIBED: Final[dict[ContainerName, str]] = {"dcp": "a shard of a distributed checkpoint"}
 
 
 def recognise(source: ByteSource) -> ContainerName:
@@ -120,9 +125,12 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
         return _zip_kind(directory, source.path), directory
     found = next((found for magic, found in _MAGIC if head.startswith(magic)), None)
     if found is not None:
-        raise NotACheckpoint(source.path, found)
+        raise NotACheckpoint(source.path, f"a tar archive in {found}" if _is_tar_in_gzip(head) else found)
+    if head[4:8] == _FLATBUFFER:
+        raise NotACheckpoint(source.path, "a mobile module in FlatBuffer form")
     if head[257:262] == b"ustar":
-        if head[:100].rstrip(b"\0").decode("ascii", "replace").removeprefix("./").rstrip("/") in _TAR_MEMBERS:
+        first = next(iterate_members(source, limits), None)
+        if first is not None and first.name.removeprefix("./") in MEMBERS:
             return "torch-tar", None
         raise NotACheckpoint(source.path, "a tar archive")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:
@@ -132,6 +140,14 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if _is_pickle(head, source):
         return "pickle", None
     raise NotACheckpoint(source.path, _describe(head))
+
+
+def _is_tar_in_gzip(head: bytes) -> bool:
+    """Whether a file that begins so is a tar archive, compressed with gzip."""
+    try:
+        return zlib.decompressobj(_GZIP).decompress(head, _TAR_HEADER)[257:262] == b"ustar"
+    except zlib.error:
+        return False
 
 
 def _zip_kind(directory: ZipDirectory, path: str) -> ContainerName:

@@ -13,13 +13,14 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
-from ckptmove.changes import InPlaceImpossible, NothingToUndo, Patch
+from ckptmove.changes import NothingToUndo, Patch
 from ckptmove.containers.contract import Container
 from ckptmove.containers.zip_append import append_records, original_directory, read_undo
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
-from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange
+from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
+from ckptmove.inflate import inflate, inflated_blocks
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.streams.part import PartSource
 
@@ -41,7 +42,8 @@ _KNOWN_RECORDS: Final = frozenset({
     "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
     "traced_inputs.pkl", "model.json",
 })  # fmt: skip
-#: What a deflated record that is no storage may inflate to: 64 MiB, and a hundred times what it takes in the archive.
+#: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
+#: storage may have more, where its tensors need it.
 INFLATED_BYTES: Final = 1 << 26
 INFLATED_RATIO: Final = 100
 _CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
@@ -117,6 +119,8 @@ class TorchZip(Container):
             record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
         }
         self._storages = self._within("data/")
+        #: Bytes of each storage that a pickle names, by key.
+        self._named: dict[str, int] = {}
         self._summed = any(record.crc for record in directory.records if record.nbytes)
         self.byteorder = self._word(self._inside.get("byteorder")) or "little"
         if self.byteorder not in {"little", "big"}:
@@ -148,12 +152,12 @@ class TorchZip(Container):
                 found.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
             elif record.nbytes < storage.nbytes:
                 found.append(ArchiveFact("short-storage", record.name, storage.nbytes - record.nbytes))
-        used = {storage.key for storage in storages}
+        self._named = {storage.key: storage.nbytes for storage in storages}
         for key, record in self._storages.items():
-            if record.method != STORED:
-                found.append(ArchiveFact("compressed-storage", record.name, record.nbytes))
-            if key not in used:
+            if key not in self._named:
                 found.append(ArchiveFact("orphan-record", record.name, record.nbytes))
+            elif record.method != STORED:
+                found.append(ArchiveFact("compressed-storage", record.name, record.nbytes))
         for record in self._directory.records:
             past = record.header_offset + LOCAL_BYTES + record.stored_bytes - self._directory.start
             if past > 0:
@@ -192,26 +196,28 @@ class TorchZip(Container):
         return self._summed
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The output with another object pickle in place of this one, all else as it is.
+        """The output with another object pickle in place of this one, and deflated storages stored; all else as it is.
 
         Args:
             pickle: the new object pickle.
             casts: storages by key that change dtype: before and after. Each is read once here, for its CRC.
 
         Returns:
-            Segments that make up the output from its first byte to its last; storages keep their alignment, deflated
-            ones stay deflated.
+            Segments that make up the output from its first byte to its last; storages keep their alignment, and those
+            that were deflated get it: ``torch.load(mmap=True)`` takes any record for plain bytes.
 
         Raises:
             DamagedArchive: records overlap, or a storage to be cast has no bytes that could be.
+            CrcMismatch: the bytes of a deflated record differ from their CRC, or cannot be inflated.
+            LimitExceeded: a deflated storage says that it holds more than its tensors need, beyond measure.
         """
         original = self._original()
         if original is not None and (casts or pickle != self.object_pickle()):
             return original.lay_out(pickle, casts)  # a new file needs nothing of what is kept for an undo
+        new = dict(self._inflated()) | dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
         for record in self._directory.records:
-            if record.method == DEFLATED and record.crc and not self._sound(record):
+            if record.method == DEFLATED and record.crc and record.place not in new and not self._sound(record):
                 raise CrcMismatch(self.source.path, record.name)  # its bytes pass as they are, inflated by nobody
-        new = dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
         if casts or pickle != self.object_pickle():
             new |= self._pickle_records(pickle)
         layout = Layout(self.source, self._directory, self._alignment)
@@ -226,16 +232,13 @@ class TorchZip(Container):
             pickle: the new object pickle.
 
         Raises:
-            InPlaceImpossible: storages are deflated, which a conversion stores plainly.
             DamagedArchive: a header does not belong to its record.
         """
-        if any(record.method == DEFLATED for record in self._storages.values()):
-            raise InPlaceImpossible(self.source.path, "its storages are compressed, and would be written anew")
         archive = self._original() or self
         new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # of its own kind
         size = archive.source.size
         tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # as above
-        return Patch(size, tail, size + len(tail), can_undo=bool(new))
+        return Patch(((size, tail),) if new else (), size + len(tail), can_undo=bool(new))
 
     def undo(self) -> Patch:
         """The archive without what conversions in place have left behind it: nothing before that was ever touched.
@@ -247,7 +250,7 @@ class TorchZip(Container):
             raise NothingToUndo(self.source.path)
         if self._original() is None:
             raise NothingToUndo(self.source.path, "what it was has been written over since")
-        return Patch(self._undo.size, b"", self._undo.size)
+        return Patch((), self._undo.size)
 
     def _original(self) -> TorchZip | None:
         """The archive before its first conversion in place; None where there was none, or it cannot be known."""
@@ -268,17 +271,35 @@ class TorchZip(Container):
     def _new(self, data: bytes) -> NewRecord:
         return NewRecord(BytesSegment(data), len(data), zlib.crc32(data) if self._summed else 0)
 
+    def _inflated(self) -> Iterator[tuple[int, NewRecord]]:
+        """The deflated storages that the pickle names, stored, by their places in the directory."""
+        for key, nbytes in self._named.items():
+            record = self._storages.get(key)
+            if record is not None and record.method == DEFLATED:
+                limit = max(nbytes, INFLATED_BYTES + INFLATED_RATIO * record.stored_bytes)
+                if record.nbytes > limit:
+                    raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
+                yield record.place, NewRecord(self._packed(record), record.nbytes, record.crc)
+
+    def _packed(self, record: ZipRecord) -> InflateSegment:
+        return InflateSegment(self._span(record), record.nbytes, record.crc, record.name)
+
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
-        record, span = self._storages.get(key), self.storage_span(key)
-        if record is None or span is None:
-            raise DamagedArchive(self.source.path, f"storage '{key}' has no plain bytes that could be cast")
-        check = CheckedRange(span, record.crc, record.name) if record.crc else None
-        segment = CastSegment(span, source, target, self.byteorder, check)
+        record, path = self._storages.get(key), self.source.path
+        if record is None:
+            raise DamagedArchive(path, f"storage '{key}' has no bytes that could be cast")
+        span, packed = self._span(record), self._packed(record) if record.method == DEFLATED else None
+        check = CheckedRange(span, record.crc, record.name) if record.crc and packed is None else None
+        segment = CastSegment(span, source, target, self.byteorder, check, packed)
+        blocks: Iterator[bytes | memoryview] = (
+            self.source.blocks(span, CAST_BLOCK)
+            if packed is None
+            else inflated_blocks(self.source, packed, path, CAST_BLOCK)
+        )
         crc = 0
-        if self._summed:
-            for block in cast_blocks(self.source.blocks(span, CAST_BLOCK), segment, self.source.path):
-                crc = zlib.crc32(block, crc)
-        return record.place, NewRecord(segment, span.nbytes // SHRINK, crc)
+        for block in cast_blocks(blocks, segment, path) if self._summed else ():
+            crc = zlib.crc32(block, crc)
+        return record.place, NewRecord(segment, segment.nbytes // SHRINK, crc)
 
     def _within(self, folder: str) -> dict[str, ZipRecord]:
         """The records in a folder, by their names there."""
@@ -319,21 +340,4 @@ class TorchZip(Container):
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
         """A record's bytes, inflated, in blocks: as many as there are, at most one more than it says."""
         blocks = self.source.blocks(self._span(record), _BLOCK)
-        if record.method != DEFLATED:
-            yield from blocks
-            return
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        left = record.nbytes + 1
-        for block in blocks:
-            rest = bytes(block)
-            # Once more without any input: the output of the last one may not have fitted.
-            while left and not inflater.eof:
-                try:
-                    data = inflater.decompress(rest, min(left, _BLOCK))
-                except zlib.error:
-                    return
-                if not data:
-                    break
-                left -= len(data)
-                rest = inflater.unconsumed_tail
-                yield data
+        return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks

@@ -6,11 +6,13 @@ Never reads a byte: the container states the facts, and the tensors say what the
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import load_expression
+from ckptmove.findings.context import convert_command, load_expression
+from ckptmove.model import Severity
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -52,16 +54,16 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         yield found("F802", "; ".join(parts), _where(inventory, facts), fix)
 
 
-def compressed_records(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F803: ``torch.load(mmap=True)`` takes compressed bytes for numbers."""
+def compressed_records(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """F803: ``torch.load(mmap=True)`` takes compressed bytes for numbers; ``torch.jit.load`` maps nothing."""
     facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        message = (
-            f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): mmap=True reads garbage"
-        )
-        fix = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.stored'!r})"
-        yield found("F803", message, _where(inventory, facts), fix)
+        is_script = inventory.container == "torchscript"
+        harm = "torch.jit.load inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
+        message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
+        finding = found("F803", message, _where(inventory, facts), convert_command(inventory, context))
+        yield replace(finding, severity=Severity.INFO) if is_script else finding
 
 
 def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -79,7 +81,8 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         held = sum(fact.nbytes for fact in orphans)
         parts.append(f"{held:,} bytes in {amount(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
-    again = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
+    save = "torch.jit.save" if inventory.container == "torchscript" else "torch.save"
+    again = f"{save}({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
     fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
     yield found("F804", "; ".join(parts), [*where, *(fact.record for fact in orphans)], fix)
 

@@ -246,7 +246,8 @@ _ENTRIES: Final = (
         code="S701",
         name="weights-only",
         severity=Severity.WARNING,
-        when="the pickle uses names, or opcodes, that torch.load(weights_only=True) refuses",
+        when="the pickle uses names, or opcodes, that torch.load(weights_only=True) refuses; or the file is a tar of "
+        "torch 0.1, of which it refuses every one",
         why="weights_only=True is the default since torch 2.6: 'Weights only load failed'. With weights_only=False "
         "the file may run any code it holds.",
         mend="If you trust its origin, allow those names with torch.serialization.add_safe_globals before loading. "
@@ -285,7 +286,7 @@ _ENTRIES: Final = (
         when="the bytes of a storage are compressed in the archive",
         why="Some tool zipped the file again. torch.load reads it rightly, but torch.load(mmap=True) takes the "
         "compressed bytes for numbers: garbage weights, and no error.",
-        mend="Load it without mmap and save it again.",
+        mend="Have it stored plainly: 'ckptmove convert PATH --to DEVICE'. Until then, load it without mmap.",
     ),
     Entry(
         code="F804",

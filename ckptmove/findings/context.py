@@ -9,7 +9,7 @@ import posixpath
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator, parse_target, split
 from ckptmove.directories import DirectoryInventory
@@ -19,7 +19,9 @@ from ckptmove.scopes import RootKeys
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import ContainerName, Inventory, TensorRecord
+
+_OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +93,24 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 def load_expression(inventory: Inventory, where: str = "") -> str:
     """Python that loads the file, and takes what stands at a path of nested dicts.
 
-    Of a directory it is the file that the path begins with; without a path, the first that ``torch.load`` reads.
+    Of a directory it is the file that the path begins with; without a path, the first that ``torch.save`` wrote.
     """
-    if isinstance(inventory, DirectoryInventory):
-        loadable = [file.path for file in inventory.files if file.container in {"torch-zip", "torch-legacy"}]
-        file = next((path for path in loadable if f"{where}.".startswith(f"{path}.")), (loadable or [""])[0])
-        roots = tuple(key[len(file) + 1 :] for key in inventory.root_keys if key.startswith(f"{file}."))
-        rest = where.removeprefix(file).removeprefix(".")
-        keys = "".join(f"[{key!r}]" for key in _keys(replace(inventory, root_keys=roots), rest)) if rest else ""
-        return f"torch.load({posixpath.join(inventory.path, file)!r}, map_location='cpu'){keys}"
-    keys = "".join(f"[{key!r}]" for key in _keys(inventory, where)) if where else ""
-    return f"torch.load({inventory.path!r}, map_location='cpu'){keys}"
+    if not isinstance(inventory, DirectoryInventory):
+        return _load(inventory.path, inventory.container, _keys(inventory, where) if where else [])
+    first = next((file for file in inventory.files if file.container in _OF_TORCH_SAVE), inventory.files[0])
+    file = next((file for file in inventory.files if f"{where}.".startswith(f"{file.path}.")), first)
+    rest = where.removeprefix(file.path).removeprefix(".")
+    if file.path in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
+        keys = [rest]  # of a state_dict that is all of the file
+    else:
+        roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
+        keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
+    return _load(posixpath.join(inventory.path, file.path), file.container, keys)
+
+
+def _load(path: str, container: ContainerName, keys: Iterable[str]) -> str:
+    load = "torch.jit.load" if container == "torchscript" else "torch.load"
+    return f"{load}({path!r}, map_location='cpu'){''.join(f'[{key!r}]' for key in keys)}"
 
 
 def _keys(inventory: Inventory, where: str) -> list[str]:

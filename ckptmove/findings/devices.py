@@ -20,6 +20,7 @@ from ckptmove.findings.context import (
     load_expression,
     target_device,
 )
+from ckptmove.inventory.mentions import is_in_code
 from ckptmove.pairing import pair_all
 from ckptmove.wording import amount
 
@@ -80,12 +81,16 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
     if not tensors and not objects:
         return
     held = [census(tensor.device for tensor in tensors)] if tensors else []
-    held += [f"torch.device objects for {census(mention.value for mention in objects)}"] if objects else []
+    lines = [mention for mention in objects if is_in_code(inventory, mention)]
+    others = [mention for mention in objects if mention not in lines]
+    held += [f"torch.device objects for {census(mention.value for mention in others)}"] if others else []
+    held += [f"code for {census(mention.value for mention in lines)}"] if lines else []
     kind = split(tensors[0].device if tensors else objects[0].value)[0]
     has = amount(context.device_count, f"{kind} device")
     message = f"{'tensors on ' if tensors else ''}{' and '.join(held)}, but the target machine has {has}"
     where = [*(tensor.name for tensor in tensors), *(mention.where for mention in objects)]
-    yield found("D103", message, where, convert_command(inventory, context))
+    fix = convert_command(inventory, context) if tensors or others else _code_fix(lines)
+    yield found("D103", message, where, fix)
 
 
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -161,7 +166,9 @@ def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
 
 
 def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) -> str:
-    """``convert`` moves the objects, and strings where it is told to; device ids are changed by hand."""
+    """``convert`` moves the objects, and strings where it is told to; device ids and code are changed by hand."""
+    if all(is_in_code(inventory, mention) for mention in strays):
+        return _code_fix(strays)
     kinds = {mention.kind for mention in strays}
     if kinds == {"device_ids"}:
         target = target_device(inventory, context) or "cpu"
@@ -170,3 +177,11 @@ def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) 
         value = f"[{index}]" if first.value.startswith("[") else index or "None"
         return f"checkpoint = {load_expression(inventory)}  # then set {first.where} to {value}"
     return convert_command(inventory, context, *(["--rewrite-strings"] if "string" in kinds else []))
+
+
+def _code_fix(lines: list[Mention]) -> str:
+    """Neither ``convert`` nor ``torch.jit.load(map_location=...)`` changes what TorchScript's code says."""
+    return (
+        f"no conversion changes code: in the module's source write x.device, of an input x, in place of "
+        f"{lines[0].value}, then torch.jit.save(torch.jit.script(module), ...) again"
+    )

@@ -9,6 +9,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.findings.catalogue import found
+from ckptmove.findings.context import load_expression
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -28,15 +29,19 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S701: ``torch.load(weights_only=True)``, the default since torch 2.6, refuses the file."""
     refused = [use for use in inventory.globals if not use.weights_only]
     opcodes = inventory.foreign_opcodes
-    if not refused and not opcodes:
+    is_tar = inventory.container == "torch-tar"
+    if not refused and not opcodes and not is_tar:
         return
-    parts = [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
+    parts = ["every tar of torch 0.1"] if is_tar else []
+    parts += [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
     load = f"torch.load({inventory.path!r}, map_location='cpu'"
     if any(use.verdict == "dangerous" for use in refused):
         fix = _distrust(inventory)
-    elif opcodes:
+    elif inventory.container == "torchscript":
+        fix = f"{load_expression(inventory)}  # runs the code in it: only if you trust its origin"
+    elif opcodes or is_tar:
         fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:
         fix = f"{_allow_line([use.name for use in refused])}; {load})"

@@ -5,6 +5,7 @@ Never looks at the contents of storages: a tensor is compared by what is made of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_device_string
@@ -26,10 +27,29 @@ _SHOWN: Final = 60
 _MISSING: Final = Opaque("nothing")
 
 
-def tree_differences(
+@dataclass(frozen=True, slots=True)
+class TreeChange:
+    """A place where a tree is not another one.
+
+    Attributes:
+        path: from the root, parts joined by dots; ``the length of`` and ``the order in`` lead it where that differs.
+        ours: what stands there, for people.
+        theirs: what stands there in the other tree.
+    """
+
+    path: str
+    ours: str
+    theirs: str
+
+    def __str__(self) -> str:
+        """The place and what stands there, in one line."""
+        return f"{self.path} is {self.ours} in place of {self.theirs}"
+
+
+def tree_changes(
     ours: Value, our_sites: Collection[int], theirs: Value, their_sites: Collection[int]
-) -> Iterator[str]:
-    """Each place where a tree is not another one: a line for people, in no particular order.
+) -> Iterator[TreeChange]:
+    """Each place where a tree is not another one, in no particular order.
 
     Args:
         ours: root of the tree.
@@ -46,7 +66,7 @@ def tree_differences(
             continue
         if not isinstance(mine, Node) or type(mine) is not type(other):
             if not _is_same(mine, other):
-                yield f"{path or 'the root'} is {_shown(mine)} in place of {_shown(other)}"
+                yield TreeChange(path or "the root", _shown(mine), _shown(other))
         elif (id(mine), id(other)) not in seen:
             seen[id(mine), id(other)] = (mine, other)
             stack += _members(path, mine, other)

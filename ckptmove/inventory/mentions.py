@@ -17,6 +17,7 @@ from ckptmove.pickles.tree import Call, Sequence, Tuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 
 _LONGEST: Final = 32
@@ -64,6 +65,13 @@ def device_mention(call: Call, where: str) -> Mention | None:
         return None
     starts = call.args.starts
     return Mention(where, "torch.device", text, starts[0], starts[1] if len(starts) > 1 else None, call.args_start)
+
+
+def is_in_code(inventory: Inventory, mention: Mention) -> bool:
+    """Whether a device is named by a line of TorchScript, in a file of its own or in one of a directory."""
+    return (
+        inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
+    )
 
 
 def code_mentions(name: str, text: str) -> Iterator[Mention]:

@@ -1,6 +1,7 @@
 """What lies in a directory: files, folders and links, within bounds.
 
-Never opens a file, and never follows a link: one that leads out of the directory is refused.
+Never opens a file, and never follows a link: one that leads out of the directory is refused. The one exception is a
+snapshot of huggingface_hub's cache, whose files are all links to ``blobs`` beside its ``snapshots``.
 """
 
 from __future__ import annotations
@@ -138,11 +139,20 @@ def require_unchanged(listing: Listing, file: ListedFile) -> None:
     """
     full = listing.full(file.path)
     try:
-        same = stamp_of(os.lstat(full)) == file.stamp
+        same = stamp_of(os.stat(full)) == file.stamp  # noqa: PTH116  # the path stays text
     except OSError:
         same = False
     if not same:
         raise SourceChanged(full)
+
+
+def _blobs_of(real: str) -> str | None:
+    """Where the files of a snapshot lie, ``MODEL/blobs`` for ``MODEL/snapshots/REVISION``; None for other directories.
+
+    From huggingface_hub/file_download.py ``_get_pointer_path`` and ``hf_hub_download``.
+    """
+    above, _, name = os.path.dirname(real).rpartition(os.sep)  # noqa: PTH120  # the path stays text
+    return f"{above}{os.sep}blobs" if name == "snapshots" else None
 
 
 class _Lister:
@@ -152,6 +162,7 @@ class _Lister:
         self._path = path
         self._limits = limits
         self._real = os.path.realpath(path)
+        self._blobs = _blobs_of(self._real)
         self._entries = 0
         self.files: list[ListedFile] = []
         self.folders: list[ListedFolder] = []
@@ -176,7 +187,7 @@ class _Lister:
                 if entry.is_dir(follow_symlinks=False):
                     self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & _PERMISSIONS))
                     todo.append((path, depth + 1, is_hidden or entry.name.startswith(".")))
-                elif entry.is_symlink():
+                elif entry.is_symlink() and not self._is_blob(entry):
                     self._link(path, entry)
                 else:
                     self._file(path, entry, is_hidden=is_hidden)
@@ -187,8 +198,13 @@ class _Lister:
             # One more than may be: whoever counts them says so.
             return list(islice(entries, self._limits.entries - self._entries + 1))
 
+    def _is_blob(self, entry: os.DirEntry[str]) -> bool:
+        """Whether a link leads to a file of the cache: such a file is one of the directory."""
+        real = os.path.realpath(entry.path)
+        return os.path.dirname(real) == self._blobs and os.path.isfile(real)  # noqa: PTH113, PTH120  # the path stays text
+
     def _file(self, path: str, entry: os.DirEntry[str], *, is_hidden: bool) -> None:
-        found = entry.stat(follow_symlinks=False)
+        found = entry.stat()
         kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is not None:
             raise NotACheckpoint(entry.path, kind)

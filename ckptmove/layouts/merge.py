@@ -127,7 +127,7 @@ def merge(path: str, parts: Sequence[Part], size_bytes: int) -> DirectoryInvento
 def split_plan(plan: MovePlan, parts: Sequence[Part]) -> tuple[MovePlan, ...]:
     """A plan for the whole as a plan for each of its parts, in the terms of the file alone.
 
-    What is kept is left out: it changes nothing.
+    What is kept is left out, for it changes nothing, and what is inflated: a container knows.
     """
     bases = [part.base for part in parts]
     edits: list[list[StorageEdit]] = [[] for _ in parts]
@@ -143,7 +143,8 @@ def split_plan(plan: MovePlan, parts: Sequence[Part]) -> tuple[MovePlan, ...]:
         back = _Mover(parts[index].file.path, -bases[index], None)
         flags[index].append(back.flag_edit(flag))
     return tuple(
-        replace(plan, edits=tuple(own), kept=(), flags=tuple(set_)) for own, set_ in zip(edits, flags, strict=True)
+        replace(plan, edits=tuple(own), kept=(), flags=tuple(set_), inflates=())
+        for own, set_ in zip(edits, flags, strict=True)
     )
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.contracts import CopySegment
@@ -26,62 +29,54 @@ from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
     from ckptmove.contracts import ByteSink, Progress
+    from ckptmove.conversion import ConvertRequest
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.reading import Directory
-    from ckptmove.model import Limits
-    from ckptmove.moves import MovePlan, MoveRequest
+    from ckptmove.moves import MovePlan
 
 
-def convert_directory(
-    path: str,
-    request: MoveRequest,
-    output: str | None,
-    beside: str,
-    *,
-    force: bool,
-    dry_run: bool,
-    progress: Progress | None,
-    limits: Limits,
-) -> ConvertResult:
+#: While some are being read or made durable, others are written; each holds a few blocks, and its pickle.
+AT_ONCE: Final = 4
+
+
+def convert_directory(request: ConvertRequest) -> ConvertResult:
     """Plan the conversion of a directory and carry it out.
 
-    Arguments and errors as of :func:`ckptmove.api.convert`, and ``beside``: the output where none was asked for.
-    Files that are no checkpoints are copied byte for byte, links are made anew, and permission bits stay.
+    Errors as of :func:`ckptmove.api.convert`. Files that are no checkpoints are copied byte for byte, links are made
+    anew, and permission bits stay.
     """
     began = time.perf_counter()
-    target = output or beside
+    path, target = request.path, request.target
     with naming(path):
-        directory = read_directory(path, limits)
-        plan = plan_move(directory.inventory, request)
+        directory = read_directory(path, request.limits)
+        plan = plan_move(directory.inventory, request.move)
         notes = tuple(conversion_notes(directory.inventory, plan))
         reason = _no_devices(directory) if plan.is_empty else ""
         if reason:
-            notes += (reason if output is not None else f"{reason}; nothing was written, -o OUT copies the directory",)
-        if dry_run or (reason and output is None):
+            more = "" if request.output is not None else "; nothing was written, -o OUT copies the directory"
+            notes += (f"{reason}{more}",)
+        if request.dry_run or (reason and request.output is None):
             seconds = time.perf_counter() - began
-            return ConvertResult(plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes)
+            return ConvertResult(
+                container="directory", plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
+            )
         _require_apart(path, target)
-        if not force and os.path.lexists(target):
+        if not request.force and os.path.lexists(target):
             raise OutputExists(target)
-        listing = directory.listing
-        with DirectorySink(target, listing.names, force=force) as sink:
-            for folder in listing.folders:
-                sink.folder(folder.path, folder.mode)
-            for link in listing.links:
-                sink.link(link.path, link.target)
-            writer = _Writer(directory, plan, limits, progress)
-            for file in listing.files:
-                with sink.file(file.path, file.mode) as one:
-                    writer.write(file, one)
+        with DirectorySink(target, directory.listing.names, force=request.force) as sink:
+            writer = _Writer(directory, plan, request, sink)
+            writer.run()
             sink.commit()
     if writer.overflowed:
         notes += (overflow_note(sum(writer.overflowed)),)
     if writer.unchecked:
-        notes += (f"without CRCs, so that their bytes were copied unchecked: {', '.join(writer.unchecked)}",)
+        notes += (f"without CRCs, so that their bytes were copied unchecked: {', '.join(sorted(writer.unchecked))}",)
     if sink.leftover is not None:
         notes += (f"the directory that was replaced could not be removed whole: {sink.leftover}",)
     seconds = time.perf_counter() - began
-    return ConvertResult(plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes)
+    return ConvertResult(
+        container="directory", plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes
+    )
 
 
 def _no_devices(directory: Directory) -> str:
@@ -102,8 +97,12 @@ def _require_apart(path: str, output: str) -> None:
         raise OutputIsSource(output, "holds the source")
 
 
+class _Stopped(Exception):
+    """A file is not finished, because another one has failed or the user has had enough."""
+
+
 class _Writer:
-    """Writes file after file.
+    """Writes the whole directory, some files at a time.
 
     Attributes:
         written: bytes so far.
@@ -111,45 +110,94 @@ class _Writer:
         overflowed: for each tensor that was cast, how many of its values were too large.
     """
 
-    def __init__(self, directory: Directory, plan: MovePlan, limits: Limits, progress: Progress | None) -> None:
+    def __init__(self, directory: Directory, plan: MovePlan, request: ConvertRequest, sink: DirectorySink) -> None:
         self._listing: Listing = directory.listing
         self._plans = {
             part.file.path: own for part, own in zip(directory.parts, split_plan(plan, directory.parts), strict=True)
         }
-        self._limits = limits
-        self._progress = progress
+        self._request = request
+        self._sink = sink
+        self._left = iter(directory.listing.files)
         self._total = sum(file.size_bytes for file in directory.listing.files)
+        self._lock = Lock()
+        self._is_over = False
         self.written = 0
         self.unchecked: list[str] = []
         self.overflowed: list[int] = []
 
-    def write(self, file: ListedFile, sink: ByteSink) -> None:
-        """Write one file as its plan has it, or as it is.
+    def run(self) -> None:
+        """Write everything.
 
         Raises:
-            SourceChanged: it is not the file any more that the plan was made for.
+            SourceChanged: a file is not the one any more that the plan was made for.
+            CkptMoveError: as :func:`ckptmove.conversion.write_checkpoint`; whatever fails first ends all of it.
         """
+        self._sink.reserve(self._total)
+        for folder in self._listing.folders:
+            self._sink.folder(folder.path, folder.mode)
+        for link in self._listing.links:
+            self._sink.link(link.path, link.target)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                for worker in [pool.submit(self._work) for _ in range(AT_ONCE)]:
+                    worker.result()
+            finally:
+                self._is_over = True
+
+    def _work(self) -> None:
+        """Write one file after the other, as long as there are any."""
+        try:
+            while (file := self._next()) is not None:
+                with self._sink.file(file.path, file.mode) as new:
+                    self._write(file, new)
+        except _Stopped:
+            return
+        except BaseException:
+            self._is_over = True
+            raise
+
+    def _next(self) -> ListedFile | None:
+        with self._lock:
+            return None if self._is_over else next(self._left, None)
+
+    def _write(self, file: ListedFile, sink: ByteSink) -> None:
+        """Write one file as its plan has it, or as it is."""
         full = self._listing.full(file.path)
         plan = self._plans.get(file.path)
         with naming(full):
             require_unchanged(self._listing, file)
-            self.written += self._copy(full, sink) if plan is None else self._convert(file.path, plan, sink)
+            if plan is None:
+                self._copy(full, sink)
+            else:
+                self._convert(file.path, plan, sink)
             require_unchanged(self._listing, file)
 
-    def _convert(self, path: str, plan: MovePlan, sink: ByteSink) -> int:
-        full = self._listing.full(path)
-        with open_checkpoint(full, self._limits) as checkpoint:
-            if not checkpoint.container.has_checksums():
+    def _convert(self, path: str, plan: MovePlan, sink: ByteSink) -> None:
+        request = replace(self._request, path=self._listing.full(path), progress=self._counted())
+        with open_checkpoint(request.path, request.limits) as checkpoint:
+            if request.check and not checkpoint.container.has_checksums():
                 self.unchecked.append(path)
-            return write_checkpoint(checkpoint, plan, sink, full, self._counted(), self.overflowed.append)
+            write_checkpoint(checkpoint, plan, sink, request, self.overflowed.append)
 
-    def _copy(self, full: str, sink: ByteSink) -> int:
+    def _copy(self, full: str, sink: ByteSink) -> None:
         source = open_source(full)
         try:
-            return write_segments(source, [CopySegment(Span(0, source.size))], sink, full, self._counted())
+            write_segments(source, [CopySegment(Span(0, source.size))], sink, full, self._counted())
         finally:
             source.close()
 
-    def _counted(self) -> Progress | None:
-        progress, written, total = self._progress, self.written, self._total
-        return None if progress is None else lambda done, _of_the_file: progress(written + done, total)
+    def _counted(self) -> Progress:
+        """The progress of one file, as a part of that of all; it ends the file where all is over."""
+        before = 0
+
+        def count(done: int, _of_the_file: int) -> None:
+            nonlocal before
+            with self._lock:
+                if self._is_over:
+                    raise _Stopped
+                self.written += done - before
+                before = done
+                if self._request.progress is not None:
+                    self._request.progress(self.written, self._total)
+
+        return count

@@ -46,7 +46,7 @@ def brief_line(path: str, result: ConvertResult) -> str:
     if result.in_place and result.plan.is_empty:
         return f"{clean(path)}: left as it was"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
-    copied = ", copied as it was" if result.plan.is_empty else ""
+    copied = ", copied as it was" if result.plan.is_empty and not result.plan.inflates else ""
     did = "changed in place" if result.in_place else "wrote"
     return f"{did} {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
 

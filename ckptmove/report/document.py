@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.changes import UndoResult
+    from ckptmove.differences import DiffResult
     from ckptmove.directories import FileRecord
     from ckptmove.evidence import VerifyResult
     from ckptmove.findings.catalogue import Entry
@@ -59,6 +60,8 @@ def _own_keys(command: str | None) -> Json:
     """The keys that only one command has, empty."""
     if command == "convert":
         return {"plan": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0, "notes": []}
+    if command == "diff":
+        return {"same": None, "added": [], "removed": [], "changed": [], "uncompared": []}
     return {"verify": {"results": []}, "rules": {"rules": []}}.get(command or "", {})
 
 
@@ -96,6 +99,27 @@ def verify_document(results: Iterable[VerifyResult], exit_code: int, failures: S
     document = envelope("verify", exit_code, failures)
     document["results"] = [_result(result) for result in results]
     return document
+
+
+def diff_document(result: DiffResult, exit_code: int) -> Json:
+    """The document of ``diff``."""
+    return envelope("diff", exit_code, ()) | {
+        "same": result.same,
+        "added": list(result.added),
+        "removed": list(result.removed),
+        "changed": [
+            {
+                "name": change.name,
+                "what": change.what,
+                "from": change.source,
+                "to": change.target,
+                "max_abs": _plain(change.gap.max_abs) if change.gap is not None else None,
+                "max_rel": _plain(change.gap.max_rel) if change.gap is not None else None,
+            }
+            for change in result.changed
+        ],
+        "uncompared": [{"name": one.name, "reason": one.reason} for one in result.uncompared],
+    }
 
 
 def rules_document(entries: Iterable[Entry]) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import Severity
-from ckptmove.report import conversion, inspection
+from ckptmove.report import conversion, difference, inspection
 from ckptmove.report.text import clean, sentence
 from ckptmove.report.verification import outcome
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.changes import UndoResult
+    from ckptmove.differences import DiffResult
     from ckptmove.evidence import VerifyResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.model import Finding
@@ -59,6 +60,15 @@ def verification_lines(result: VerifyResult) -> Iterator[str]:
         yield _finding(result.path, finding)
     level = "error" if not result.passed else "notice" if result.proven else "warning"
     yield _annotation(level, result.path, "verify", outcome(result))
+
+
+def difference_lines(result: DiffResult) -> Iterator[str]:
+    """An annotation for each change, and one for the answer."""
+    for change in result.changed:
+        yield _annotation(
+            "warning", result.second, f"diff {change.what}", f"{change.name}: {change.source} -> {change.target}"
+        )
+    yield _annotation("notice" if result.same else "error", result.second, "diff", difference.brief_line(result))
 
 
 def failure_line(failure: Failure) -> str:

@@ -37,13 +37,13 @@ class CountedSource:
         """
         return self._source.read(start, end)
 
-    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """The bytes of a span in blocks, each told of when the next one is asked for.
 
         Raises:
             As the other source.
         """
-        for block in self._source.blocks(span, block_bytes):
+        for block in self._source.blocks(span, block_bytes, buffers):
             yield block
             self._done += len(block)
             self._progress(self._done, self.size)

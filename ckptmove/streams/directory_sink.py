@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.directories import OutputHoldsMore
 from ckptmove.errors import OutputExists, WriteFailed
-from ckptmove.streams.sink import FileSink, sync_folder
+from ckptmove.streams.new_file import NewFile, require_room, write_failed
+from ckptmove.streams.sink import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,14 @@ class DirectorySink:
             self._remove_replaced()
         shutil.rmtree(self._temp, ignore_errors=True)
 
+    def reserve(self, nbytes: int) -> None:
+        """Refuse to begin where there is no room for all of it.
+
+        Raises:
+            WriteFailed: there is none.
+        """
+        require_room(str(self._output), nbytes, lambda: os.statvfs(self._temp))
+
     def folder(self, path: str, mode: int) -> None:
         """Make a folder in it; each after the one that it lies in.
 
@@ -103,19 +112,22 @@ class DirectorySink:
             (self._temp / path).symlink_to(target)
 
     @contextmanager
-    def file(self, path: str, mode: int) -> Iterator[FileSink]:
-        """A new file in it, committed at the end.
+    def file(self, path: str, mode: int) -> Iterator[NewFile]:
+        """A new file in it, made durable at the end; several may be written at a time.
+
+        It has its own name from the beginning: nobody else looks in before :meth:`commit` has run.
 
         Raises:
             WriteFailed: the system refused.
         """
-        try:
-            with FileSink(str(self._temp / path), force=False, mode=mode) as sink:
-                yield sink
-                sink.commit()
-        except WriteFailed as error:
-            error.path = str(self._output / path)  # nobody knows the temporary name
-            raise
+        with self._failing(path):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            file = NewFile(str(self._output / path), os.open(self._temp / path, flags, 0o600))
+            try:
+                yield file
+                file.make_durable(mode)
+            finally:
+                file.close()
 
     def commit(self) -> None:
         """Make everything durable and give the directory its name.
@@ -188,9 +200,7 @@ class DirectorySink:
         try:
             yield
         except (OSError, ValueError) as error:
-            # ValueError: a path with a NUL, which no file system can hold.
-            reason = getattr(error, "strerror", None) or str(error)
-            raise WriteFailed(str(self._output / path), reason) from error
+            raise write_failed(str(self._output / path), error) from error
 
 
 def _sync(folder: Path) -> None:

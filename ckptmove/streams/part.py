@@ -40,14 +40,16 @@ class PartSource:
         check_within(self, start, end)
         return self._whole.read(self._start + start, self._start + end)
 
-    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``; a block is valid until the next one is asked for.
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``.
+
+        A block is valid until ``buffers`` more have been asked for.
 
         Raises:
             As :meth:`read`.
         """
         check_within(self, span.start, span.end)
-        return self._whole.blocks(Span(self._start + span.start, self._start + span.end), block_bytes)
+        return self._whole.blocks(Span(self._start + span.start, self._start + span.end), block_bytes, buffers)
 
     def close(self) -> None:
         """Nothing: whoever opened the whole closes it."""
@@ -75,12 +77,13 @@ class MemorySource:
         check_within(self, start, end)
         return self._data[start:end]
 
-    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``.
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``; all of them stay valid.
 
         Raises:
             As :meth:`read`.
         """
+        del buffers  # the bytes are at hand
         check_within(self, span.start, span.end)
         view = memoryview(self._data)
         return (view[at : min(at + block_bytes, span.end)] for at in range(span.start, span.end, block_bytes))

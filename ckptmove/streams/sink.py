@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.streams.new_file import NewFile, write_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 #: What file systems without hard links answer to link(2).
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
-#: After so many bytes the system is told to begin writing them: the disk is not idle while the rest is checked.
-_WRITEBACK: Final = 4 << 20
 
 
 def same_file(source_path: str, output_path: str) -> bool:
@@ -32,7 +31,7 @@ def same_file(source_path: str, output_path: str) -> bool:
         return False
 
 
-class FileSink:
+class FileSink(NewFile):
     """A file that is written beside its output and renamed onto it.
 
     Without ``force`` the name is taken with link(2), which fails where the name exists: what appears there meanwhile is
@@ -40,22 +39,18 @@ class FileSink:
     a regular file is replaced; a symbolic link is replaced itself, not what it points to.
     """
 
-    def __init__(self, output: str, *, force: bool, mode: int | None = None) -> None:
+    def __init__(self, output: str, *, force: bool) -> None:
         """Name the file; nothing is opened yet.
 
         Args:
             output: its path.
             force: whether what is there is replaced.
-            mode: its permission bits; by default those that ``open`` would give it.
         """
-        self._mode = mode
+        super().__init__(output)
         self._output = Path(output)
         self._force = force
         # Of fixed length, so that an output with the longest possible name has a temporary one as well.
         self._temp = self._output.parent / f".ckptmove-{os.urandom(8).hex()}.part"
-        self._fd = -1
-        self._written = 0
-        self._handed_over = 0
 
     def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file.
@@ -67,7 +62,7 @@ class FileSink:
         with self._failing():
             self._look()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._temp, flags, 0o666 if self._mode is None else 0o600)
+            self._fd = os.open(self._temp, flags, 0o666)
         return self
 
     def __exit__(
@@ -76,24 +71,9 @@ class FileSink:
         """Remove the temporary file unless :meth:`commit` has run."""
         if self._fd >= 0:
             with suppress(OSError):
-                self._close()
+                self.close()
         with suppress(OSError):
             self._temp.unlink()
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Append bytes.
-
-        Raises:
-            WriteFailed: the system failed to write them all.
-        """
-        view = memoryview(data)
-        with self._failing():
-            while view:
-                count = os.write(self._fd, view)
-                self._written += count
-                view = view[count:]
-        if self._written - self._handed_over >= _WRITEBACK:
-            self._hand_over()
 
     def commit(self) -> None:
         """Make the bytes durable and give the file its name.
@@ -103,10 +83,8 @@ class FileSink:
             OutputExists: the name has been taken meanwhile, and there is no ``force``.
         """
         with self._failing():
-            if self._mode is not None:
-                os.fchmod(self._fd, self._mode)
-            os.fsync(self._fd)
-            self._close()
+            self.make_durable(None)
+            self.close()
             self._look()
             # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
             folder = os.open(self._output.parent, os.O_RDONLY)
@@ -118,17 +96,6 @@ class FileSink:
                 sync_folder(folder)
             finally:
                 os.close(folder)
-
-    def _hand_over(self) -> None:
-        # Linux starts to write dirty pages that are not needed any more, and keeps them cached until that is done.
-        # Elsewhere there is no such advice, and nothing but time is lost.
-        with suppress(AttributeError, OSError):
-            os.posix_fadvise(self._fd, self._handed_over, self._written - self._handed_over, os.POSIX_FADV_DONTNEED)
-        self._handed_over = self._written
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        os.close(fd)
 
     def _look(self) -> None:
         try:
@@ -167,9 +134,7 @@ class FileSink:
         except FileExistsError as error:
             raise OutputExists(str(self._output)) from error
         except (OSError, ValueError) as error:
-            # ValueError: a path with a NUL, which no file system can hold.
-            reason = getattr(error, "strerror", None) or str(error)
-            raise WriteFailed(str(self._output), reason) from error
+            raise write_failed(str(self._output), error) from error
 
 
 def sync_folder(folder: int) -> None:

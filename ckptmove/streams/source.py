@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from itertools import cycle
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged
@@ -62,8 +63,10 @@ class FileSource:
             raise AccessFailed(self.path, error.strerror or str(error)) from error
         return b"".join(pieces)
 
-    def blocks(self, span: Span, block_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``; a block is valid until the next one is asked for.
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """The bytes of a span in blocks of at most ``block_bytes``.
+
+        A block is valid until ``buffers`` more have been asked for.
 
         Raises:
             DamagedArchive: the span reaches past ``size``, or is none.
@@ -71,11 +74,15 @@ class FileSource:
             AccessFailed: the system failed to read.
         """
         self._within(span.start, span.end)
-        buffer = memoryview(bytearray(min(block_bytes, span.nbytes)))
+        rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])
         for start in range(span.start, span.end, block_bytes):
-            block = buffer[: min(block_bytes, span.end - start)]
+            block = next(rotating)[: min(block_bytes, span.end - start)]
             self._fill(block, start)
             yield block
+
+    def fileno(self) -> int:
+        """Its descriptor, as for the kernel to copy from."""
+        return self._file.fileno()
 
     def close(self) -> None:
         """Close the file."""

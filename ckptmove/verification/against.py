@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckptmove.dtypes import CAST_DOWN
-from ckptmove.inventory.difference import tree_differences
+from ckptmove.inventory.difference import tree_changes
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
@@ -72,11 +72,11 @@ def differences(
             if text:
                 found.add(f"{name}: {text}")
     if not found:  # a tensor more or less is a difference of the trees, too
-        for text in tree_differences(
+        for change in tree_changes(
             checkpoint.machine.root, device_sites(checkpoint.inventory),
             original.machine.root, device_sites(original.inventory),
         ):  # fmt: skip
-            found.add(text)
+            found.add(str(change))
     return found
 
 

@@ -52,6 +52,8 @@ def load(container: Container) -> Loaded:
     """
     if container.name == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
+    if container.name == "torch-tar":
+        return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none")
     is_mapped = container.name == "torch-zip"  # torch maps no other one
     try:
         if container.name == "safetensors":

@@ -74,6 +74,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         return without_step(NOTHING_TO_RESUME, around)
     if bench.site.reason:
         return not_proven(around)
+    if any(fact.kind == "compressed-storage" for fact in bench.checkpoint.inventory.facts):
+        return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
     with StoredTensors(bench.checkpoint.container, mapped=False) as again, bench.site.enter() as place:
         second = _second_source(bench, again, around)
@@ -85,7 +87,7 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
 
 def _mend(bench: Bench) -> str:
     """The command for an option or a dtype that the target refuses; empty where the file holds none of them."""
-    command = f"ckptmove convert {shlex.quote(bench.request.path)} --to {bench.site.target}"
+    command = _command(bench)
     try:
         plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))
     except UncastableDtype:
@@ -93,6 +95,10 @@ def _mend(bench: Bench) -> str:
     except UnsupportedDtype:
         return f"{command} --cast"
     return command if any(flag.mention is None for flag in plan.flags) else ""
+
+
+def _command(bench: Bench) -> str:
+    return f"ckptmove convert {shlex.quote(bench.request.path)} --to {bench.site.target}"
 
 
 def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:

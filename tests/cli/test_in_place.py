@@ -137,8 +137,8 @@ def test_a_configured_target_does_not_hinder_an_undo(ask, bench) -> None:
     ("sample", "words", "message"),
     [
         ("float64-cpu.pt", ("--to", "mps", "--cast"), "--cast writes tensors anew"),
-        ("legacy-adamw-cuda1.pth", ("--to", "cpu"), "everything behind would have to move"),
-        ("bare-pickle-cuda2.pkl", ("--to", "cpu"), "in a pickle file everything behind the change would move"),
+        ("legacy-adamw-cuda1.pth", ("--to", "cpu"), "another length"),
+        ("bare-pickle-cuda2.pkl", ("--to", "cpu"), "another length"),
         (".", ("--to", "cpu"), "it is a directory"),
     ],
 )

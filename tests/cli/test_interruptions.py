@@ -41,15 +41,20 @@ from ckptmove.verification import run
 program = "import os, sys, time; sys.stderr = None; open('child', 'w').write(str(os.getpid())); time.sleep(60)"
 run.worker_command = lambda: [sys.executable, "-c", program]
 """
-#: The output never gets its last bytes.
+#: The output gets its bytes, of which there is no end, one by one.
 COPY = """
-import sys, time
+import sys, threading, time
 from ckptmove import rewrite
 
-def write_segments(source, segments, sink, *_rest):
+first = threading.Lock()
+
+def write_segments(source, segments, sink, path, progress, *_rest):
     sink.write(b"begun")
-    print("ready", file=sys.stderr, flush=True)
-    time.sleep(60)
+    if first.acquire(blocking=False):
+        print("ready", file=sys.stderr, flush=True)
+    for done in range(6000):
+        time.sleep(0.01)
+        progress(done, 6000)
 
 rewrite.write_segments = write_segments
 """

@@ -64,6 +64,11 @@ def test_a_converted_file_says_how_it_is_loaded_and_verified(say, words, expecte
     assert [line.removeprefix("next: ckptmove ") for line in lines] == expected
 
 
+def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
+    said = say("convert", str(SAMPLES / "bare-pickle-cuda2.pkl"), "--to", "cuda:0", "-o", str(tmp_path / "out.pkl"))
+    assert said.err.splitlines() == [f"next: ckptmove verify {tmp_path / 'out.pkl'} --to cuda:0"]
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("words", "code"),

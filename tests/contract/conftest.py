@@ -6,17 +6,20 @@ import io
 import json
 import pickle
 import pickletools
+import tarfile
 import warnings
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import old_tar
 import pytest
 import torch
 from torch.utils.serialization import config
 
 from ckptmove.containers.sniff import open_container
-from ckptmove.contracts import BytesSegment
+from ckptmove.contracts import BytesSegment, InflateSegment
 from ckptmove.model import Limits, StorageRef
 
 if TYPE_CHECKING:
@@ -210,6 +213,46 @@ def look_into_pickle(data, original):
     return Seen(None, storages)
 
 
+def _tar(form=tarfile.PAX_FORMAT, protocol=2):
+    return old_tar.tar_of(_state(), form=form, protocol=protocol)
+
+
+def look_into_tar(data, original):
+    """The object's pickle, and those of the other members between which the raw bytes lie."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        found, tensors, stream = (archive.extractfile(name).read() for name in ("pickle", "tensors", "storages"))
+    run, storages = [found], {}
+    stream = io.BytesIO(stream)
+    run.append(_next_pickle(stream))
+    for _ in range(pickle.loads(run[-1])):
+        run.append(_next_pickle(stream))
+        key, _, kind = pickle.loads(run[-1])
+        numel = int.from_bytes(stream.read(8), "little")
+        storages[str(key)] = stream.read(numel * torch._utils._element_size(kind._dtype))
+    run.append(_next_pickle(stream))
+    stream = io.BytesIO(tensors)
+    run.append(_next_pickle(stream))
+    for _ in range(pickle.loads(run[-1])):
+        run.append(_next_pickle(stream))
+        axes = int.from_bytes(stream.read(8), "little")
+        stream.read(8 * (2 * axes + 1))
+    return Seen(b"".join(run), storages)
+
+
+def _next_pickle(stream):
+    begin = stream.tell()
+    pickle.load(stream)
+    end = stream.tell()
+    stream.seek(begin)
+    return stream.read(end - begin)
+
+
+def _more_of_tar(form=tarfile.PAX_FORMAT, protocol=2):
+    with tarfile.open(fileobj=io.BytesIO(_tar(form, protocol))) as archive:
+        own = archive.extractfile("pickle").read()
+    return look_into_tar(_tar(form, protocol), b"").pickle.removeprefix(own)
+
+
 _ZIP = Specimen(_saved, look_into_zip)
 _LEGACY = Specimen(_legacy, look_into_legacy, name="torch-legacy", checksums=False, alignment=1)
 ZIPS = {
@@ -234,6 +277,25 @@ LEGACY = {
 }
 
 SCRIPTS = {"script": Specimen(_script, look_into_script, name="torchscript", more_pickles=b"\x80\x02).")}
+TARS = {
+    **{
+        f"tar-{name}": replace(
+            _LEGACY,
+            make=lambda form=form: _tar(form),
+            look=look_into_tar,
+            name="torch-tar",
+            more_pickles=_more_of_tar(),
+        )
+        for name, form in (("pax", tarfile.PAX_FORMAT), ("gnu", tarfile.GNU_FORMAT), ("ustar", tarfile.USTAR_FORMAT))
+    },
+    "tar-protocol-0": replace(
+        _LEGACY,
+        make=lambda: _tar(protocol=0),
+        look=look_into_tar,
+        name="torch-tar",
+        more_pickles=_more_of_tar(protocol=0),
+    ),
+}
 PLAIN = {
     "safetensors": replace(_LEGACY, make=_table, look=look_into_safetensors, name="safetensors"),
     **{
@@ -265,10 +327,13 @@ class Opened:
     def output(self, segments):
         """The bytes that segments without casts stand for."""
         data = self.path.read_bytes()
-        pieces = [
-            segment.data if isinstance(segment, BytesSegment) else data[segment.span.start : segment.span.end]
-            for segment in segments
-        ]
+        pieces = []
+        for segment in segments:
+            if isinstance(segment, BytesSegment):
+                pieces.append(segment.data)
+            else:
+                raw = data[segment.span.start : segment.span.end]
+                pieces.append(zlib.decompress(raw, -15) if isinstance(segment, InflateSegment) else raw)
         return b"".join(pieces)
 
     def records(self, data=None):
@@ -291,14 +356,14 @@ def _open(specimen, path):
     container.source.close()
 
 
-@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS | PLAIN)
+@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS | TARS | PLAIN)
 def opened(request, tmp_path):
-    yield from _open((ZIPS | LEGACY | SCRIPTS | PLAIN)[request.param], tmp_path / "specimen.pt")
+    yield from _open((ZIPS | LEGACY | SCRIPTS | TARS | PLAIN)[request.param], tmp_path / "specimen.pt")
 
 
-@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS)
+@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS | TARS)
 def pickled(request, tmp_path):
-    yield from _open((ZIPS | LEGACY | SCRIPTS)[request.param], tmp_path / "specimen.pt")
+    yield from _open((ZIPS | LEGACY | SCRIPTS | TARS)[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=[name for name, specimen in (ZIPS | SCRIPTS).items() if not specimen.deflated])
@@ -307,9 +372,10 @@ def roomy(request, tmp_path):
     yield from _open((ZIPS | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
-@pytest.fixture(params=LEGACY)
+@pytest.fixture(params=LEGACY | TARS)
 def stream(request, tmp_path):
-    yield from _open(LEGACY[request.param], tmp_path / "specimen.pt")
+    """One in which everything stands behind its pickle."""
+    yield from _open((LEGACY | TARS)[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=ZIPS)

@@ -6,11 +6,13 @@ Never trusts the manifest where torch can be asked.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import pickle
 import pickletools
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections import Counter
 from functools import partial
@@ -19,6 +21,8 @@ from unittest import mock
 
 import pytest
 
+import ckptmove
+
 torch = pytest.importorskip("torch")
 
 from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata  # noqa: E402  # after the skip
@@ -26,9 +30,12 @@ from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadat
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 MANIFEST = json.loads((SAMPLES / "MANIFEST.json").read_text(encoding="utf-8"))
 ENTRIES = {entry["file"]: entry for entry in MANIFEST["samples"]}
+DIRECTORIES = {entry["directory"]: entry for entry in MANIFEST["directories"]}
+FILES = [*ENTRIES, "MANIFEST.json", *(f"{name}/{file}" for name, one in DIRECTORIES.items() for file in one["sha256"])]
+ADAM = ("zipped-again.pth", "big-endian.pth", "without-byteorder.pth", "without-crcs.pth", "renamed.pth")
 FINDINGS = {
     *("D101", "D102", "D103", "D104", "O201", "O202", "O203", "O204", "O205", "O206"),
-    *("R301", "R302", "R303", "T401", "K601", "S701", "F804"),
+    *("R301", "R302", "R303", "T401", "K601", "S701", "F803", "F804"),
 }
 OPTIMIZERS = {
     "adamw-cuda3.pth": torch.optim.AdamW,
@@ -48,6 +55,7 @@ OPTIMIZERS = {
     "nanogpt-compiled-fused.pt": torch.optim.AdamW,
     "legacy-adamw-cuda1.pth": torch.optim.AdamW,
     "bare-pickle-cuda2.pkl": torch.optim.Adam,
+    **dict.fromkeys(ADAM, torch.optim.Adam),
 }
 made_by_this_torch = pytest.mark.skipif(
     torch.__version__.partition("+")[0] != MANIFEST["torch"],
@@ -64,12 +72,22 @@ def load_with_tags(entry):
         return storage
 
     path = SAMPLES / entry["file"]
-    if path.suffix == ".safetensors":  # torch reads one where the library is installed, and no tags at all
+    if entry["container"] == "safetensors":  # torch reads one where the library is installed, and no tags at all
         return from_table(path), tags
-    if path.suffix == ".pkl":
+    if entry["container"] == "torchscript":
+        state = load_script(path).state_dict()
+        tags.update(str(tensor.device) for tensor in state.values())
+        return state, tags
+    if entry["container"] == "pickle":
         with mock.patch.object(torch, "load", partial(torch.load, map_location=record)):
             return pickle.loads(path.read_bytes()), tags
     return torch.load(path, map_location=record, weights_only=entry["weights_only"]), tags
+
+
+def load_script(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on the age of TorchScript
+        return torch.jit.load(path)
 
 
 def from_table(path):
@@ -110,14 +128,18 @@ def entry(request):
 
 
 def test_manifest_lists_every_file_once():
-    beside = {"make_samples.py", "placement.py", "training.py", "README.md", "MANIFEST.json"}
-    files = sorted(path.name for path in SAMPLES.iterdir() if path.is_file() and path.name not in beside)
-    assert files == sorted(entry["file"] for entry in MANIFEST["samples"])
+    recipe = {"archives.py", "directories.py", "make_samples.py", "placement.py", "training.py", "README.md"}
+    files = [path.relative_to(SAMPLES) for path in SAMPLES.rglob("*") if path.is_file()]
+    found = sorted(path.as_posix() for path in files if path.parts[0] != "__pycache__" and str(path) not in recipe)
+    assert found == sorted(FILES)
 
 
 def test_there_are_enough_and_they_are_small():
     assert len(ENTRIES) >= 12
-    assert sum(path.stat().st_size for path in SAMPLES.iterdir() if path.is_file()) < 2**20
+    assert {entry["container"] for entry in ENTRIES.values()} == {
+        "torch-zip", "torch-legacy", "torchscript", "safetensors", "pickle",
+    }  # fmt: skip
+    assert max((SAMPLES / file).stat().st_size for file in FILES) < 30_000
 
 
 def test_bytes_are_the_manifests(entry):
@@ -133,9 +155,14 @@ def test_tags_and_tensors_are_the_manifests(entry):
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # torch on one that is not its own
+@pytest.mark.filterwarnings("ignore:'torch.load' received a zip file")
 def test_weights_only_is_the_truth(entry):
-    assert entry["weights_only"] == ("S701" not in entry["findings"])
-    if entry["file"].endswith(".safetensors"):
+    assert entry["weights_only"] == ("S701" not in entry["findings"] and entry["container"] != "torchscript")
+    if entry["container"] == "torchscript":
+        with pytest.raises(RuntimeError, match="TorchScript archives"):
+            torch.load(SAMPLES / entry["file"], map_location="cpu", weights_only=True)
+        return
+    if entry["container"] == "safetensors":
         pytest.importorskip("safetensors")
     if entry["weights_only"]:
         torch.load(SAMPLES / entry["file"], map_location="cpu", weights_only=True)
@@ -151,7 +178,7 @@ def test_expected_findings_are_codes_that_a_file_alone_can_show(entry):
 
 def test_every_named_trouble_has_a_sample():
     shown = {code for entry in ENTRIES.values() for code in entry["findings"]}
-    troubles = {"D101", "D102", "D103", "D104", "O201", "R301", "R302", "K601", "S701", "F804"}
+    troubles = {"D101", "D102", "D103", "D104", "O201", "R301", "R302", "K601", "S701", "F803", "F804"}
     assert troubles <= shown
     assert any(not entry["findings"] for entry in ENTRIES.values())
 
@@ -234,18 +261,72 @@ def test_zoo_ties_storages_and_holds_the_rare_dtypes():
     assert rare < {tensor.dtype for tensor in zoo.values()}
 
 
+@pytest.mark.parametrize("name", [*ENTRIES, *DIRECTORIES])
+def test_inspect_says_what_the_manifest_says(name):
+    found = ckptmove.inspect(str(SAMPLES / name))
+    entry = {**ENTRIES, **DIRECTORIES}[name]
+    assert {finding.code for finding in found.findings} == set(entry["findings"])
+    assert found.inventory.container == entry.get("container", "directory")
+    assert found.inventory.layout == entry.get("layout", found.inventory.layout)
+    assert len(found.inventory.tensors) == entry["tensors"]
+    if entry["devices"]:
+        assert Counter(storage.device for storage in found.inventory.storages) == entry["devices"]
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_files_of_a_directory_are_the_manifests(name):
+    tags, tensors = Counter(), 0
+
+    def record(storage, location):
+        tags[location] += 1
+        return storage
+
+    for file, digest in DIRECTORIES[name]["sha256"].items():
+        content = (SAMPLES / name / file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+        if not file.endswith(".json"):
+            tensors += count_tensors(torch.load(io.BytesIO(content), map_location=record, weights_only=True))
+    assert (dict(tags), tensors) == (DIRECTORIES[name]["devices"], DIRECTORIES[name]["tensors"])
+
+
+def test_archives_of_other_hands_are_what_they_are_said_to_be():
+    names, orders, methods, crcs = {}, {}, {}, {}
+    for file in ADAM:
+        with zipfile.ZipFile(SAMPLES / file) as archive:
+            names[file] = {name.partition("/")[0] for name in archive.namelist()}
+            members = {one.filename.partition("/")[2]: one for one in archive.infolist()}
+            methods[file] = {one.compress_type for one in members.values()}
+            crcs[file] = any(one.CRC for one in members.values())
+            orders[file] = archive.read(members["byteorder"]) if "byteorder" in members and crcs[file] else None
+    assert [file for file in ADAM if names[file] != {Path(file).stem}] == ["renamed.pth"]
+    assert [file for file in ADAM if zipfile.ZIP_DEFLATED in methods[file]] == ["zipped-again.pth"]
+    assert [file for file in ADAM if orders[file] == b"big"] == ["big-endian.pth"]
+    assert [file for file in ADAM if crcs[file] and orders[file] is None] == ["without-byteorder.pth"]
+    assert [file for file in ADAM if not crcs[file]] == ["without-crcs.pth"]
+
+
+def test_the_script_runs_but_for_the_line_that_names_a_gpu():
+    module = load_script(SAMPLES / "script-code-cuda0.pt")
+    assert module(torch.ones(2, 6)).shape == (2, 3)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError):
+            module.gates()
+
+
 @made_by_this_torch
 def test_recipe_makes_the_same_bytes_elsewhere(tmp_path):
     made = run_recipe("--folder", str(tmp_path))
     assert made.returncode == 0, made.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {*ENTRIES, "MANIFEST.json"}
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (SAMPLES / path.name).read_bytes(), path.name
+    made = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.as_posix() for path in made} == set(FILES)
+    for path in made:
+        assert (tmp_path / path).read_bytes() == (SAMPLES / path).read_bytes(), path
 
 
 @made_by_this_torch
 def test_check_writes_nothing_and_names_what_differs(tmp_path):
-    for name in [*ENTRIES, "MANIFEST.json"]:
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((SAMPLES / name).read_bytes())
     assert run_recipe("--check", "--folder", str(tmp_path)).returncode == 0
     spoiled = bytearray((tmp_path / "adam-mps.pt").read_bytes())
@@ -262,5 +343,6 @@ def test_check_writes_nothing_and_names_what_differs(tmp_path):
 def test_readme_table_is_the_manifests():
     lines = (SAMPLES / "README.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| `")]
-    expected = [f"| `{e['file']}` | {e['holds']} | {e['wrong'] or '-'} |" for e in MANIFEST["samples"]]
-    assert rows == expected
+    named = list(ENTRIES.items())
+    named += [(f"{name}/", entry) for name, entry in DIRECTORIES.items()]
+    assert rows == [f"| `{name}` | {entry['holds']} | {entry['wrong'] or '-'} |" for name, entry in named]

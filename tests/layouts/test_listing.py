@@ -86,6 +86,38 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path, target):
     assert caught.value.path == str(tmp_path / "inside" / "x.pt")
 
 
+@pytest.fixture
+def snapshot(tmp_path):
+    """A snapshot in the cache of huggingface_hub: its files lie elsewhere."""
+    folder = tmp_path / "models--who--what" / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    (folder.parent.parent / "blobs").mkdir()
+    (folder.parent.parent / "blobs" / "feed").write_bytes(b"12345")
+    (folder / "model.bin").symlink_to("../../blobs/feed")
+    return folder
+
+
+def test_the_files_of_a_cached_snapshot_are_its_own(snapshot):
+    found = listed(snapshot)
+    assert [(file.path, file.size_bytes) for file in found.files] == [("model.bin", 5)]
+    assert not found.links
+    require_unchanged(found, found.files[0])
+    (snapshot / "model.bin").resolve().write_bytes(b"123456")
+    with pytest.raises(SourceChanged):
+        require_unchanged(found, found.files[0])
+
+
+@pytest.mark.parametrize("target", ["../../refs/main", "../../blobs", "../../blobs/more/feed"])
+def test_a_snapshot_leads_nowhere_but_to_its_blobs(snapshot, target):
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "blobs" / "more").mkdir()
+    for name in ("refs/main", "blobs/more/feed"):
+        (snapshot.parent.parent / name).write_bytes(b"")
+    (snapshot / "x.bin").symlink_to(target)
+    with pytest.raises(NotACheckpoint, match="a symbolic link out of its directory"):
+        listed(snapshot)
+
+
 def test_a_directory_may_itself_be_named_by_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "x.pt").write_bytes(b"")

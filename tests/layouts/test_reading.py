@@ -9,7 +9,7 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.directories import EmptyDirectory, UnverifiedDirectory
+from ckptmove.directories import EmptyDirectory, OneFileAtATime
 from ckptmove.errors import AccessFailed, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.findings.context import load_expression
 from ckptmove.model import Limits
@@ -306,10 +306,10 @@ def test_the_outline_has_every_file(build):
 
 def test_verify_takes_one_file(build):
     folder = build.hf_trainer()
-    with pytest.raises(UnverifiedDirectory) as caught:
+    with pytest.raises(OneFileAtATime) as caught:
         ckptmove.verify(str(folder))
     assert caught.value.path == str(folder)
-    with pytest.raises(UnverifiedDirectory):
+    with pytest.raises(OneFileAtATime):
         ckptmove.verify(str(folder / "optimizer.pt"), against=str(folder))
 
 
@@ -337,4 +337,6 @@ def test_a_fix_loads_the_file_that_the_path_begins_with(build):
     assert load_expression(inventory, where) == load("optimizer.pt") + keys
     assert load_expression(inventory, "optimizer.pt") == load("optimizer.pt")
     weight = next(tensor.name for tensor in inventory.tensors if tensor.name.startswith("pytorch_model.bin."))
-    assert load_expression(inventory, weight).startswith(load("pytorch_model.bin"))
+    key = weight.removeprefix("pytorch_model.bin.")
+    assert "." in key, "the keys of a state_dict hold dots"
+    assert load_expression(inventory, weight) == f"{load('pytorch_model.bin')}[{key!r}]"

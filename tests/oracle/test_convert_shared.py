@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
-from pathlib import Path
-
 import pytest
 
 import ckptmove
 from ckptmove.errors import UncastableDtype
 
 torch = pytest.importorskip("torch")
-
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
 
 class Wrapper(torch.Tensor):
@@ -153,21 +148,3 @@ def test_what_is_inside_of_a_wrapper_is_not_cast_either(convert) -> None:
     assert caught.value.tensors == (("w.scale", "float64"),)
     _, devices = convert({"w": wrapper, "v": torch.ones(1, dtype=torch.float64)}, to="mps", cast=True, keep=["w"])
     assert devices["v"] == "mps"
-
-
-# --- compressed archives ---------------------------------------------------------------------------------------------
-
-
-def test_compressed_bytes_are_not_cast(tmp_path) -> None:
-    path, output = tmp_path / "deflated.pt", tmp_path / "moved.pt"
-    with (
-        zipfile.ZipFile(SAMPLES / "float64-cpu.pt") as source,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as deflated,
-    ):
-        for record in source.infolist():
-            deflated.writestr(record.filename, source.read(record))
-    with pytest.raises(UncastableDtype, match="its bytes are compressed in the archive"):
-        ckptmove.convert(str(path), to="mps", output=str(output), cast=True)
-    assert not output.exists()
-    ckptmove.convert(str(path), to="cuda:0", output=str(output), cast=True)
-    assert torch.load(output, map_location="cpu", weights_only=True)

@@ -260,6 +260,38 @@ def test_a_device_among_the_attributes_follows_and_lines_of_code_are_told(tmp_pa
     assert torch.jit.load(tmp_path / "back.pt").home == torch.device("cpu")
 
 
+class AtHome(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x) + torch.ones(2, device=torch.device("cuda:0"))
+
+    @torch.jit.export
+    def plain(self, x):
+        return self.linear(x)
+
+
+def test_a_module_whose_code_names_a_device_is_loaded_and_fails_in_that_line_alone(tmp_path):
+    module, moved = torch.jit.script(AtHome()), tmp_path / "moved.pt"
+    torch.jit.save(module, tmp_path / "saved.pt")
+    convert(str(tmp_path / "saved.pt"), to="cuda:0", output=str(tmp_path / "away.pt"))
+    (note,) = convert(str(tmp_path / "away.pt"), to="cpu", output=str(moved)).notes
+    assert note.startswith("still named in the file's code, which is not edited: code/__torch__")
+    (finding,) = inspect(str(moved)).findings
+    assert (finding.code, finding.where) == ("D104", (note.partition(": ")[2].partition(" = ")[0],))
+    assert finding.fix.startswith("no conversion changes code")
+    loaded, x = torch.jit.load(moved), torch.ones(3)
+    assert torch.equal(loaded.plain(x), module.plain(x))
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError):
+            loaded(x)
+    again = tmp_path / "again.pt"
+    torch.jit.save(torch.jit.load(moved, map_location="cpu"), again)
+    assert [one.fix for one in inspect(str(again)).findings] == [finding.fix], "torch changes no code either"
+
+
 def test_the_lite_interpreter_reads_what_was_moved(lite, tmp_path):
     away = tmp_path / "away.ptl"
     inventory = inspect(str(lite)).inventory

@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import tarfile
+import warnings
 import zipfile
 from collections import OrderedDict
 
@@ -34,11 +35,13 @@ def zipped(*names):
     return stream.getvalue()
 
 
-def tarred(*names):
+def tarred(*names, mtime=0, **headers):
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as writer:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as writer:
         for name in names:
-            writer.addfile(tarfile.TarInfo(name))
+            info = tarfile.TarInfo(name)
+            info.mtime = mtime
+            writer.addfile(info)
     return stream.getvalue()
 
 
@@ -46,6 +49,13 @@ def scripted():
     stream = io.BytesIO()
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), stream)
     return stream.getvalue()
+
+
+def flat():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on the age of TorchScript
+        module = torch.jit.script(torch.nn.Linear(2, 2))
+        return module._save_to_buffer_for_lite_interpreter(_use_flatbuffer=True)
 
 
 @pytest.fixture
@@ -74,6 +84,7 @@ SAFETENSORS = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0,
         (saved(_use_new_zipfile_serialization=False, pickle_protocol=4), "torch-legacy"),
         (tarred("sys_info", "pickle", "tensors", "storages"), "torch-tar"),
         (tarred("./storages", "pickle"), "torch-tar"),
+        (tarred("sys_info", "pickle", mtime=0.5), "torch-tar"),
         (zipped("m/version", "m/model.json"), "torchscript"),
         (zipped("m/data.pkl", "m/code/__torch__.py"), "torchscript"),
         (zipped("m/data.pkl", "m/constants.pkl"), "torchscript"),
@@ -118,10 +129,15 @@ def test_a_real_torchscript_archive(name_of, tmp_path):
         (b"\n<!DOCTYPE html><html></html>", "an HTML page"),
         (b"<html lang='en'>", "an HTML page"),
         (gzip.compress(b"x", mtime=0), "a gzip file"),
+        (gzip.compress(tarred("weights.th"), mtime=0), "a tar archive in a gzip file"),
+        (b"\x1f\x8b" + bytes(20), "a gzip file"),
+        (flat(), "a mobile module in FlatBuffer form"),
         (bz2.compress(b"x"), "a bzip2 file"),
         (b"7z\xbc\xaf\x27\x1c\x00", "a 7z archive"),
         (b"\x89HDF\r\n\x1a\n\x00", "an HDF5 file"),
         (tarred("notes.txt"), "a tar archive"),
+        (tarred("notes.txt", "sys_info", mtime=0.5), "a tar archive"),
+        (tarred(comment="by hand"), "a tar archive"),
         (zipped(), "an empty zip archive"),
         (zipped("data", "version"), "a zip archive without data.pkl"),
         (zipped("a/b/data.pkl"), "a zip archive without data.pkl"),
@@ -139,6 +155,11 @@ def test_what_is_none_is_named(name_of, data, found):
 def test_an_archive_cut_short(name_of):
     with pytest.raises(DamagedArchive, match="truncated"):
         name_of(saved()[:-40])
+
+
+def test_a_tar_that_begins_with_no_header(name_of):
+    with pytest.raises(DamagedArchive, match="no header of a tar stands at byte 0"):
+        name_of(bytes(257) + b"ustar")
 
 
 def test_two_pickles_in_one_archive(name_of):
@@ -190,7 +211,6 @@ def test_what_torch_save_did_not_write_is_opened(tmp_path, data, name):
 @pytest.mark.parametrize(
     ("data", "described"),
     [
-        (tarred("sys_info"), "a tar of torch 0.1"),
         (saved() + saved(), "a shard of a distributed checkpoint"),
     ],
 )

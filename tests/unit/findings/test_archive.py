@@ -79,6 +79,14 @@ class TestArchive:
         assert finding.message.endswith("; 64 bytes in 1 record belong to no storage")
         assert finding.fix.endswith("# with tensor.clone() in place of each view")
 
+    def test_a_script_is_saved_again_as_one(self, make) -> None:
+        facts = (ArchiveFact("orphan-record", "archive/data/5", 64),)
+
+        [finding] = make.findings(make.inventory(facts=facts, container="torchscript"))
+
+        path = "runs/my run.pth"
+        assert finding.fix == f"torch.jit.save(torch.jit.load({path!r}, map_location='cpu'), {path + '.small'!r})"
+
     def test_tensors_without_storages_reach_nothing(self, make) -> None:
         lone = TensorRecord("model.x", "model", "meta", "float32", (4,), (1,), None, 0, 16, "meta")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckptmove.model import GlobalUse, Mention
@@ -205,6 +207,27 @@ class TestSafety:
 
         assert finding.message == "torch.load(weights_only=True) refuses 1 opcode: POP"
         assert "weights_only=False" in finding.fix
+
+    def test_torch_load_reads_no_script(self, make) -> None:
+        uses = (GlobalUse("torch.jit.demoLoweredModule", False, "unknown"),)
+
+        [finding] = make.findings(make.inventory(container="torchscript", globals=uses))
+
+        assert finding.fix == (
+            "torch.jit.load('runs/my run.pth', map_location='cpu')  # runs the code in it: only if you trust its origin"
+        )
+
+    def test_a_tar_is_refused_whatever_it_names(self, make) -> None:
+        tar = replace(make.inventory(), container="torch-tar")
+        other = GlobalUse("a.B", False, "unknown")
+
+        [plain] = make.findings(tar, "S701")
+        [more] = make.findings(replace(tar, globals=(other,)), "S701")
+
+        assert plain.message == "torch.load(weights_only=True) refuses every tar of torch 0.1"
+        assert more.message == f"{plain.message} and 1 name: a.B"
+        assert plain.fix == more.fix
+        assert "weights_only=False" in plain.fix
 
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:
         uses = (GlobalUse("os.system", False, "dangerous"), GlobalUse("a.B", False, "unknown"))

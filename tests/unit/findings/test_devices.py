@@ -138,6 +138,34 @@ class TestMentions:
         assert finding.message == "a.device names cuda:0 and 1 more, the model lies on cpu"
         assert finding.fix == "ckptmove convert 'runs/my run.pth' --to cpu --rewrite-strings"
 
+    def test_no_conversion_is_offered_for_lines_of_code(self, make) -> None:
+        lines = (Mention("code/a.py:3", "torch.device", "cuda:7"), Mention("code/a.py:9", "torch.device", "cuda:7"))
+        model = make.model(device="cpu")
+
+        found = make.findings(make.inventory(model, mentions=lines, container="torchscript"))
+
+        assert codes(found) == ["D103", "D104"]
+        assert found[0].message == "code for cuda:7 (2), but the target machine has 1 cuda device"
+        assert found[1].message == "code/a.py:3 names cuda:7 and 1 more, the model lies on cpu"
+        assert (
+            found[0].fix
+            == found[1].fix
+            == (
+                "no conversion changes code: in the module's source write x.device, of an input x, in place of cuda:7, "
+                "then torch.jit.save(torch.jit.script(module), ...) again"
+            )
+        )
+
+    def test_what_stands_beside_the_code_is_moved(self, make) -> None:
+        line = Mention("code/a.py:3", "torch.device", "cuda:7")
+        device = make.replace(line, where="home", site=4)
+        inventory = make.inventory(make.model(device="cpu"), mentions=(line, device), container="torchscript")
+
+        found = make.findings(inventory)
+
+        assert found[0].message.startswith("torch.device objects for cuda:7 (1) and code for cuda:7 (1), but")
+        assert {one.fix for one in found} == {"ckptmove convert 'runs/my run.pth' --to cpu"}
+
     @pytest.mark.parametrize(
         ("value", "device", "mended"),
         [("[2]", "cuda:0", "[0]"), ("2", "cuda:0", "0"), ("[0]", "cpu", "[]"), ("0", "cpu", "None")],

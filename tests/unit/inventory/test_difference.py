@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.inventory.difference import tree_differences
+from ckptmove.inventory.difference import tree_changes
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.verification.against import device_sites
@@ -20,7 +20,7 @@ from ckptmove.verification.against import device_sites
 
 def differences(ours, theirs, protocol=4):
     mine, other = (interpret(pickle.dumps(value, protocol), Limits()).root for value in (ours, theirs))
-    return sorted(tree_differences(mine, (), other, ()))
+    return sorted(map(str, tree_changes(mine, (), other, ())))
 
 
 def circle(size=1):
@@ -91,7 +91,7 @@ def read(value, path):
 
 
 def compared(ours, theirs, folder):
-    return sorted(tree_differences(*read(ours, folder / "ours.pt"), *read(theirs, folder / "theirs.pt")))
+    return sorted(map(str, tree_changes(*read(ours, folder / "ours.pt"), *read(theirs, folder / "theirs.pt"))))
 
 
 def test_another_sharing_of_the_same_tensors_is_no_difference(tmp_path):
@@ -147,10 +147,10 @@ def test_persistent_ids_of_storages_are_not_compared_and_others_are(ours, theirs
         stream = io.BytesIO()
         WithIds(stream, 2).dump({"x": argparse.Namespace(pid=pid)})
         roots.append(interpret(stream.getvalue(), Limits()).root)
-    assert list(tree_differences(roots[0], (), roots[1], ())) == said
+    assert list(map(str, tree_changes(roots[0], (), roots[1], ()))) == said
 
 
 def test_out_of_band_buffers_are_compared_by_what_they_are():
     one = pickle.dumps(pickle.PickleBuffer(b"x"), 5, buffer_callback=lambda _: False)
     mine, other = (interpret(one, Limits()).root for _ in range(2))
-    assert list(tree_differences(mine, (), other, ())) == []
+    assert list(map(str, tree_changes(mine, (), other, ()))) == []

@@ -135,14 +135,23 @@ def test_a_storage_that_no_tensor_views() -> None:
 
 def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     plan = MovePlan(request=MoveRequest(to="mps"), edits=(edit("a"),))
-    result = ConvertResult(plan=plan, output="b.pth", bytes_copied=3 * 2**20, seconds=2.0, notes=("no CRCs",))
+    facts = {"output": "b.pth", "bytes_copied": 3 * 2**20, "seconds": 2.0, "notes": ("no CRCs",)}
+    result = ConvertResult(container="torch-zip", plan=plan, **facts)
     assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
     assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
     brief = replace(result, seconds=0.99)
     assert conversion.brief_line("a.pth", brief) == "wrote b.pth: 3.0 MiB in 0.99 s", "the start is most of it"
-    instant = ConvertResult(plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
+    instant = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
     assert github.conversion_line("a.pth", instant) == ("::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s")
+
+
+def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:
+    plan = MovePlan(request=MoveRequest(to="mps"))
+    copied = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
+    assert conversion.brief_line("a.pth", copied) == "wrote b.pth: 3 B in 0.00 s, copied as it was"
+    stored = replace(copied, plan=replace(plan, inflates=("0",)))
+    assert conversion.brief_line("a.pth", stored) == "wrote b.pth: 3 B in 0.00 s"
 
 
 def test_findings_stand_below_the_checks() -> None:

@@ -1,0 +1,147 @@
+"""Where ckptmove and torch tell of the same file: the comparisons, for the tests and for the table of a whole corpus.
+
+Never lets torch unpickle anything but in weights-only mode.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
+
+from ckptmove.api import convert, inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ckptmove.model import Inventory, TensorRecord
+
+SAFETENSORS_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F16": "float16",
+    "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+}  # fmt: skip
+
+
+class NotComparableError(Exception):
+    """torch does not say what is in the file."""
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor below what weights-only mode returned, by the path that ckptmove gives it."""
+    if isinstance(value, torch.Tensor):
+        yield prefix[:-1], value
+        return
+    if isinstance(value, dict):
+        members: Any = value.items()
+    elif isinstance(value, list | tuple | set):
+        members = enumerate(value)
+    else:
+        return
+    for key, item in members:
+        yield from flatten(item, f"{prefix}{key}.")
+
+
+def differences(path: Path, inventory: Inventory) -> list[str]:
+    """What torch says otherwise than an inventory: of names, dtypes, shapes, strides, offsets and devices.
+
+    Raises:
+        NotComparableError: torch refuses the file, or reads nothing like it.
+    """
+    if inventory.container in {"torch-zip", "torch-legacy"}:
+        return _of_torch_load(path, inventory)
+    if inventory.container == "torchscript":
+        return _of_jit_load(path, inventory)
+    if inventory.container == "safetensors":
+        return _of_header(path, inventory)
+    raise NotComparableError(f"torch has no reader for {inventory.container} alone")
+
+
+def _of_torch_load(path: Path, inventory: Inventory) -> list[str]:
+    tags: dict[int, str] = {}
+
+    def record(storage: Any, tag: str) -> Any:
+        tags[storage.data_ptr()] = tag
+        return storage
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch on how old some files are
+            expected = dict(flatten(torch.load(path, map_location=record, weights_only=True)))
+    except (pickle.UnpicklingError, RuntimeError, AttributeError) as error:
+        raise NotComparableError(_first_line(error)) from error
+    found = {tensor.name: tensor for tensor in inventory.tensors}
+    if list(found) != list(expected):
+        return [f"other names: {sorted(found.keys() ^ expected.keys())[:3]}"]
+    differing = []
+    for name, tensor in expected.items():
+        differing += _tensor(found[name], tensor)
+        if found[name].requires_grad != tensor.requires_grad:
+            differing.append(f"{name}: requires_grad is {tensor.requires_grad}")
+        if tensor.untyped_storage().nbytes() and tags[tensor.untyped_storage().data_ptr()] != found[name].device:
+            differing.append(f"{name}: lies on {tags[tensor.untyped_storage().data_ptr()]}")
+    return differing
+
+
+def _of_jit_load(path: Path, inventory: Inventory) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch on the age of TorchScript
+            expected = torch.jit.load(path, map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise NotComparableError(_first_line(error)) from error
+    found = {tensor.name: tensor for tensor in inventory.tensors}
+    missing = [f"{name}: is not found" for name in expected if name not in found]
+    return missing or [line for name, tensor in expected.items() for line in _tensor(found[name], tensor)]
+
+
+def _of_header(path: Path, inventory: Inventory) -> list[str]:
+    with path.open("rb") as file:
+        table, _ = _get_safetensors_file_metadata(file)
+    table.pop("__metadata__", None)
+    found = {tensor.name: (tensor.dtype, list(tensor.shape)) for tensor in inventory.tensors}
+    expected = {name: (SAFETENSORS_DTYPES[row["dtype"]], row["shape"]) for name, row in table.items()}
+    return [] if found == expected else ["other names, dtypes or shapes than in its header"]
+
+
+def _tensor(own: TensorRecord, tensor: torch.Tensor) -> list[str]:
+    facts = (own.dtype, own.shape, own.stride, own.storage_offset)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    theirs = (dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return [] if facts == theirs else [f"{own.name}: {facts} is {theirs} to torch"]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:80]
+
+
+def round_trip(path: Path, folder: Path) -> str:
+    """Move what moves to devices of its own and back, and say what came back.
+
+    Returns:
+        ``same bytes``; ``same tensors`` where only the pickle is written otherwise: a string that stood once for a
+        device that moved and for one that did not is spelled out for each; ``other tensors``.
+
+    Raises:
+        CkptMoveError: the file cannot be converted.
+    """
+    homes = {tensor.device for tensor in inspect(str(path)).inventory.tensors} or {"cpu"}
+    there = {home: f"hpu:{index}" for index, home in enumerate(sorted(homes), start=5)}
+    away, back = folder / "away", folder / "back"
+    plan = convert(str(path), map_location=there, output=str(away), force=True).plan
+    convert(str(away), map_location={there[home]: home for home in there}, output=str(back), force=True)
+    if back.read_bytes() == path.read_bytes():
+        return "same bytes"
+    # What lay where it must not, a step counter on a GPU, is mended on the way, and stays so.
+    mended = {name for edit in plan.edits if edit.target not in there.values() for name in edit.names}
+    return "same tensors" if _contents(back, mended) == _contents(path, mended) else "other tensors"
+
+
+def _contents(path: Path, mended: set[str]) -> list[tuple[object, ...]]:
+    return [
+        (one.name, one.name in mended or one.device, one.dtype, one.shape, one.stride, one.storage_offset)
+        for one in inspect(str(path), check=True).inventory.tensors
+    ]

@@ -1,0 +1,89 @@
+"""Several pickles as one tree: what others stand for, put into the places where the first one names it.
+
+Never reads a pickle: it joins what machines have read of one run of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ckptmove.pickles.state import Machine
+    from ckptmove.pickles.tree import Value
+
+#: Memo indices have 32 bits.
+_MEMO_BITS: Final = 40
+
+
+def merge(machine: Machine, inner: Machine, place: int) -> None:
+    """Make a machine know what another one has read of the same run of bytes; their memos stay apart.
+
+    Args:
+        machine: the machine that has read the first pickle.
+        inner: the one that has read another pickle.
+        place: which other one that is, from 0.
+    """
+    memo = (place + 1) << _MEMO_BITS
+    machine.reads += inner.reads
+    machine.frames += inner.frames
+    machine.persistents += inner.persistents
+    for index, start in inner.memo_starts.items():
+        machine.memo_starts[memo + index] = start
+        machine.memo[memo + index] = inner.memo[index]
+    for name, start in inner.globals.items():
+        machine.globals.setdefault(name, start)
+    for code, start in inner.foreign.items():
+        machine.foreign.setdefault(code, start)
+    machine.end = inner.end
+
+
+def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
+    """Put other values into the places of nodes of the tree, which are named by their ``id``."""
+
+    def change(value: Value) -> Value:
+        return new.get(id(value), value)
+
+    for node in list(nodes(machine.root)):
+        _replace(node, change)
+    machine.root = change(machine.root)
+
+
+def nodes(root: Value) -> Iterator[Node]:
+    """Every node of a tree, once."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Node) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack += _members(node)
+
+
+def _members(node: Node) -> list[Value]:
+    if isinstance(node, Sequence):
+        return list(node.items)
+    if type(node) is Dict:
+        return list(node.flat)
+    if type(node) is Call:
+        return [node.func, node.args, node.kwargs, node.state, node.appended, node.assigned]
+    return [node.pid] if type(node) is Persistent else []
+
+
+def _replace(node: Node, change: Callable[[Value], Value]) -> None:
+    """Put other values in the places of a node's own."""
+    if isinstance(node, Tuple):
+        node.items = tuple(map(change, node.items))
+    elif isinstance(node, Sequence):
+        node.items = list(map(change, node.items))
+    elif type(node) is Dict:
+        node.flat = list(map(change, node.flat))
+    elif type(node) is Call:
+        node.func, node.args = change(node.func), change(node.args)
+        node.kwargs, node.state = change(node.kwargs), change(node.state)
+    elif type(node) is Persistent:
+        node.pid = change(node.pid)

@@ -1,0 +1,89 @@
+"""The values of a comparison: where two checkpoints differ.
+
+Never opens a checkpoint: ``comparison`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far the values of two tensors lie apart; NaN on one side alone, and unequal infinities, are infinitely far.
+
+    Attributes:
+        max_abs: the largest absolute difference of two elements.
+        max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite.
+    """
+
+    max_abs: float
+    max_rel: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that both checkpoints have, and not alike.
+
+    Attributes:
+        name: of the tensor, or path of what is none.
+        what: which of its properties; ``object`` for what is no tensor, and for the kind of one.
+        source: how it is in the first; for a ``value`` its shape.
+        target: how it is in the second.
+        gap: of a ``value``, how far the two lie apart; None where that was not measured.
+    """
+
+    name: str
+    what: What
+    source: str
+    target: str
+    gap: Gap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompared:
+    """A tensor of both checkpoints whose values could not be compared.
+
+    Attributes:
+        name: of the tensor.
+        reason: why.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffResult:
+    """What a comparison found.
+
+    Attributes:
+        first: path of the first checkpoint.
+        second: path of the second.
+        tensors: how many tensors both of them have.
+        added: names of the tensors that only the second has.
+        removed: names of those that only the first has.
+        changed: what differs otherwise, in the order of the first.
+        uncompared: tensors that may differ.
+    """
+
+    first: str
+    second: str
+    tensors: int
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[Change, ...]
+    uncompared: tuple[Uncompared, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs, and nothing was left uncompared."""
+        return not (self.added or self.removed or self.changed or self.uncompared)
+
+    def __str__(self) -> str:
+        """Whether they are the same, in one line."""
+        counts = f"{len(self.added)} added, {len(self.removed)} removed, {len(self.changed)} changed"
+        return f"{self.first} and {self.second}: {'the same' if self.same else counts}"

@@ -1,0 +1,124 @@
+"""The elements of a tensor as they lie in a file, in the order in which torch counts them.
+
+Never holds more of a tensor in memory than a block, unless its elements do not lie in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Final, Literal
+
+from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.containers.contract import Container
+    from ckptmove.model import TensorRecord
+
+#: Elements in a block; the largest take 16 bytes.
+BLOCK_ELEMENTS: Final = 1 << 16
+#: Formats of memoryview and array for words that are only moved.
+_WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_LARGEST_WORD: Final = 8
+
+
+def extent(container: Container, record: TensorRecord) -> Span | None:
+    """Where a dense tensor's bytes lie, from its first element to its last; None where they are not stored plainly."""
+    storage = None if record.storage is None else container.storage_span(record.storage)
+    if storage is None:
+        return None
+    item = ITEM_BYTES[record.dtype]
+    start = storage.start + record.storage_offset * item
+    end = start + reach(record.shape, record.stride) * item
+    return Span(start, end) if end <= storage.end else None
+
+
+def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from a tensor's first to its last, gaps between them included; 0 for an empty one."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def overlaps(record: TensorRecord) -> bool:
+    """Whether some elements of a tensor must be the same bytes, as those of an expanded one are."""
+    return prod(record.shape) > reach(record.shape, record.stride)
+
+
+def blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[bytes]:
+    """A tensor's elements in order, in this machine's byte order; every block but the last has ``BLOCK_ELEMENTS``.
+
+    Args:
+        container: holds them.
+        record: the tensor.
+        span: its :func:`extent`.
+
+    Raises:
+        SourceChanged, AccessFailed: as the source.
+    """
+    item = ITEM_BYTES[record.dtype]
+    if _is_contiguous(record.shape, record.stride):
+        found = _read(container, span, item * BLOCK_ELEMENTS)
+    else:
+        found = _cut(_gathered(container.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
+    word = item // 2 if record.dtype.startswith("complex") else item
+    swaps = container.byteorder != sys.byteorder and word > 1
+    return (_swapped(block, word) for block in found) if swaps else found
+
+
+def raw_blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[bytes]:
+    """The bytes of a tensor's extent as they lie there, gaps included."""
+    return _read(container, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS)
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def _read(container: Container, span: Span, nbytes: int) -> Iterator[bytes]:
+    for start in range(span.start, span.end, nbytes):
+        yield container.source.read(start, min(start + nbytes, span.end))
+
+
+def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
+    """Row after row of a tensor whose elements do not lie in order."""
+    shape, stride = record.shape, record.stride
+    if item > _LARGEST_WORD:
+        item, shape, stride = item // 2, (*shape, 2), (*(2 * step for step in stride), 1)
+    words = memoryview(data).cast(_WORDS[item])
+    row, step = shape[-1], stride[-1]
+    for place in product(*(range(0, size * by, by) if by else [0] * size for size, by in _outer(shape, stride))):
+        start = sum(place)
+        yield words[start : start + row * step : step].tobytes() if step else words[start : start + 1].tobytes() * row
+
+
+def _outer(shape: tuple[int, ...], stride: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    return zip(shape[:-1], stride[:-1], strict=True)
+
+
+def _cut(pieces: Iterator[bytes], nbytes: int) -> Iterator[bytes]:
+    """The same bytes in blocks of one length."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= nbytes:
+            yield bytes(held[:nbytes])
+            del held[:nbytes]
+    if held:
+        yield bytes(held)
+
+
+def _swapped(block: bytes, word: int) -> bytes:
+    words = array(_WORDS[word], block)
+    words.byteswap()
+    return words.tobytes()

@@ -1,0 +1,66 @@
+"""Assertions for the tests of those who train: that a checkpoint resumes.
+
+Never prints, and never passes where nothing was proven, unless it is told to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckptmove import api
+from ckptmove.report.verification import brief_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.evidence import VerifyResult
+
+
+def assert_resumes(  # the options of verify that change its verdict, each by name
+    path: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    against: str | os.PathLike[str] | None = None,
+    optimizer: str | None = None,
+    devices: int | None = None,
+    keep: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    require_device: bool = False,
+    require_proof: bool = True,
+) -> VerifyResult:
+    """Verify a checkpoint, and fail the test that calls this where it does not resume.
+
+    Args:
+        path: the checkpoint.
+        to: the target; by default the device where the model lies.
+        against: the original that the values must equal.
+        optimizer: class of the optimizer in place of the one that the keys point to.
+        devices: how many devices the target machine has.
+        keep: globs of tensor names that may lie where they are.
+        ignore: codes of findings that are no failure.
+        require_device: whether a simulated target is a failure.
+        require_proof: whether it is a failure, too, where no step could be made: without optimizer state for example.
+
+    Returns:
+        The verdict, for whoever wants its figures.
+
+    Raises:
+        AssertionError: it does not resume; every check that failed is in the message.
+        CkptMoveError: as :func:`ckptmove.api.verify`.
+    """
+    __tracebackhide__ = True
+    result = api.verify(
+        os.fspath(path),
+        to=to,
+        against=None if against is None else os.fspath(against),
+        optimizer=optimizer,
+        devices=devices,
+        keep=keep,
+        ignore=ignore,
+        require_device=require_device,
+    )
+    if not result.passed or (require_proof and not result.proven):
+        failed = [f"  {check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
+        raise AssertionError("\n".join([brief_line(result), *failed]))
+    return result

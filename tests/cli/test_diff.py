@@ -1,0 +1,114 @@
+"""``diff`` in all four renderings, and what becomes of many differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def pair(bench):
+    def save(first, second):
+        torch.save(first, "a.pt")
+        torch.save(second, "b.pt")
+
+    return save
+
+
+def test_a_file_and_its_copy(check) -> None:
+    check(
+        "diff", "run.pth", "run.pth",
+        code=0,
+        human="run.pth -> run.pth\n\nthe same: 16 tensors bit for bit, on the same devices, and all else\n",
+        quiet="run.pth -> run.pth: the same: 16 tensors bit for bit, on the same devices, and all else\n",
+        github=(
+            "::notice file=run.pth,title=diff::run.pth -> run.pth: "
+            "the same: 16 tensors bit for bit, on the same devices, and all else\n"
+        ),
+        document={"command": "diff", "ok": True, "same": True, "added": [], "removed": [], "changed": []},
+    )  # fmt: skip
+
+
+def test_a_file_and_what_it_was_converted_to(say, check) -> None:
+    say("convert", "run.pth", "--to", "cpu", "-o", "cpu.pth")
+    answer = "they differ: device 12; every value is the same bit for bit"
+    annotations = say("diff", "run.pth", "cpu.pth", "--format", "github").out
+    check(
+        "diff", "run.pth", "cpu.pth",
+        code=1,
+        human=(
+            "run.pth -> cpu.pth\n"
+            "\n"
+            "what    from    to   count  first of them\n"
+            "device  cuda:3  cpu     12  model.0.weight\n"
+            "\n"
+            f"{answer}\n"
+        ),
+        quiet=f"run.pth -> cpu.pth: {answer}\n",
+        github=annotations,
+        document={"command": "diff", "ok": False, "exit_code": 1, "same": False, "uncompared": []},
+    )  # fmt: skip
+    said = annotations.splitlines()
+    assert said[0] == "::warning file=cpu.pth,title=diff device::model.0.weight: cuda:3 -> cpu"
+    assert said[-1] == f"::error file=cpu.pth,title=diff::run.pth -> cpu.pth: {answer}"
+
+
+def test_values_are_measured_largest_first(say, ask, pair) -> None:
+    pair({"a": torch.ones(2), "b": torch.ones(2), "epoch": 1}, {"a": torch.full((2,), 2.0), "b": torch.full((2,), 4.0)})
+    assert say("diff", "a.pt", "b.pt").out.splitlines() == [
+        "a.pt -> b.pt",
+        "",
+        "what    from  to      max abs  max rel  count  first of them",
+        "object  1     absent                        1  epoch",
+        "value   [2]                 3     0.75      1  b",
+        "value   [2]                 1      0.5      1  a",
+        "",
+        "they differ: value 2, object 1",
+    ]
+    document = ask("diff", "a.pt", "b.pt")
+    assert document["changed"][0] == {
+        "name": "a", "what": "value", "from": "[2]", "to": "[2]", "max_abs": 1.0, "max_rel": 0.5,
+    }  # fmt: skip
+
+
+def test_infinity_is_a_word_in_json(ask, pair) -> None:
+    pair({"a": torch.zeros(1)}, {"a": torch.full((1,), float("inf"))})
+    document = ask("diff", "a.pt", "b.pt")
+    assert document["changed"][0]["max_abs"] == "inf"
+
+
+def test_many_differences_are_counted(say, pair) -> None:
+    pair({f"a{n}": torch.ones(1) for n in range(30)}, {f"b{n}": torch.ones(1) for n in range(30)})
+    lines = say("diff", "a.pt", "b.pt").out.splitlines()
+    assert "only in a.pt: 10 more (-v shows them)" in lines
+    assert "only in b.pt: b19" in lines
+    assert "only in b.pt: b20" not in lines
+    assert "only in b.pt: b29" in say("diff", "a.pt", "b.pt", "-v").out.splitlines()
+    assert lines[-1] == "they differ: added 30, removed 30"
+    pair({f"a{n:02}": torch.ones(1) for n in range(50)}, {f"a{n:02}": torch.zeros(1) for n in range(50)})
+    lines = say("diff", "a.pt", "b.pt").out.splitlines()
+    assert "and 10 more (-v shows them)" in lines
+    assert len(say("diff", "a.pt", "b.pt", "-v").out.splitlines()) == len(lines) + 9
+
+
+def test_what_was_not_compared_is_said(say, ask, pair) -> None:
+    pair({"w": torch.ones(1, 4).expand(3, 4)}, {"w": torch.ones(3, 1).expand(3, 4)})
+    assert "not compared: w: its elements share bytes in another way\n" in say("diff", "a.pt", "b.pt").out
+    document = ask("diff", "a.pt", "b.pt")
+    assert document["exit_code"] == 1
+    assert document["uncompared"] == [{"name": "w", "reason": "its elements share bytes in another way"}]
+
+
+def test_errors_leave_the_answer_open(ask) -> None:
+    document = ask("diff", "run.pth", "none.pth")
+    assert document["exit_code"] == 3
+    assert document["same"] is None
+    assert document["error"]["path"] == "none.pth"
+    document = ask("diff", "run.pth", ".")
+    assert (document["exit_code"], document["error"]["kind"]) == (3, "unsupported-container")
+
+
+def test_two_files_are_needed(say) -> None:
+    said = say("diff", "run.pth")
+    assert said.code == 2
+    assert "B" in said.err

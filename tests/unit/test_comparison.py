@@ -1,0 +1,282 @@
+"""Two checkpoints side by side: what differs is found, what does not is not accused."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import math
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove import api
+from ckptmove.differences import Change, Gap, Uncompared
+from ckptmove.errors import MissingFile, UnsupportedContainer
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Save two objects, each as told, and compare them."""
+
+    def run(first, second, **options):
+        for name, value in (("a.pt", first), ("b.pt", second)):
+            torch.save(value, tmp_path / name, **options)
+        return ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+
+    return run
+
+
+def whats(result):
+    return [(change.name, change.what) for change in result.changed]
+
+
+def test_a_copy_is_the_same(compare):
+    value = {"w": torch.arange(6.0), "n": torch.tensor([math.nan]), "epoch": 3}
+    result = compare(value, value)
+    assert result.same
+    assert result.tensors == 2
+    assert str(result).endswith("b.pt: the same")
+
+
+def test_a_conversion_changes_devices_alone(tmp_path):
+    source = str(SAMPLES / "adamw-cuda3.pth")
+    ckptmove.convert(source, to="cuda:0", output=tmp_path / "out.pth")
+    result = ckptmove.diff(source, str(tmp_path / "out.pth"))
+    assert {(change.what, change.source, change.target) for change in result.changed} == {
+        ("device", "cuda:3", "cuda:0")
+    }
+    assert not result.same
+    assert str(result).endswith("0 added, 0 removed, 12 changed")
+
+
+def test_names_that_only_one_has(compare):
+    result = compare({"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.ones(1), "c": {"d": torch.ones(1)}})
+    assert (result.removed, result.added, result.changed) == (("a",), ("c.d",), ())
+
+
+def test_paths_that_read_alike_are_counted(compare):
+    result = compare({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, {"a.b": torch.ones(1)})
+    assert result.removed == ("a.b",)
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (torch.ones(3), Change("w", "shape", "[2]", "[3]")),
+        (torch.ones(2, dtype=torch.float64), Change("w", "dtype", "float32", "float64")),
+        (torch.ones(2).to_sparse(), Change("w", "object", "tensor", "sparse_coo")),
+        (torch.tensor([1.0, 3.0]), Change("w", "value", "[2]", "[2]", Gap(2.0, 2 / 3))),
+        (torch.tensor([1.0, math.nan]), Change("w", "value", "[2]", "[2]", Gap(math.inf, math.inf))),
+        (torch.tensor([1.0, math.inf]), Change("w", "value", "[2]", "[2]", Gap(math.inf, math.inf))),
+    ],
+)
+def test_each_property_of_a_tensor(compare, second, expected):
+    assert expected in compare({"w": torch.ones(2)}, {"w": second}).changed
+
+
+def test_roles_differ_with_the_place(compare):
+    result = compare({"x": torch.ones(2)}, {"x": torch.ones(2), "epoch": 1})
+    assert whats(result) == [("epoch", "object")]
+    result = compare({"model": {"ema": torch.ones(2)}}, {"model": {"ema": torch.ones(2)}, "optimizer": None})
+    assert ("optimizer", "object") in whats(result)
+
+
+def test_other_bits_of_equal_numbers_are_a_difference(compare):
+    result = compare({"w": torch.tensor([0.0])}, {"w": torch.tensor([-0.0])})
+    assert result.changed == (Change("w", "value", "[1]", "[1]", Gap(0.0, 0.0)),)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.int8,
+        torch.int64,
+        torch.uint16,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e5m2,
+        torch.float64,
+    ],
+)
+def test_numbers_of_every_kind_are_measured(compare, dtype):
+    one, two = torch.tensor([1, 0, 1]).to(dtype), torch.tensor([1, 1, 1]).to(dtype)
+    assert compare({"w": one}, {"w": two}).changed == (Change("w", "value", "[3]", "[3]", Gap(1.0, 1.0)),)
+
+
+def test_complex_numbers_are_measured_in_the_plane(compare):
+    one, two = torch.tensor([3 + 4j, 0j]), torch.tensor([0j, 0j])
+    assert compare({"w": one}, {"w": two}).changed == (Change("w", "value", "[2]", "[2]", Gap(5.0, 1.0)),)
+    wide = torch.arange(6).to(torch.complex128).reshape(2, 3)
+    assert compare({"w": wide.t()}, {"w": wide.t().contiguous()}).changed[0].what != "value"
+
+
+def test_a_cast_is_measured_by_what_it_rounds(compare):
+    exact, rounded = torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.1], dtype=torch.float64)
+    assert whats(compare({"w": exact}, {"w": exact.float()})) == [("w", "dtype")]
+    changes = compare({"w": rounded}, {"w": rounded.float()}).changed
+    assert [change.what for change in changes] == ["dtype", "value"]
+    assert 0 < changes[1].gap.max_rel < 1e-7
+
+
+def test_strides_are_no_values(compare):
+    square = torch.arange(12.0).reshape(3, 4)
+    result = compare({"w": square.t()}, {"w": square.t().contiguous()})
+    assert "value" not in [change.what for change in result.changed]
+    assert [change for change in compare({"w": square.t()}, {"w": square.t() + 1}).changed if change.what == "value"]
+
+
+def test_gaps_between_the_elements_of_a_view_do_not_count(compare):
+    one, two = torch.zeros(8), torch.zeros(8)
+    two[1::2] = 7
+    assert compare({"w": one[::2]}, {"w": two[::2]}).same
+    column, other = torch.zeros(3, 5)[:, 2], torch.zeros(3, 5)[:, 2]
+    assert compare({"w": column}, {"w": other}).same
+
+
+def test_expanded_views_are_compared_by_what_lies_under_them(compare):
+    one, two = torch.ones(3, 1).expand(3, 10**12), torch.zeros(3, 1).expand(3, 10**12)
+    assert compare({"w": one}, {"w": one}).same
+    assert compare({"w": one}, {"w": two}).changed[0].gap == Gap(1.0, 1.0)
+    other = torch.ones(1, 4).expand(3, 4)
+    assert compare({"w": other}, {"w": torch.ones(3, 1).expand(3, 4)}).uncompared == (
+        Uncompared("w", "its elements share bytes in another way"),
+    )
+
+
+def test_a_view_that_repeats_some_rows_only(compare):
+    rows = torch.arange(6.0).as_strided((2, 3), (5, 0))
+    assert compare({"w": rows}, {"w": rows}).same
+    assert "value" not in [change.what for change in compare({"w": rows}, {"w": rows.contiguous()}).changed]
+    planes = torch.arange(7.0).as_strided((2, 3, 1), (6, 0, 1))
+    assert "value" not in [change.what for change in compare({"w": planes}, {"w": planes.contiguous()}).changed]
+
+
+def test_empty_and_scalar_tensors(compare):
+    value = {"e": torch.empty(0, 3), "t": torch.empty(3, 0).t(), "s": torch.tensor(2.0)}
+    assert compare(value, value).same
+
+
+def test_large_tensors_are_read_block_by_block(compare):
+    one = torch.zeros(3 * 2**16 + 5)
+    two = one.clone()
+    two[-1], two[2] = 4, 1
+    [change] = compare({"w": one}, {"w": two}).changed
+    assert change.gap == Gap(4.0, 1.0)
+    whole = torch.zeros(2, 2**16)
+    assert compare({"w": whole.t()}, {"w": whole.t()}).same
+    turned = torch.zeros(300, 700)
+    [change] = compare({"w": turned.t()}, {"w": turned.t() + 2.0}).changed
+    assert change.gap == Gap(2.0, 1.0)
+
+
+def test_a_sparse_tensor_is_compared_part_by_part(compare):
+    one, two = torch.eye(3).to_sparse(), (2 * torch.eye(3)).to_sparse()
+    assert whats(compare({"w": one}, {"w": two})) == [("w.values", "value")]
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_quantized_numbers_are_compared_and_not_measured(compare):
+    one = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)
+    two = torch.quantize_per_tensor(torch.tensor([1.0, 3.0]), 0.5, 0, torch.qint8)
+    [change] = compare({"w": one}, {"w": two}).changed
+    assert (change.what, change.gap) == ("value", None)
+
+
+def test_tensors_without_bytes_have_no_values(compare):
+    assert compare({"w": torch.empty(3, device="meta")}, {"w": torch.empty(3, device="meta")}).same
+
+
+def test_the_byte_order_is_no_difference(compare, tmp_path):
+    values = {"w": torch.arange(5.0), "c": torch.tensor([1 + 2j]), "b": torch.tensor([True])}
+    compare(values, values)
+    with zipfile.ZipFile(tmp_path / "a.pt") as little, zipfile.ZipFile(tmp_path / "big.pt", "w") as big:
+        folder = little.namelist()[0].partition("/")[0]
+        for name in little.namelist():
+            data = little.read(name)
+            if name == f"{folder}/byteorder":
+                data = b"big"
+            if name.startswith(f"{folder}/data/") and len(data) > 1:
+                words = torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(-1, 4).flip(1)
+                data = bytes(words.reshape(-1).tolist())
+            big.writestr(name, data)
+    result = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "big.pt"))
+    assert result.changed == ()
+
+
+def test_bytes_that_are_not_stored_plainly_are_not_compared(compare, tmp_path):
+    compare({"w": torch.ones(2)}, {"w": torch.ones(2)})
+    with zipfile.ZipFile(tmp_path / "a.pt") as source, zipfile.ZipFile(tmp_path / "c.pt", "w") as target:
+        for name in source.namelist():
+            if "/data/" not in name:
+                target.writestr(name, source.read(name))
+    result = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "c.pt"))
+    assert result.uncompared == (Uncompared("w", "its bytes are not stored plainly, or not whole"),)
+    assert not result.same
+
+
+def test_everything_else_in_the_trees_is_compared(compare):
+    one = {"args": argparse.Namespace(lr=0.1, device="cuda:0"), "betas": (0.9, 0.95), "w": torch.ones(1)}
+    two = {"args": argparse.Namespace(lr=0.2, device="cuda:1"), "betas": (0.9, 0.95), "w": torch.ones(1)}
+    changes = {(change.name, change.source, change.target) for change in compare(one, two).changed}
+    assert changes == {("args.lr", "0.1", "0.2"), ("args.device", "'cuda:0'", "'cuda:1'")}
+
+
+def test_a_tensor_of_a_pickled_module_is_told_of_once(compare):
+    one, two = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    two[0].in_features = 2
+    names = whats(compare(one, two))
+    assert ("0.weight", "shape") in names
+    assert not [name for name, what in names if what == "object" and "weight" in name]
+
+
+def test_without_torch_values_differ_by_an_unknown_amount(compare, tmp_path, monkeypatch):
+    compare({"w": torch.ones(2), "d": torch.ones(2)}, {"w": torch.zeros(2), "d": torch.ones(2).double()})
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name == "ckptmove.verification.magnitude":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    api._measure_of_torch.cache_clear()
+    try:
+        result = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    finally:
+        api._measure_of_torch.cache_clear()
+    assert result.changed == (
+        Change("w", "value", "[2]", "[2]"),
+        Change("d", "dtype", "float32", "float64"),
+    )
+
+
+def test_files_of_different_kinds_are_compared_by_their_tensors(tmp_path):
+    values = {"w": torch.arange(3.0)}
+    torch.save(values, tmp_path / "a.pt")
+    torch.save(values, tmp_path / "b.pt", _use_new_zipfile_serialization=False)
+    with (tmp_path / "c.pkl").open("wb") as stream:
+        pickle.dump(values, stream)
+    for other in ("b.pt", "c.pkl"):
+        assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / other)).same
+
+
+def test_progress_counts_the_tensors_of_the_first(compare, tmp_path):
+    compare({"a": torch.ones(2), "b": torch.ones(4)}, {"a": torch.ones(2), "b": torch.ones(4)})
+    told: list[tuple[int, int]] = []
+    ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), progress=lambda *figures: told.append(figures))
+    assert told == [(8, 24), (24, 24)]
+
+
+def test_what_cannot_be_compared_is_an_error(tmp_path):
+    torch.save({}, tmp_path / "a.pt")
+    with pytest.raises(MissingFile):
+        ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    with pytest.raises(UnsupportedContainer, match="diff takes one file"):
+        ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path))
