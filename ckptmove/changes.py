@@ -12,19 +12,22 @@ from ckptmove.errors import Refused, WriteFailed
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A change of one run of bytes of a file, and of its length.
+    """A change of some bytes of a file, and of its length.
 
     Attributes:
-        start: offset of the first byte that is written.
-        data: what is written there.
+        writes: offsets and what is written there, in order, none over another; none begins behind the file's end.
         size: length of the file afterwards; what was behind is gone.
         can_undo: whether the file then says what it was.
     """
 
-    start: int
-    data: bytes
+    writes: tuple[tuple[int, bytes], ...]
     size: int
     can_undo: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are written."""
+        return sum(len(data) for _, data in self.writes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,10 +49,10 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
             plan = plan_move(checkpoint.inventory, request.move)
             reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
             notes = [recovered, *conversion_notes(checkpoint.inventory, plan), reason]
-            patch = None if plan.is_empty else _patch(checkpoint, plan, path)
+            patch = None if plan.is_empty and not plan.inflates else _patch(checkpoint, plan, path)
         if patch is not None and not request.dry_run:
             apply_patch(path, patch, before)
-            if not patch.data:
+            if not patch.writes:
                 notes.append("it is again what it was before it was first converted in place, byte for byte")
             elif patch.can_undo:
                 notes.append(f"to take it back: {shlex.join(['ckptmove', 'convert', path, '--undo'])}")
@@ -60,7 +60,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
         container=container,
         plan=plan,
         output=None if request.dry_run else path,
-        bytes_copied=0 if patch is None or request.dry_run else len(patch.data),
+        bytes_copied=0 if patch is None or request.dry_run else patch.nbytes,
         seconds=time.perf_counter() - began,
         notes=tuple(note for note in notes if note),
         in_place=True,
@@ -114,6 +114,8 @@ def _patch(checkpoint: Checkpoint, plan: MovePlan, path: str) -> Patch:
         InPlaceImpossible: it casts, or the format has no room for another pickle.
         UneditablePickle: a change falls on a place that no pickler of Python writes.
     """
+    if plan.inflates:
+        raise InPlaceImpossible(path, "its storages are compressed, and would be stored plainly")
     if any(edit.cast for edit in plan.edits):
         raise InPlaceImpossible(path, "--cast writes tensors anew, in another length")
     return checkpoint.container.patch(apply_plan(checkpoint.machine, plan))

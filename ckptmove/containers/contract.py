@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from ckptmove.changes import InPlaceImpossible, NothingToUndo
+from ckptmove.changes import InPlaceImpossible, NothingToUndo, Patch
+from ckptmove.contracts import BytesSegment, CopySegment
 from ckptmove.pickles.machine import interpret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckptmove.changes import Patch
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.model import ArchiveFact, ContainerName, Limits, Span, StorageRef
     from ckptmove.pickles.state import Machine
@@ -122,16 +122,31 @@ class Container(ABC):
             pickle: the new object pickle.
 
         Raises:
-            InPlaceImpossible: the format has no room for it.
-            DamagedArchive: as :meth:`lay_out`.
+            InPlaceImpossible: the format has no room for it: here, it has another length.
+            DamagedArchive, UneditablePickle: as :meth:`lay_out`.
         """
-        del pickle
-        raise InPlaceImpossible(self.source.path, f"in a {self.name} file everything behind the change would move")
+        writes: list[tuple[int, bytes]] = []
+        position = 0
+        for segment in self.lay_out(pickle, {}):
+            if isinstance(segment, BytesSegment):
+                end = position + len(segment.data)
+                if end > self.source.size or self.source.read(position, end) != segment.data:
+                    writes.append((position, segment.data))
+                position = end
+            elif isinstance(segment, CopySegment) and segment.span.start == position:
+                position = segment.span.end
+            else:
+                break
+        if position != self.source.size:
+            reason = "its new pickle has another length, and everything behind it would have to move"
+            raise InPlaceImpossible(self.source.path, reason)
+        return Patch(tuple(writes), position)
 
     def undo(self) -> Patch:
         """The change that makes the file what it was before its first conversion in place.
 
         Raises:
-            NothingToUndo: the file does not say what it was.
+            NothingToUndo: the file does not say what it was: only an archive has a place for that. What stands behind
+                the end of a stream is the next object to a program that saved several into one.
         """
-        raise NothingToUndo(self.source.path)
+        raise NothingToUndo(self.source.path, f"a {self.name} file has no place to keep what it was")

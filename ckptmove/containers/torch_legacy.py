@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.changes import InPlaceImpossible, NothingToUndo, Patch
 from ckptmove.containers.contract import Container
 from ckptmove.contracts import BytesSegment, CastSegment, CopySegment
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
@@ -123,7 +122,9 @@ class TorchLegacy(Container):
         Raises:
             DamagedArchive: storages are cut off, or one that is to be cast is not there.
         """
-        self._require_whole()
+        if self._cut_off:
+            more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
+            raise self._damage(f"it ends before the end of storage '{self._cut_off[0]:.40}'{more}")
         new: list[tuple[Span, Segment]] = []
         if pickle != self._pickle:
             new.append((self._pickle_span, BytesSegment(pickle)))
@@ -138,39 +139,6 @@ class TorchLegacy(Container):
             segments += CopySegment(Span(position, span.start)), segment
             position = span.end
         return *segments, CopySegment(Span(position, self.source.size))
-
-    def patch(self, pickle: bytes) -> Patch:
-        """The new object pickle over the old one: nothing in a stream could point to another place.
-
-        Nor is there a place to keep the old one for an undo: what stands behind the last storage is the next object to
-        a program that saved several into one stream.
-
-        Args:
-            pickle: the new object pickle, of the length of this one.
-
-        Raises:
-            InPlaceImpossible: it has another length.
-            DamagedArchive: storages are cut off.
-        """
-        self._require_whole()
-        old, new = self._pickle_span.nbytes, len(pickle)
-        if new != old:
-            reason = f"its pickle of {old:,} bytes becomes one of {new:,}, and everything behind would have to move"
-            raise InPlaceImpossible(self.source.path, reason)
-        return Patch(self._pickle_span.start, pickle, self.source.size)
-
-    def undo(self) -> Patch:
-        """None: see :meth:`patch`.
-
-        Raises:
-            NothingToUndo: always.
-        """
-        raise NothingToUndo(self.source.path, "a legacy file has no place to keep what it was")
-
-    def _require_whole(self) -> None:
-        if self._cut_off:
-            more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
-            raise self._damage(f"it ends before the end of storage '{self._cut_off[0]:.40}'{more}")
 
     def _read_pickle(self) -> bytes:
         data = read_pickle(self.source, self._position, self.limits)

@@ -13,7 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import SHRINK
-from ckptmove.changes import InPlaceImpossible, NothingToUndo, Patch
+from ckptmove.changes import NothingToUndo, Patch
 from ckptmove.containers.contract import Container
 from ckptmove.containers.zip_append import append_records, original_directory, read_undo
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
@@ -235,16 +235,13 @@ class TorchZip(Container):
             pickle: the new object pickle.
 
         Raises:
-            InPlaceImpossible: storages are deflated, which a conversion stores plainly.
             DamagedArchive: a header does not belong to its record.
         """
-        if any(record.method == DEFLATED for record in self._storages.values()):
-            raise InPlaceImpossible(self.source.path, "its storages are compressed, and would be written anew")
         archive = self._original() or self
         new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # of its own kind
         size = archive.source.size
         tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # as above
-        return Patch(size, tail, size + len(tail), can_undo=bool(new))
+        return Patch(((size, tail),) if new else (), size + len(tail), can_undo=bool(new))
 
     def undo(self) -> Patch:
         """The archive without what conversions in place have left behind it: nothing before that was ever touched.
@@ -256,7 +253,7 @@ class TorchZip(Container):
             raise NothingToUndo(self.source.path)
         if self._original() is None:
             raise NothingToUndo(self.source.path, "what it was has been written over since")
-        return Patch(self._undo.size, b"", self._undo.size)
+        return Patch((), self._undo.size)
 
     def _original(self) -> TorchZip | None:
         """The archive before its first conversion in place; None where there was none, or it cannot be known."""

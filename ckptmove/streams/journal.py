@@ -17,12 +17,14 @@ from typing import Final
 
 from ckptmove.model import Span
 
-_HEAD: Final = struct.Struct("<16s5QLH")
+_HEAD: Final = struct.Struct("<16s4QLHL")
+_RUN: Final = struct.Struct("<2Q")
 #: With the version of the format.
 _MAGIC: Final = b"ckptmove undo 1\n"
 _CRC_BYTES: Final = 4
 #: The most that an anchor may be long: in a zip archive it is the end of the directory, with the CRCs of the records.
 ANCHOR_BYTES: Final = 1 << 16
+_UNKNOWN: Final = "it is none of this version of ckptmove"
 _PREFIX: Final = ".ckptmove-"
 _SUFFIX: Final = ".journal"
 
@@ -35,8 +37,7 @@ class Journal:
         name: the file's own, without its folder.
         old_size: its length before.
         new_size: its length after the change; in between it is one of those that lie between both.
-        start: offset of the first byte that changes.
-        old: the bytes that were there; as many as the change overwrites or cuts off.
+        old: offsets, and the bytes there that the change overwrites or cuts off.
         anchor: a run of bytes that the change leaves alone.
         anchor_crc: their CRC-32: bytes of another file, saved under the name since, have another one.
     """
@@ -44,16 +45,20 @@ class Journal:
     name: str
     old_size: int
     new_size: int
-    start: int
-    old: bytes
+    old: tuple[tuple[int, bytes], ...]
     anchor: Span
     anchor_crc: int
 
     def encode(self) -> bytes:
         """The journal as bytes, which end with a CRC-32 of all before."""
         name = os.fsencode(self.name)
-        sizes = self.old_size, self.new_size, self.start, self.anchor.start, self.anchor.end
-        data = _HEAD.pack(_MAGIC, *sizes, self.anchor_crc, len(name)) + name + self.old
+        sizes = self.old_size, self.new_size, self.anchor.start, self.anchor.end
+        data = b"".join((
+            _HEAD.pack(_MAGIC, *sizes, self.anchor_crc, len(name), len(self.old)),
+            *(_RUN.pack(start, len(run)) for start, run in self.old),
+            name,
+            *(run for _, run in self.old),
+        ))  # fmt: skip
         return data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
 
 
@@ -66,17 +71,25 @@ def decode(data: bytes) -> Journal | None:
     body, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
     if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_CRC_BYTES, "little") != crc:
         return None
-    magic, old_size, new_size, start, anchor_start, anchor_end, anchor_crc, name_bytes = _HEAD.unpack_from(body)
-    old = body[_HEAD.size + name_bytes :]
-    is_inside = start + len(old) <= old_size and anchor_start <= anchor_end <= old_size
-    if magic != _MAGIC or not is_inside or anchor_end - anchor_start > ANCHOR_BYTES:
-        raise ValueError("it is none of this version of ckptmove")
+    magic, old_size, new_size, anchor_start, anchor_end, anchor_crc, name_bytes, count = _HEAD.unpack_from(body)
+    name_start = _HEAD.size + count * _RUN.size
+    is_sound = magic == _MAGIC and name_start <= len(body) and anchor_start <= anchor_end <= old_size
+    if not is_sound or anchor_end - anchor_start > ANCHOR_BYTES:
+        raise ValueError(_UNKNOWN)
+    position = name_start + name_bytes
+    old: list[tuple[int, bytes]] = []
+    for start, nbytes in _RUN.iter_unpack(body[_HEAD.size : name_start]):
+        if start + nbytes > old_size:
+            raise ValueError(_UNKNOWN)
+        old.append((start, body[position : position + nbytes]))
+        position += nbytes
+    if position != len(body):
+        raise ValueError(_UNKNOWN)
     return Journal(
-        name=os.fsdecode(body[_HEAD.size : _HEAD.size + name_bytes]),
+        name=os.fsdecode(body[name_start : name_start + name_bytes]),
         old_size=old_size,
         new_size=new_size,
-        start=start,
-        old=old,
+        old=tuple(old),
         anchor=Span(anchor_start, anchor_end),
         anchor_crc=anchor_crc,
     )

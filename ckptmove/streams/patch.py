@@ -23,7 +23,7 @@ from ckptmove.streams.journal import ANCHOR_BYTES, Journal, decode, journal_path
 from ckptmove.streams.sink import sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.changes import Patch
 
@@ -70,7 +70,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
             journal = _journal_for(fd, name, found.st_size, patch)
             _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
             try:
-                _change(fd, patch.start, patch.data, patch.size)
+                _change(fd, patch.writes, patch.size)
             except BaseException:
                 _take_back(path, fd, journal, journal_file)
                 raise
@@ -98,7 +98,7 @@ def roll_back(path: str) -> str:
             elif journal.name != os.path.basename(os.path.realpath(path)):  # noqa: PTH119  # the path stays text
                 return ""  # two names of one checksum, or the file got another name
             elif _fits(fd, journal):
-                _change(fd, journal.start, journal.old, journal.old_size)
+                _change(fd, journal.old, journal.old_size)
                 said = _UNDONE
             else:
                 said = _OUTDATED
@@ -125,16 +125,17 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def _journal_for(fd: int, name: str, size: int, patch: Patch) -> Journal:
-    end = size if patch.size < size else min(patch.start + len(patch.data), size)
+    runs = [Span(start, min(start + len(data), size)) for start, data in patch.writes]
+    runs += [Span(patch.size, size)] if patch.size < size else []
     # What is left alone lies before the change where that reaches to the end, as in archives; behind it elsewhere.
-    first, last = (0, patch.start) if end == size else (end, size)
+    begin, end = min((run.start for run in runs), default=size), max((run.end for run in runs), default=size)
+    first, last = (end, size) if end < size else (0, begin)
     anchor = Span(max(first, last - ANCHOR_BYTES), last)
     return Journal(
         name=name,
         old_size=size,
         new_size=patch.size,
-        start=patch.start,
-        old=_read_span(fd, Span(patch.start, end)),
+        old=tuple((run.start, _read_span(fd, run)) for run in runs if run.nbytes),
         anchor=anchor,
         anchor_crc=zlib.crc32(_read_span(fd, anchor)),
     )
@@ -147,12 +148,13 @@ def _fits(fd: int, journal: Journal) -> bool:
     return is_between and zlib.crc32(_read_span(fd, journal.anchor)) == journal.anchor_crc
 
 
-def _change(fd: int, start: int, data: bytes, size: int) -> None:
+def _change(fd: int, writes: Sequence[tuple[int, bytes]], size: int) -> None:
     """Write, and cut off what is behind; nothing is cut off before what was written is durable."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, start)
-        start, view = start + count, view[count:]
+    for begin, data in writes:
+        start, view = begin, memoryview(data)
+        while view:
+            count = os.pwrite(fd, view, start)
+            start, view = start + count, view[count:]
     os.fsync(fd)
     if os.fstat(fd).st_size > size:
         os.ftruncate(fd, size)
@@ -161,7 +163,7 @@ def _change(fd: int, start: int, data: bytes, size: int) -> None:
 
 def _take_back(path: str, fd: int, journal: Journal, journal_file: str) -> None:
     try:
-        _change(fd, journal.start, journal.old, journal.old_size)
+        _change(fd, journal.old, journal.old_size)
         _remove(journal_file)
     except OSError as error:
         raise RollbackFailed(path, journal_file, _reason(error)) from error

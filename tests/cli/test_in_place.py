@@ -138,9 +138,10 @@ def test_a_configured_target_does_not_hinder_an_undo(ask, bench) -> None:
     ("sample", "words", "message"),
     [
         ("float64-cpu.pt", ("--to", "mps", "--cast"), "--cast writes tensors anew"),
-        ("legacy-adamw-cuda1.pth", ("--to", "cpu"), "everything behind would have to move"),
-        ("bare-pickle-cuda2.pkl", ("--to", "cpu"), "in a pickle file everything behind the change would move"),
+        ("legacy-adamw-cuda1.pth", ("--to", "cpu"), "another length"),
+        ("bare-pickle-cuda2.pkl", ("--to", "cpu"), "another length"),
         (".", ("--to", "cpu"), "it is a directory"),
+        ("zipped-again.pth", ("--to", "mps"), "its storages are compressed"),
     ],
 )
 def test_what_has_no_room_is_refused_with_the_way(ask, bench, sample, words, message) -> None:
@@ -287,6 +288,16 @@ def test_the_next_conversion_notices_too(ask, bench, words) -> None:
     assert document["ok"]
     if "--in-place" in words:
         assert "interrupted" in document["notes"][0]
+
+
+def test_verify_notices_too(say, bench, original) -> None:
+    pytest.importorskip("torch")
+    with started(5, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
+        process.communicate()
+    said = say("verify", "run.pth", "--to", "cuda:3", "-q")
+    assert said.code == 0
+    assert said.err.startswith("warning: run.pth: a conversion in place was interrupted")
+    assert (bench / "run.pth").read_bytes() == original
 
 
 def test_an_undo_notices_too(ask, say, bench, original) -> None:

@@ -372,9 +372,10 @@ def roomy(request, tmp_path):
     yield from _open((ZIPS | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
-@pytest.fixture(params=LEGACY)
+@pytest.fixture(params=LEGACY | TARS)
 def stream(request, tmp_path):
-    yield from _open(LEGACY[request.param], tmp_path / "specimen.pt")
+    """One in which everything stands behind its pickle."""
+    yield from _open((LEGACY | TARS)[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=ZIPS)

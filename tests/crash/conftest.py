@@ -49,13 +49,15 @@ class Call:
 class Recorder:
     """Stands before the system: writes down every call in a folder, and lets one fail that was chosen.
 
-    ``fail_at`` is the place of that call among all; ``error`` what it raises, ``lasting`` whether all later ones do.
+    ``fail_at`` is the place of that call among all; ``error`` what it raises, ``lasting`` whether all later ones do,
+    ``late`` whether the call is made all the same: so a signal comes.
     """
 
     folder: pathlib.Path
     fail_at: int = -1
     error: BaseException | None = None
     lasting: bool = False
+    late: bool = False
     most_bytes: int = 1 << 30
     calls: list[Call] = field(default_factory=list)
     seen: int = 0
@@ -72,7 +74,15 @@ class Recorder:
     def _turn(self):
         """Every call comes by here before it is made."""
         place, self.seen = self.seen, self.seen + 1
-        if self.error is not None and (place == self.fail_at or (self.lasting and place > self.fail_at >= 0)):
+        if self.late or self.error is None:
+            return
+        if place == self.fail_at or (self.lasting and place > self.fail_at >= 0):
+            raise self.error
+
+    def _made(self, call):
+        """Every call that was made is written down."""
+        self.calls.append(call)
+        if self.late and self.error is not None and self.seen == self.fail_at + 1:
             raise self.error
 
     def _inside(self, path):
@@ -90,7 +100,7 @@ class Recorder:
         fd = _REAL["open"](path, flags, mode, **options)
         if is_new:
             self._nodes[name], self._next = self._next, self._next + 1
-            self.calls.append(Call("create", self._nodes[name], name=name))
+            self._made(Call("create", self._nodes[name], name=name))
         self._open[fd] = -1 if is_folder else self._nodes[name]
         return fd
 
@@ -110,35 +120,36 @@ class Recorder:
     def _written(self, fd, start, real, data):
         self._turn()
         count = real(fd, bytes(data)[: self.most_bytes])
-        self.calls.append(Call("write", self._open[fd], start, bytes(data)[:count]))
+        self._made(Call("write", self._open[fd], start, bytes(data)[:count]))
         return count
 
     def ftruncate(self, fd, size):
         self._turn()
         _REAL["ftruncate"](fd, size)
-        self.calls.append(Call("truncate", self._open[fd], size))
+        self._made(Call("truncate", self._open[fd], size))
 
     def fsync(self, fd):
         if fd not in self._open:
             return _REAL["fsync"](fd)
         self._turn()
         node = self._open[fd]
-        self.calls.append(Call("sync-folder" if node < 0 else "sync", node))
-        return _REAL["fsync"](fd)
+        _REAL["fsync"](fd)
+        self._made(Call("sync-folder" if node < 0 else "sync", node))
+        return None
 
     def link(self, source, target, **options):
         self._turn()
         _REAL["link"](source, target, **options)
         name = pathlib.Path(target).name
         self._nodes[name] = self._nodes[pathlib.Path(source).name]
-        self.calls.append(Call("link", self._nodes[name], name=name))
+        self._made(Call("link", self._nodes[name], name=name))
 
     def rename(self, source, target, **options):
         self._turn()
         _REAL["replace"](source, target, **options)
         name, old_name = pathlib.Path(target).name, pathlib.Path(source).name
         self._nodes[name] = self._nodes.pop(old_name)
-        self.calls.append(Call("rename", self._nodes[name], name=name, old_name=old_name))
+        self._made(Call("rename", self._nodes[name], name=name, old_name=old_name))
 
     replace = rename
 
@@ -147,8 +158,9 @@ class Recorder:
         if not inside or not os.path.lexists(path):
             return _REAL["unlink"](path, **options)
         self._turn()
-        self.calls.append(Call("unlink", self._nodes.pop(name), name=name))
-        return _REAL["unlink"](path, **options)
+        _REAL["unlink"](path, **options)
+        self._made(Call("unlink", self._nodes.pop(name), name=name))
+        return None
 
     remove = unlink
 

@@ -103,12 +103,13 @@ def test_a_failing_call_is_told_and_the_file_is_whole(crashes, change, failure, 
     assert tries > 5
 
 
-def test_an_interruption_leaves_the_file_whole(crashes, change):
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interruption_leaves_the_file_whole(crashes, change, late):
     initial = crashes.held()
     change()
     whole = (initial, crashes.held())
     crashes.put(initial)
-    for error in crashes.each_failure(change, KeyboardInterrupt):
+    for error in crashes.each_failure(change, KeyboardInterrupt, late=late):
         assert isinstance(error, KeyboardInterrupt)
         inspect(crashes)
         assert crashes.held() in whole

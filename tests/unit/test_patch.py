@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import stat
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from ckptmove.streams.patch import apply_patch, roll_back, stamp
 from ckptmove.streams.recovery import recover, recover_listed
 
 OLD = bytes(range(200))
-TAIL = Patch(190, b"new tail", 198)
+TAIL = Patch(((190, b"new tail"),), 198)
 
 
 @pytest.fixture
@@ -48,10 +50,12 @@ def names(folder):
 @pytest.mark.parametrize(
     ("patch", "expected"),
     [
-        (Patch(200, b"more", 204), OLD + b"more"),
+        (Patch(((200, b"more"),), 204), OLD + b"more"),
         (TAIL, OLD[:190] + b"new tail"),
-        (Patch(100, b"", 100), OLD[:100]),
-        (Patch(10, b"over", 200), OLD[:10] + b"over" + OLD[14:]),
+        (Patch((), 100), OLD[:100]),
+        (Patch(((10, b"over"),), 200), OLD[:10] + b"over" + OLD[14:]),
+        (Patch(((10, b"over"), (50, b"more")), 200), OLD[:10] + b"over" + OLD[14:50] + b"more" + OLD[54:]),
+        (Patch((), 200), OLD),
     ],
 )
 def test_it_changes_what_it_says_and_can_be_taken_back(file, monkeypatch, patch, expected):
@@ -134,7 +138,7 @@ def test_a_file_that_was_saved_anew_is_not_rolled_back(file, monkeypatch, data):
 
 
 def test_what_lies_behind_a_change_tells_other_files_apart_too(file, monkeypatch):
-    kill_before_the_end(file, monkeypatch, Patch(10, b"over", 200))
+    kill_before_the_end(file, monkeypatch, Patch(((10, b"over"),), 200))
     data = file.read_bytes()[:199] + b"!"
     file.write_bytes(data)
     assert "written anew" in roll_back(str(file))
@@ -170,20 +174,20 @@ def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
 
 def journal(**changes):
     fields = {
-        "name": "run.pth", "old_size": 200, "new_size": 198, "start": 190, "old": OLD[190:], "anchor": Span(0, 190),
+        "name": "run.pth", "old_size": 200, "new_size": 198, "old": ((190, OLD[190:]),), "anchor": Span(0, 190),
         "anchor_crc": 7,
     }  # fmt: skip
     return Journal(**{**fields, **changes})
 
 
 def test_a_journal_is_read_as_it_was_written():
-    for one in (journal(), journal(name="r\udcffn \n.pth", old=b"")):
+    for one in (journal(), journal(name="r\udcffn \n.pth", old=()), journal(old=((1, b"a"), (7, b"bc")))):
         assert decode(one.encode()) == one
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"start": 191}, {"start": 2**63}, {"anchor": Span(3, 2)}, {"anchor": Span(0, 201)},
+    [{"old": ((191, bytes(10)),)}, {"old": ((2**63, b""),)}, {"anchor": Span(3, 2)}, {"anchor": Span(0, 201)},
      {"anchor": Span(0, 1 << 17), "old_size": 1 << 20}],
 )  # fmt: skip
 def test_a_journal_that_cannot_be_is_refused(file, changes):
@@ -199,6 +203,14 @@ def test_a_journal_of_a_later_version_is_refused(file, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="version"):
         decode(data)
+
+
+def test_a_journal_whose_lengths_do_not_add_up_is_refused():
+    data = bytearray(journal().encode()[:-4])
+    for at, value in ((len(data) - len("run.pth") - 10 - 8, 9), (struct.calcsize("<16s4QLH"), 1 << 30)):
+        wrong = data[:at] + value.to_bytes(4, "little") + data[at + 4 :]
+        with pytest.raises(ValueError, match="version"):
+            decode(wrong + zlib.crc32(wrong).to_bytes(4, "little"))
 
 
 def test_what_cannot_be_rolled_back_names_its_journal(file, monkeypatch):
