@@ -18,7 +18,7 @@ from ckptmove.model import Limits
 from ckptmove.streams.counted import CountedSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ckptmove.containers.contract import Container
     from ckptmove.contracts import Progress
@@ -82,7 +82,13 @@ class Survey:
 
 
 def survey(
-    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    path: str,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
+    visit: Callable[[Checkpoint], None] | None = None,
 ) -> Survey:
     """Read a checkpoint as data and close it.
 
@@ -92,12 +98,15 @@ def survey(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         progress: told of bytes checked and bytes in all.
+        visit: shown the checkpoint while it is open.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
     with open_checkpoint(path, limits) as checkpoint:
+        if visit is not None:
+            visit(checkpoint)
         inventory, container = checkpoint.inventory, checkpoint.container
         if check:
             if progress is not None:

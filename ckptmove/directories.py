@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import NotACheckpoint, Refused, UnsupportedContainer
+from ckptmove.errors import NotACheckpoint, Refused
 from ckptmove.model import ArchiveFact, Inventory
 
 if TYPE_CHECKING:
@@ -81,14 +81,6 @@ class EmptyDirectory(NotACheckpoint):
     def __init__(self, path: str, files: int) -> None:
         super().__init__(path, f"a directory; by content, none of its files is one (looked at {files:,})")
         self.files = files
-
-
-class UnverifiedDirectory(UnsupportedContainer):
-    """A checkpoint directory where only a file can be verified."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "directory", "a directory")
-        self.message = "a directory; verify takes one file"
 
 
 class OutputHoldsMore(Refused):

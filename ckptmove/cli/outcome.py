@@ -143,11 +143,6 @@ def _(error: directories.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(directories.UnverifiedDirectory)
-def _(error: directories.UnverifiedDirectory) -> str:
-    return f"name the file with the optimizer: ckptmove verify {shlex.quote(error.path or '')}/FILE"
-
-
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""

@@ -7,6 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import survey
@@ -19,11 +20,16 @@ from ckptmove.layouts.merge import as_part, merge
 from ckptmove.layouts.places import is_spoiled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import Progress
     from ckptmove.directories import DirectoryInventory
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.model import Limits
+
+    Visit = Callable[[str, Checkpoint], None]
 
 #: Where the HF Trainer keeps its counters.
 _TRAINER_STATE: Final = "trainer_state.json"
@@ -47,7 +53,13 @@ class Directory:
 
 
 def read_directory(
-    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    path: str,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
+    visit: Visit | None = None,
 ) -> Directory:
     """Read every checkpoint in a directory as a part of one.
 
@@ -57,6 +69,7 @@ def read_directory(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         progress: told of bytes checked and bytes in all.
+        visit: shown each checkpoint, by its path in the directory, while it is open.
 
     Raises:
         UnreadableInput: there is no checkpoint in it, or one that cannot be read or is damaged.
@@ -65,7 +78,7 @@ def read_directory(
     listing = list_directory(path, limits)
     refuse_distributed(listing)
     require_shards(listing)
-    reader = _Reader(listing, limits, check=check, outline=outline, progress=progress)
+    reader = _Reader(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
     for file in listing.files:
         if not file.is_hidden:
             reader.read(file)
@@ -89,13 +102,21 @@ class _Reader:
     """Reads file after file."""
 
     def __init__(
-        self, listing: Listing, limits: Limits, *, check: bool, outline: bool, progress: Progress | None
+        self,
+        listing: Listing,
+        limits: Limits,
+        *,
+        check: bool,
+        outline: bool,
+        progress: Progress | None,
+        visit: Visit | None,
     ) -> None:
         self._listing = listing
         self._limits = limits
         self._check = check
         self._outline = outline
         self._progress = progress
+        self._visit = visit
         self._base = 0
         self._done = 0
         self.total = sum(file.size_bytes for file in listing.files)
@@ -114,6 +135,7 @@ class _Reader:
                 check=self._check,
                 outline=self._outline,
                 progress=told,
+                visit=None if self._visit is None else partial(self._visit, file.path),
             )
         except NotACheckpoint as error:
             if is_spoiled(file.name, error.found):

@@ -19,8 +19,8 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ckptmove.containers.contract import Container
     from ckptmove.evidence import CheckResult
+    from ckptmove.layouts.whole import StoredFile
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit
     from ckptmove.pairing import Pairing
@@ -41,12 +41,19 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
-def check_file(container: Container) -> CheckResult:
-    """What the file is, and whether its bytes were compared with checksums; findings about it fail the check."""
-    size = container.source.size
-    checked = container.has_checksums()
-    crcs = "every CRC matches" if checked else "saved without CRCs, so that its bytes could not be compared with any"
-    return passed("file", f"{container.name} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checked)
+def check_file(files: Sequence[StoredFile]) -> CheckResult:
+    """What the files are, and whether their bytes were compared with checksums; findings about them fail the check."""
+    size = sum(file.container.source.size for file in files)
+    unchecked = [file.name for file in files if not file.container.has_checksums()]
+    if files[0].name:
+        what = amount(len(files), "checkpoint file")
+        crcs = f"saved without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"
+        crcs = crcs if len(unchecked) == len(files) else f"every CRC matches; {crcs}"
+    else:
+        what = files[0].container.name
+        crcs = "saved without CRCs, so that its bytes could not be compared with any"
+    crcs = crcs if unchecked else "every CRC matches"
+    return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=not unchecked)
 
 
 def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:

@@ -9,7 +9,10 @@ import ctypes
 import mmap
 import sys
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _BATCH_BYTES: Final = 2**24
 
@@ -57,3 +60,20 @@ class PageRelease:
         advise = ctypes.CDLL(None).madvise
         advise(ctypes.c_void_p(start), ctypes.c_size_t(self._highest - start), mmap.MADV_DONTNEED)
         self._lowest, self._highest, self._bytes = sys.maxsize, 0, 0
+
+
+class PagesOfFiles:
+    """The same for several mapped files side by side."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            files: names of those that torch mapped, in this machine's byte order.
+        """
+        self._releases = {file: PageRelease(enabled=True) for file in files}
+
+    def seen(self, file: str, address: int, offset: int, nbytes: int) -> None:
+        """Note bytes of a file that will not be needed again soon; nothing where it is not mapped."""
+        if file in self._releases:
+            self._releases[file].seen(address, offset, nbytes)

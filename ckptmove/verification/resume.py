@@ -26,12 +26,12 @@ from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, 
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint import Checkpoint
     from ckptmove.evidence import CheckResult
+    from ckptmove.layouts.whole import WholeCheckpoint
     from ckptmove.model import OptimizerRecord
     from ckptmove.pairing import Pairing
     from ckptmove.verification.against import OriginalTensors
-    from ckptmove.verification.loaded import Loaded
+    from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import Place, Site
     from ckptmove.verification.recipe import Recipe
@@ -54,9 +54,9 @@ class Bench:
 
     request: VerifyRequest
     site: Site
-    checkpoint: Checkpoint
+    checkpoint: WholeCheckpoint
     stored: StoredTensors
-    loaded: Loaded
+    loaded: LoadedFiles
     original: OriginalTensors | None
     pairings: list[tuple[OptimizerRecord, Pairing]]
 
@@ -75,7 +75,7 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     if bench.site.reason:
         return not_proven(around)
     tally = TrialTally()
-    with StoredTensors(bench.checkpoint.container, mapped=False) as again, bench.site.enter() as place:
+    with StoredTensors(bench.checkpoint.files, mapped=False) as again, bench.site.enter() as place:
         second = _second_source(bench, again, around)
         for optimizer, pairing in bench.pairings:
             if not tally.error:
@@ -106,10 +106,18 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
     if bench.site.mode != "cpu":
         around.compared_with = where
         return bench.stored
-    if bench.loaded.tensors:
-        around.compared_with = f"{where} from what torch.load returns"
-        return LoadedTensors(bench.loaded, bench.stored, bench.checkpoint.inventory)
-    around.compared_with = f"{where} after a second reading; torch.load refuses the file, so that it shows no more"
+    stepped = {
+        file.name
+        for file in bench.checkpoint.files
+        if any(record.role in {"model", "optimizer"} for record in file.inventory.tensors)
+    }
+    missing = sorted(stepped & bench.loaded.missing)
+    if stepped - bench.loaded.missing:
+        read = f", {', '.join(missing)} read a second time in its place" if missing else ""
+        around.compared_with = f"{where} from what {bench.loaded.what}{read}"
+        return LoadedTensors(bench.loaded, bench.stored, bench.checkpoint.inventory, again)
+    files = "the file" if missing == [""] else "these files"
+    around.compared_with = f"{where} after a second reading; torch.load refuses {files}, so that it shows no more"
     return again
 
 

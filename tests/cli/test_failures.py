@@ -173,7 +173,6 @@ ERRORS = {
     errors.UnsupportedContainer("0.distcp", "dcp", "x"): (3, "dcp_to_torch . FILE"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
     directories.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
-    directories.UnverifiedDirectory("a b"): (3, "ckptmove verify 'a b'/FILE"),
     errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
     errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),
     errors.DamagedArchive("a", "b"): (3, "download it again"),
