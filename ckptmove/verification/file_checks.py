@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator
+from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
@@ -29,6 +30,7 @@ _HOW: Final = {
     "names": "name",
     "order": "order",
     "sorted": "the order of their names",
+    "shapes": "shape",
     "position": "position",
     "ambiguous": "shape, in one of several ways",
 }
@@ -159,7 +161,8 @@ def check_structure(
         "optimizers": len(pairings), "groups": groups, "listed": listed, "with_state": stated, "paired": paired,
         "model_tensors": models,
     }  # fmt: skip
-    for fault in _homeless(inventory) if models and not paired and "O204" not in ignored else ():
+    is_sharded = isinstance(inventory, DirectoryInventory) and bool(inventory.sharding)
+    for fault in _homeless(inventory) if models and not (paired or is_sharded or "O204" in ignored) else ():
         faults.add(f"{fault} (O204)")
     if faults:
         return failed("structure", str(faults), **figures)

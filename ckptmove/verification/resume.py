@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import supports_capturable
+from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.moves import MoveRequest
 from ckptmove.plan import plan_move
@@ -70,6 +71,9 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         mend=_mend(bench),
         has_model=any(record.role == "model" for record in bench.checkpoint.inventory.tensors),
     )
+    inventory = bench.checkpoint.inventory
+    if isinstance(inventory, DirectoryInventory) and inventory.sharding:
+        return without_step(inventory.sharding, around)
     if not bench.pairings:
         return without_step(NOTHING_TO_RESUME, around)
     if bench.site.reason:

@@ -31,7 +31,7 @@ ROWS: list[list[str]] = [
         "pickles.tree",
         "pickles.names",
     ],
-    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.directory_sink"],
+    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.directory_sink", "unordered"],
     ["pickles.atoms", "pickles.lore"],
     ["pickles.structure"],
     ["pickles.memory"],
