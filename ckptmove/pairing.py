@@ -176,7 +176,7 @@ def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Sc
         shape, own = parameter_shape(entry, optimizer.algorithm), moments(entry, optimizer.algorithm)
         known[entry.key] = (shape, own[0][1].dtype if own else "") if shape is not None else None
     states = [known.get(key) for key in keys]
-    lost = "safetensors sorts the model's tensors: their order is lost"
+    lost = "safetensors has sorted the model's tensors"
     if optimizer.state and not any(states):
         return _result(optimizer, [], "none", f"{lost}, and the state does not tell the parameters' shapes")
     matches = [(scope, match_unordered(states, scope.parameters)) for scope in scopes]

@@ -47,14 +47,14 @@ def check_file(files: Sequence[StoredFile]) -> CheckResult:
     """What the files are, and whether their bytes were compared with checksums; findings about them fail the check."""
     size = sum(file.container.source.size for file in files)
     unchecked = [file.name for file in files if not file.container.has_checksums()]
+    crcs = "every CRC matches"
     if files[0].name:
         what = amount(len(files), "checkpoint file")
-        crcs = f"saved without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"
-        crcs = crcs if len(unchecked) == len(files) else f"every CRC matches; {crcs}"
+        rest = f"without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"
+        crcs = rest if len(unchecked) == len(files) else f"{crcs}; {rest}" if unchecked else crcs
     else:
         what = files[0].container.name
-        crcs = "saved without CRCs, so that its bytes could not be compared with any"
-    crcs = crcs if unchecked else "every CRC matches"
+        crcs = "saved without CRCs, so that its bytes could not be compared with any" if unchecked else crcs
     return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=not unchecked)
 
 
@@ -159,7 +159,7 @@ def check_structure(
     models = sum(record.role == "model" for record in inventory.tensors)
     figures = {
         "optimizers": len(pairings), "groups": groups, "listed": listed, "with_state": stated, "paired": paired,
-        "model_tensors": models,
+        "model_tensors": models, "paired_by": ", ".join(dict.fromkeys(pairing.how for _, pairing in pairings)),
     }  # fmt: skip
     is_sharded = isinstance(inventory, DirectoryInventory) and bool(inventory.sharding)
     for fault in _homeless(inventory) if models and not (paired or is_sharded or "O204" in ignored) else ():

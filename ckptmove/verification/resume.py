@@ -158,7 +158,9 @@ def _try(
     if bare:
         around.assumed.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
     if pairing.how == "ambiguous":
-        around.assumed.append(f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous")
+        around.assumed.append(
+            f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous: {pairing.reason}"
+        )
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact
