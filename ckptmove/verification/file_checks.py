@@ -102,8 +102,9 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
         moves.setdefault((edit.source, edit.target), []).extend(own)
     misplaced = sum(map(len, moves.values()))
     wrong = [_move_line(*ends, astray) for ends, astray in moves.items() if astray]
+    settings = _settings(inventory)
     flags = Offenders()
-    for flag in plan.flags:
+    for flag in (one for one in plan.flags if not one.where.startswith(settings)):
         flags.add(f"{flag.where} is {flag.source}, has to be {flag.target}")
     figures = {"tensors": len(inventory.tensors), "misplaced": misplaced, "flags": flags.count}
     if not wrong and not flags:
@@ -115,6 +116,12 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     if target == "cpu" and not flags:
         mend += ", or torch.load(..., map_location='cpu') in the script"
     return failed("placement", "; ".join([*parts, mend]), **figures)
+
+
+def _settings(inventory: Inventory) -> tuple[str, ...]:
+    """What begins the paths in those files of a directory that no resume reads a device from: ``training_args.bin``."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    return tuple(f"{file.path}." for file in files if file.roles == ("other",))
 
 
 def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:

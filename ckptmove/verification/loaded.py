@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
 
+from ckptmove.verification.pages import is_mapping
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -119,7 +121,11 @@ def load(container: Container) -> Loaded:
     is_mapped = container.name == "torch-zip"  # torch maps no other one
     try:
         if container.name == "safetensors":
-            return Loaded({name: [tensor] for name, tensor in load_file(container.source.path).items()})
+            weights = load_file(container.source.path)
+            # The library maps the file where torch can; it does not say so.
+            first = next((tensor.data_ptr() for tensor in weights.values() if tensor.numel()), 0)
+            is_mapped = is_mapping(first, container.source.path)
+            return Loaded({name: [tensor] for name, tensor in weights.items()}, is_mapped=is_mapped)
         root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))

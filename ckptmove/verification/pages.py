@@ -7,14 +7,38 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _BATCH_BYTES: Final = 2**24
+#: What the memory of this process is, a line for each region: Linux alone tells (``man 5 proc_pid_maps``).
+_REGIONS = Path("/proc/self/maps")
+
+
+def is_mapping(address: int, path: str) -> bool:
+    """Whether memory is a mapping of a file; False, too, where the system does not tell.
+
+    Args:
+        address: of a byte in memory.
+        path: of the file.
+    """
+    try:
+        regions = _REGIONS.read_text(errors="replace").splitlines()
+        inode = os.stat(path).st_ino  # noqa: PTH116  # a path of a checkpoint stays text
+    except OSError:
+        return False
+    for region in regions:
+        bounds, _, _, _, number, *_ = region.split()
+        low, high = (int(bound, 16) for bound in bounds.split("-"))
+        if low <= address < high:
+            return int(number) == inode
+    return False
 
 
 @dataclass(slots=True)

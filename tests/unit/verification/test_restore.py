@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from argparse import Namespace
 from dataclasses import replace
@@ -14,11 +15,11 @@ from safetensors.torch import save_file
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.layouts.whole import open_whole
 from ckptmove.model import Limits
-from ckptmove.verification import loaded
+from ckptmove.verification import loaded, pages
 from ckptmove.verification.counters import Counters
 from ckptmove.verification.loaded import Loaded, LoadedFiles, load, load_all, named_tensors
 from ckptmove.verification.numbers import NumbersTally
-from ckptmove.verification.pages import PageRelease
+from ckptmove.verification.pages import PageRelease, is_mapping
 from ckptmove.verification.restore import LoadedTensors, same_bytes, survey
 from ckptmove.verification.state import StoredTensors, bits
 
@@ -278,6 +279,19 @@ def test_memory_that_is_no_mapping_is_left_alone():
     assert not release.enabled
     release.seen(memory.data_ptr(), 0, memory.nbytes)
     assert memory.sum() == 10_000_000
+
+
+def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
+    path = str(tmp_path / "weights.safetensors")
+    save_file({"w": torch.ones(100_000)}, path)
+    mapped, plain = loaded.load_file(path)["w"], torch.ones(100_000)
+    assert is_mapping(plain.data_ptr(), path) is False
+    assert is_mapping(0, path) is False
+    if sys.platform == "linux":
+        assert is_mapping(mapped.data_ptr(), path) is True
+    assert is_mapping(mapped.data_ptr(), str(tmp_path / "none")) is False
+    monkeypatch.setattr(pages, "_REGIONS", tmp_path / "none")
+    assert is_mapping(mapped.data_ptr(), path) is False
 
 
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
