@@ -151,7 +151,7 @@ def convert(
 
     request = ConvertRequest(
         path=path,
-        move=move,
+        move=_request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings),
         output=os.fspath(output) if output else None,
         beside=default_output(path, "moved" if to is None else to),
         force=force,
@@ -210,9 +210,9 @@ def verify(
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
-        path: a file.
+        path: a file, or a directory, whose files are one checkpoint.
         to: the target; by default the device where the model lies.
-        against: the original that the values must equal.
+        against: the original that the values must equal: a directory for a directory.
         optimizer: class in ``torch.optim`` to use in place of the one that the keys point to.
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
@@ -225,19 +225,16 @@ def verify(
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer.
+        UsageError: an unknown device or optimizer, or a file against a directory.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
     """
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # the only command that pays for this room
 
-    for named in (path, against):
-        if named is not None and is_folder(named):
-            raise OneFileAtATime(os.fspath(named), "verify")
     request = VerifyRequest(
         path=os.fspath(path),
         to=to,
-        against=against,
+        against=None if against is None else os.fspath(against),
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,

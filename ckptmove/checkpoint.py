@@ -20,7 +20,7 @@ from ckptmove.streams.counted import CountedSource
 from ckptmove.streams.recovery import recover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ckptmove.containers.contract import Container
     from ckptmove.contracts import ByteSource, Progress
@@ -99,6 +99,7 @@ def survey(
     check: bool = False,
     outline: bool = False,
     progress: Progress | None = None,
+    visit: Callable[[Checkpoint], None] | None = None,
 ) -> Survey:
     """Read a checkpoint as data and close it.
 
@@ -109,12 +110,15 @@ def survey(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         progress: told of bytes checked and bytes in all.
+        visit: shown the checkpoint while it is open.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
     with open_checkpoint(path, limits, source) as checkpoint:
+        if visit is not None:
+            visit(checkpoint)
         inventory, container = checkpoint.inventory, checkpoint.container
         if check:
             if progress is not None:

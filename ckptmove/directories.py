@@ -5,14 +5,21 @@ Never opens either: ``layouts`` does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckptmove.errors import NotACheckpoint, Refused, UnreadableInput, UnsupportedContainer
 from ckptmove.model import ArchiveFact, Inventory
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.model import ContainerName, LayoutName, Role
+    from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
+
+#: What a rank of ZeRO saves of its optimizer (``deepspeed/runtime/engine.py``).
+_ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
+#: What a rank of model parallelism saves: a file of DeepSpeed's, a folder of Megatron's.
+_MODEL_PARALLEL: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
 
 ArchiveForm: TypeAlias = Literal["zip", "tar"]
 
@@ -71,6 +78,43 @@ class DirectoryInventory(Inventory):
     """
 
     files: tuple[FileRecord, ...]
+
+    @property
+    def sharding(self) -> str:
+        """Why no file holds an optimizer's state for a whole parameter; empty where that is not so.
+
+        ZeRO cuts the state of all parameters, laid end to end, into one run for each rank, also where there is one
+        (``deepspeed/runtime/zero/stage_1_and_2.py``); model parallelism cuts the parameters themselves.
+        """
+        paths = [file.path for file in self.files]
+        if any(map(_ZERO.fullmatch, paths)):
+            count = sum(_ZERO.fullmatch(path) is not None for path in paths)
+            return f"ZeRO keeps the optimizer's state in flat runs ({amount(count, 'file')}), and not by parameter"
+        ranks = {match[1] for path in paths if (match := _MODEL_PARALLEL.fullmatch(path)) is not None}
+        if len(ranks) > 1:
+            return f"parameters and their state are cut into parts, over {len(ranks)} ranks of model parallelism"
+        return ""
+
+    @property
+    def is_order_lost(self) -> bool:
+        """Whether a part of the model lies in a file of safetensors, which sorts the names."""
+        return any(file.container == "safetensors" and "model" in file.roles for file in self.files)
+
+    def folder_of(self, where: str) -> str:
+        """The folder of the file that something stands in, by its path from the root."""
+        paths = [file.path for file in self.files if f"{where}.".startswith(f"{file.path}.")]
+        return max(paths, key=len).rpartition("/")[0]
+
+    def in_folder(self, folder: str) -> DirectoryInventory:
+        """The tensors and files of one folder alone, without those of folders in it; all else as it is."""
+        tensors: list[TensorRecord] = []
+        first = 0
+        for file in self.files:
+            if file.path.rpartition("/")[0] == folder:
+                tensors += self.tensors[first : first + file.tensors]
+            first += file.tensors
+        files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
+        return replace(self, tensors=tuple(tensors), files=files)
 
 
 class ArchiveOfFiles(NotACheckpoint):

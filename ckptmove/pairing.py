@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from ckptmove.directories import DirectoryInventory
 from ckptmove.optimizers import TABLE
 from ckptmove.scopes import Scope, model_scopes, strip_wrappers
+from ckptmove.unordered import match_unordered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
     from ckptmove.scopes import Index, Shape
+    from ckptmove.unordered import Known
 
-How: TypeAlias = Literal["names", "order", "sorted", "position", "ambiguous", "permuted", "none"]
+How: TypeAlias = Literal["names", "order", "sorted", "shapes", "position", "ambiguous", "permuted", "none"]
 
 #: State keys of bookkeeping tensors: 0-d whatever the parameter's shape.
 BOOKKEEPING: Final = frozenset().union(*(row.scalars for row in TABLE))
@@ -50,8 +52,9 @@ class Pairing:
             tensor, or None where none was found.
         how: ``names``: the optimizer names its parameters; ``order``: in-order match with all known shapes agreeing,
             and no other; ``sorted``: the same in the order of the tensors' names, in which some scripts list the
-            parameters of each group; ``position``: as many parameters as model tensors, but a few shapes part;
-            ``ambiguous``: one of several in-order matches; ``permuted``: a single group whose moments have the shapes
+            parameters of each group; ``shapes``: the order is lost, but no other tensor of the model has the shape;
+            ``position``: as many parameters as model tensors, but a few shapes part;
+            ``ambiguous``: one of several matches; ``permuted``: a single group whose moments have the shapes
             of the model's tensors, but in another order; ``none``: no match.
         reason: why it is no better; empty for a pairing in which nothing is missing.
     """
@@ -63,7 +66,7 @@ class Pairing:
     @property
     def is_certain(self) -> bool:
         """Whether a finding may rest on it."""
-        return self.how in {"names", "order", "sorted", "position"}
+        return self.how in {"names", "order", "sorted", "shapes", "position"}
 
     def by_key(self) -> dict[str, TensorRecord | None]:
         """The tensors by the keys of their parameters."""
@@ -71,24 +74,29 @@ class Pairing:
 
 
 def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
-    """Match each optimizer's parameters with the model's tensors, in time in proportion to both."""
+    """Match each optimizer's parameters with the model's tensors, in time in proportion to both.
+
+    In a directory, an optimizer is for the model in its own folder, if there is one.
+    """
+    if isinstance(inventory, DirectoryInventory):
+        return _pair_in_directory(inventory)
     scopes = model_scopes(inventory) if inventory.optimizers else ()
-    pairings = tuple(_pair(optimizer, scopes) for optimizer in inventory.optimizers)
-    return tuple(map(_by_names_alone, pairings)) if _is_order_lost(inventory) else pairings
+    return tuple(_pair(optimizer, scopes) for optimizer in inventory.optimizers)
 
 
-def _is_order_lost(inventory: Inventory) -> bool:
-    """Whether the model lies beside its optimizer in a file of safetensors, which sorts the names."""
-    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    return any(one.container == "safetensors" and "model" in one.roles for one in files)
-
-
-def _by_names_alone(pairing: Pairing) -> Pairing:
-    """A pairing as far as it does not rest on the order of the model's tensors."""
-    if pairing.how == "names":
-        return pairing
-    matches = tuple((key, None) for key, _ in pairing.matches)
-    return Pairing(matches=matches, how="none", reason="safetensors sorts the model's tensors: their order is lost")
+def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
+    if inventory.sharding:
+        return tuple(_result(optimizer, [], "none", inventory.sharding) for optimizer in inventory.optimizers)
+    scopes: dict[str, tuple[tuple[Scope, ...], bool]] = {}
+    pairings = []
+    for optimizer in inventory.optimizers:
+        folder = inventory.folder_of(optimizer.where)
+        if folder not in scopes:
+            near = inventory.in_folder(folder)
+            beside = near if any("model" in file.roles for file in near.files) else inventory
+            scopes[folder] = model_scopes(beside), beside.is_order_lost
+        pairings.append(_pair(optimizer, scopes[folder][0], is_sorted=scopes[folder][1]))
+    return tuple(pairings)
 
 
 def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, TensorRecord], ...]:
@@ -139,7 +147,7 @@ class _Fit:
         return len(self.tensors) == len(self.scope.parameters)
 
 
-def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...]) -> Pairing:
+def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], *, is_sorted: bool = False) -> Pairing:
     groups = [group.params for group in optimizer.groups]
     keys = [key for group in groups for key in group]
     if not keys:
@@ -147,8 +155,8 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...]) -> Pairing:
     if not scopes:
         return _result(optimizer, [], "none", "the file holds no model tensors")
     named = _by_names(optimizer, keys, scopes)
-    if named is not None:
-        return named
+    if named is not None or is_sorted:
+        return named or _without_order(optimizer, keys, scopes)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
@@ -159,6 +167,26 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...]) -> Pairing:
         if fits:
             return replace(_by_shapes(optimizer, fits), how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
+
+
+def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...]) -> Pairing:
+    """By the shapes of the state alone; what has several tensors of one shape is ambiguous."""
+    known: dict[str, Known] = {}
+    for entry in optimizer.state:
+        shape, own = parameter_shape(entry, optimizer.algorithm), moments(entry, optimizer.algorithm)
+        known[entry.key] = (shape, own[0][1].dtype if own else "") if shape is not None else None
+    states = [known.get(key) for key in keys]
+    lost = "safetensors has sorted the model's tensors"
+    if optimizer.state and not any(states):
+        return _result(optimizer, [], "none", f"{lost}, and the state does not tell the parameters' shapes")
+    matches = [(scope, match_unordered(states, scope.parameters)) for scope in scopes]
+    fits = [_Fit(scope, *match) for scope, match in matches if match is not None]
+    if not fits:
+        return _result(optimizer, [], "none", f"{lost}, and the shapes of the state do not fit them")
+    fit, rivals = _decide(optimizer, [fit for fit in fits if fit.is_whole] or fits)
+    if not rivals and not fit.is_unique:
+        rivals = f"{lost}, and several have one shape"
+    return _result(optimizer, fit.tensors, "ambiguous" if rivals else "shapes", rivals)
 
 
 def _not_in_order(optimizer: OptimizerRecord, flat: list[Shape | None], scopes: tuple[Scope, ...]) -> Pairing:

@@ -15,7 +15,6 @@ from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
-from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report import document, github, inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
@@ -126,6 +125,4 @@ def _next_command(answer: InspectAnswer) -> str:
     if answer.expectation is not None and answer.expectation.misplaced:
         return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
     fix = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
-    if isinstance(answer.inspection.inventory, DirectoryInventory):
-        return fix or ""  # verify takes one file
     return fix or shlex.join(["ckptmove", "verify", path])

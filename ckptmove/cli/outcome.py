@@ -154,8 +154,7 @@ def _(error: directories.EmptyDirectory) -> str:
 
 @hint_for.register(directories.OneFileAtATime)
 def _(error: directories.OneFileAtATime) -> str:
-    which = "the file with the optimizer" if error.command == "verify" else "a file of it"
-    return f"name {which}: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
+    return f"name a file of it: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
 
 
 @hint_for.register(directories.MustBeUnpacked)

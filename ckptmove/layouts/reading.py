@@ -7,6 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import survey
@@ -23,13 +24,17 @@ from ckptmove.notes import no_devices
 from ckptmove.streams.recovery import recover_listed
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint import Survey
+    from collections.abc import Callable
+
+    from ckptmove.checkpoint import Checkpoint, Survey
     from ckptmove.contracts import Progress
     from ckptmove.directories import DirectoryInventory
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.model import ArchiveFact, Limits
+
+    Visit = Callable[[str, Checkpoint], None]
 
 #: Where the HF Trainer keeps its counters.
 _TRAINER_STATE: Final = "trainer_state.json"
@@ -58,7 +63,13 @@ class Directory:
 
 
 def read_directory(
-    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    path: str,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
+    visit: Visit | None = None,
 ) -> Directory:
     """Read every checkpoint in a directory as a part of one.
 
@@ -68,6 +79,7 @@ def read_directory(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         progress: told of bytes checked and bytes in all.
+        visit: shown each checkpoint, by its path in the directory, while it is open.
 
     Raises:
         UnreadableInput: there is no checkpoint in it, or one that cannot be read or is damaged.
@@ -76,7 +88,7 @@ def read_directory(
     listing = list_directory(path, limits)
     if recover_listed(path, [file.path for file in listing.files]):
         listing = list_directory(path, limits)
-    return read_listing(listing, limits, check=check, outline=outline, progress=progress)
+    return read_listing(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
 
 
 def read_archive(
@@ -94,7 +106,13 @@ def read_archive(
 
 
 def read_listing(
-    listing: Listing, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    listing: Listing,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
+    visit: Visit | None = None,
 ) -> Directory:
     """Read every checkpoint that is listed as a part of one.
 
@@ -103,7 +121,7 @@ def read_listing(
     require_shards(listing)
     distributed = find_distributed(listing)
     homes = {part.folder for part in distributed}
-    reader = _Reader(listing, limits, check=check, outline=outline, progress=progress)
+    reader = _Reader(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
     for part in distributed:
         reader.read_distributed(part)
     for file in listing.files:
@@ -132,13 +150,21 @@ class _Reader:
     """Reads file after file."""
 
     def __init__(
-        self, listing: Listing, limits: Limits, *, check: bool, outline: bool, progress: Progress | None
+        self,
+        listing: Listing,
+        limits: Limits,
+        *,
+        check: bool,
+        outline: bool,
+        progress: Progress | None,
+        visit: Visit | None,
     ) -> None:
         self._listing = listing
         self._limits = limits
         self._check = check
         self._outline = outline
         self._progress = progress
+        self._visit = visit
         self._base = 0
         self._done = 0
         self.total = sum(file.size_bytes for file in listing.files)
@@ -167,6 +193,7 @@ class _Reader:
                 check=self._check,
                 outline=self._outline,
                 progress=self._told(),
+                visit=None if self._visit is None else partial(self._visit, file.path),
             )
         except NotACheckpoint as error:
             if is_spoiled(file.name, error.found):

@@ -75,5 +75,6 @@ def outcome(result: VerifyResult) -> str:
         return f"passed, {place}"
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
     skipped = reasons.get("step") or reasons.get("fresh", "")
-    reason = skipped.partition("; ")[0] or "something stood in for what the file does not hold"
+    doubts = [str(dict(check.evidence).get("unproven") or "") for check in result.checks if check.name == "step"]
+    reason = skipped.partition("; ")[0] or "".join(doubts) or "something stood in for what the file does not hold"
     return f"passed, {place}, but a resume is not proven: {sentence(reason)}"

@@ -6,6 +6,7 @@ Never compares devices or the flags that follow them: those are what a conversio
 from __future__ import annotations
 
 from collections import Counter
+from filecmp import cmp
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,9 @@ from ckptmove.verification.state import bits, dtype_of
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint import Checkpoint
+    from collections.abc import Iterator
+
+    from ckptmove.layouts.whole import StoredFile, WholeCheckpoint
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.verification.state import StoredTensors
 
@@ -54,11 +57,12 @@ class OriginalTensors:
 
 
 def differences(
-    checkpoint: Checkpoint, stored: StoredTensors, original: Checkpoint, original_stored: StoredTensors
+    checkpoint: WholeCheckpoint, stored: StoredTensors, original: WholeCheckpoint, original_stored: StoredTensors
 ) -> Offenders:
     """Where a checkpoint is not its original, devices and the flags that follow them aside.
 
-    Compares every tensor by name, dtype, shape, stride and bits, and everything else that the pickles hold.
+    Compares every tensor by name, dtype, shape, stride and bits, everything else that the pickles hold, and
+    the bytes of a directory's other files.
     """
     found = Offenders()
     ours, theirs = _by_name(checkpoint.inventory), _by_name(original.inventory)
@@ -72,12 +76,25 @@ def differences(
             if text:
                 found.add(f"{name}: {text}")
     if not found:  # a tensor more or less is a difference of the trees, too
-        for change in tree_changes(
-            checkpoint.machine.root, device_sites(checkpoint.inventory),
-            original.machine.root, device_sites(original.inventory),
-        ):  # fmt: skip
-            found.add(str(change))
+        for text in _file_differences(checkpoint, original):
+            found.add(text)
     return found
+
+
+def _file_differences(checkpoint: WholeCheckpoint, original: WholeCheckpoint) -> Iterator[str]:
+    """Where files with all that they hold besides tensors differ."""
+    ours, theirs = ({file.name: file for file in one.files} for one in (checkpoint, original))
+    here, there = ours.keys() | checkpoint.others.keys(), theirs.keys() | original.others.keys()
+    yield from (f"{name} is missing" for name in sorted(there - here))
+    yield from (f"{name} is not in the original" for name in sorted(here - there))
+    for name, file in ours.items():
+        if name in theirs:
+            other = theirs[name]
+            for change in tree_changes(file.root, device_sites(file), other.root, device_sites(other)):
+                yield f"{name}: {change}" if name else str(change)
+    for name, path in checkpoint.others.items():
+        if name in original.others and not cmp(path, original.others[name], shallow=False):
+            yield f"{name}: other bytes"
 
 
 def casts(inventory: Inventory, original: Inventory) -> str:
@@ -91,8 +108,9 @@ def casts(inventory: Inventory, original: Inventory) -> str:
     return ", ".join(f"{amount(count, 'tensor')} cast from {one} to {other}" for (one, other), count in pairs.items())
 
 
-def device_sites(inventory: Inventory) -> frozenset[int]:
-    """The places in the object pickle that a conversion may change: tags, named devices, flags, cast classes."""
+def device_sites(file: StoredFile) -> frozenset[int]:
+    """The places in a file's object pickle that a conversion may change: tags, named devices, flags, cast classes."""
+    inventory = file.inventory
     sites: set[int | None] = set()
     for storage in inventory.storages:
         sites.update(storage.tag_sites, storage.class_sites)
@@ -102,7 +120,7 @@ def device_sites(inventory: Inventory) -> frozenset[int]:
         sites |= {mention.site, mention.index_site, mention.tuple_site}
     for optimizer in inventory.optimizers:
         sites.update(flag.site for group in optimizer.groups for flag in group.flags)
-    return frozenset(site for site in sites if site is not None)
+    return frozenset(site - file.base for site in sites if site is not None)
 
 
 def _by_name(inventory: Inventory) -> dict[str, list[TensorRecord]]:
@@ -119,7 +137,7 @@ def _difference(ours: TensorRecord, stored: StoredTensors, theirs: TensorRecord,
     is_cast = ours.dtype == CAST_DOWN.get(theirs.dtype)
     if ours.dtype != theirs.dtype and not is_cast:
         return f"dtype {ours.dtype} in place of {theirs.dtype}"
-    if stored.span(ours) is None or original_stored.span(theirs) is None:
+    if stored.place(ours) is None or original_stored.place(theirs) is None:
         return "its bytes are not stored plainly"
     values, reference = stored.tensor(ours), original_stored.tensor(theirs)
     if is_cast:

@@ -65,7 +65,7 @@ def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple
     for entry in optimizer.state:
         record = entry.tensor("step")
         value = dict(entry.scalars).get("step")
-        if record is not None and stored.span(record) is not None:
+        if record is not None and stored.place(record) is not None:
             # What is no single value is no count.
             value = stored.tensor(record).item() if math.prod(record.shape) == 1 else math.nan
         if isinstance(value, (int, float)):
@@ -76,7 +76,7 @@ def _out_of_bounds(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterato
     scalars = BY_NAME[optimizer.algorithm].scalars if optimizer.algorithm in BY_NAME else frozenset()
     for entry in optimizer.state:
         for key, record in entry.tensors:
-            if key in scalars & _BOUNDS.keys() and not record.shape and stored.span(record) is not None:
+            if key in scalars & _BOUNDS.keys() and not record.shape and stored.place(record) is not None:
                 value = float(stored.tensor(record).item())
                 if not _BOUNDS[key][0] <= value <= _BOUNDS[key][1]:
                     yield record.name, value
@@ -91,7 +91,7 @@ def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensor
     row = BY_NAME[algorithm]
     for key, record in entry.tensors:
         begins_at_zero = key in row.known_state - row.scalars - row.begins_elsewhere
-        if begins_at_zero and stored.span(record) is not None and bool(stored.tensor(record).any()):
+        if begins_at_zero and stored.place(record) is not None and bool(stored.tensor(record).any()):
             return f", and {key} beside it is not zero: the count was lost"
     return ""
 

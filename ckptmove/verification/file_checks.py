@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator
+from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
@@ -19,8 +20,8 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ckptmove.containers.contract import Container
     from ckptmove.evidence import CheckResult
+    from ckptmove.layouts.whole import StoredFile
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit
     from ckptmove.pairing import Pairing
@@ -29,6 +30,7 @@ _HOW: Final = {
     "names": "name",
     "order": "order",
     "sorted": "the order of their names",
+    "shapes": "shape",
     "position": "position",
     "ambiguous": "shape, in one of several ways",
 }
@@ -41,12 +43,19 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
-def check_file(container: Container) -> CheckResult:
-    """What the file is, and whether its bytes were compared with checksums; findings about it fail the check."""
-    size = container.source.size
-    checked = container.has_checksums()
-    crcs = "every CRC matches" if checked else "saved without CRCs, so that its bytes could not be compared with any"
-    return passed("file", f"{container.name} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checked)
+def check_file(files: Sequence[StoredFile]) -> CheckResult:
+    """What the files are, and whether their bytes were compared with checksums; findings about them fail the check."""
+    size = sum(file.container.source.size for file in files)
+    unchecked = [file.name for file in files if not file.container.has_checksums()]
+    crcs = "every CRC matches"
+    if files[0].name:
+        what = amount(len(files), "checkpoint file")
+        rest = f"without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"
+        crcs = rest if len(unchecked) == len(files) else f"{crcs}; {rest}" if unchecked else crcs
+    else:
+        what = files[0].container.name
+        crcs = "saved without CRCs, so that its bytes could not be compared with any" if unchecked else crcs
+    return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=not unchecked)
 
 
 def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:
@@ -93,8 +102,9 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
         moves.setdefault((edit.source, edit.target), []).extend(own)
     misplaced = sum(map(len, moves.values()))
     wrong = [_move_line(*ends, astray) for ends, astray in moves.items() if astray]
+    settings = _settings(inventory)
     flags = Offenders()
-    for flag in plan.flags:
+    for flag in (one for one in plan.flags if not one.where.startswith(settings)):
         flags.add(f"{flag.where} is {flag.source}, has to be {flag.target}")
     figures = {"tensors": len(inventory.tensors), "misplaced": misplaced, "flags": flags.count}
     if not wrong and not flags:
@@ -106,6 +116,12 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     if target == "cpu" and not flags:
         mend += ", or torch.load(..., map_location='cpu') in the script"
     return failed("placement", "; ".join([*parts, mend]), **figures)
+
+
+def _settings(inventory: Inventory) -> tuple[str, ...]:
+    """What begins the paths in those files of a directory that no resume reads a device from: ``training_args.bin``."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    return tuple(f"{file.path}." for file in files if file.roles == ("other",))
 
 
 def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:
@@ -150,9 +166,10 @@ def check_structure(
     models = sum(record.role == "model" for record in inventory.tensors)
     figures = {
         "optimizers": len(pairings), "groups": groups, "listed": listed, "with_state": stated, "paired": paired,
-        "model_tensors": models,
+        "model_tensors": models, "paired_by": ", ".join(dict.fromkeys(pairing.how for _, pairing in pairings)),
     }  # fmt: skip
-    for fault in _homeless(inventory) if models and not paired and "O204" not in ignored else ():
+    is_sharded = isinstance(inventory, DirectoryInventory) and bool(inventory.sharding)
+    for fault in _homeless(inventory) if models and not (paired or is_sharded or "O204" in ignored) else ():
         faults.add(f"{fault} (O204)")
     if faults:
         return failed("structure", str(faults), **figures)

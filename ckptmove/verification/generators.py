@@ -28,7 +28,7 @@ def refused_states(inventory: Inventory, stored: StoredTensors) -> Offenders:
     refused = Offenders()
     for record in inventory.tensors:
         is_state = record.role == "rng" and record.dtype == "uint8" and len(record.shape) == 1
-        if not is_state or stored.span(record) is None:
+        if not is_state or stored.place(record) is None:
             continue
         (nbytes,) = record.shape
         if nbytes == _CPU_BYTES:

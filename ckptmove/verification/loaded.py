@@ -1,4 +1,4 @@
-"""What ``torch.load`` returns for a checkpoint, tensor by tensor under the names of the inventory.
+"""What ``torch.load`` returns for the files of a checkpoint, tensor by tensor under the names of the inventory.
 
 Never lets torch unpickle anything but in weights-only mode.
 """
@@ -14,10 +14,13 @@ from safetensors.torch import load_file
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
 
+from ckptmove.verification.pages import is_mapping
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptmove.containers.contract import Container
+    from ckptmove.layouts.whole import StoredFile
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -29,7 +32,7 @@ _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The outcome of ``torch.load``.
+    """The outcome of ``torch.load`` for one file.
 
     Attributes:
         tensors: dense tensors by name, those of a sparse one under its name and their own (``NAME.values``); several
@@ -45,8 +48,71 @@ class Loaded:
     is_mapped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedFiles:
+    """What every file of a checkpoint is to a script.
+
+    Attributes:
+        files: what was loaded of each, with the file.
+    """
+
+    files: dict[str, tuple[StoredFile, Loaded]]
+
+    def alike(self, file: str, name: str) -> list[torch.Tensor]:
+        """The tensors of a file that have a name in the checkpoint; none for a file that was not loaded."""
+        stored, loaded = self.files[file]
+        return loaded.tensors.get(stored.own_name(name), [])
+
+    @property
+    def mapped(self) -> frozenset[str]:
+        """Names of the files that torch has mapped."""
+        return frozenset(name for name, (_, loaded) in self.files.items() if loaded.is_mapped)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why weights-only mode refused files that hold a tensor, or the only file."""
+        return {
+            name: loaded.refusal
+            for name, (stored, loaded) in self.files.items()
+            if loaded.refusal and (stored.inventory.tensors or not name)
+        }
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Names of the files that could not be loaded, for whatever reason."""
+        return frozenset(name for name, (_, loaded) in self.files.items() if loaded.refusal or loaded.error)
+
+    @property
+    def error(self) -> str:
+        """Why a load failed otherwise, with the file where there are several; empty where none did."""
+        errors = ((name, loaded.error) for name, (_, loaded) in self.files.items() if loaded.error)
+        return next((f"{name}: {error}" if name else error for name, error in errors), "")
+
+    @property
+    def what(self) -> str:
+        """Who returns what was loaded: ``torch.load returns``."""
+        kinds = [
+            stored.container.name == "safetensors" for stored, _ in self.files.values() if stored.inventory.tensors
+        ]
+        if any(kinds) and not all(kinds):
+            return "torch.load and safetensors return"
+        return "safetensors returns" if any(kinds) else "torch.load returns"
+
+
+def load_all(files: Iterable[StoredFile]) -> LoadedFiles:
+    """Load every file of a checkpoint."""
+    return LoadedFiles({file.name: (file, _load_one(file)) for file in files})
+
+
+def _load_one(file: StoredFile) -> Loaded:
+    if file.name and file.container.name == "pickle":
+        # By itself it would have been meant for torch.load; beside checkpoints it is something that a script keeps.
+        return Loaded(refusal="it is a bare pickle, which pickle.load restores")
+    return load(file.container)
+
+
 def load(container: Container) -> Loaded:
-    """Load a checkpoint as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
+    """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
     A safetensors file goes through that library's ``load_file``, which is what ``torch.load`` would ask, too.
     """
@@ -57,7 +123,11 @@ def load(container: Container) -> Loaded:
     is_mapped = container.name == "torch-zip"  # torch maps no other one
     try:
         if container.name == "safetensors":
-            return Loaded({name: [tensor] for name, tensor in load_file(container.source.path).items()})
+            weights = load_file(container.source.path)
+            # The library maps the file where torch can; it does not say so.
+            first = next((tensor.data_ptr() for tensor in weights.values() if tensor.numel()), 0)
+            is_mapped = is_mapping(first, container.source.path)
+            return Loaded({name: [tensor] for name, tensor in weights.items()}, is_mapped=is_mapped)
         root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))

@@ -7,11 +7,38 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _BATCH_BYTES: Final = 2**24
+#: What the memory of this process is, a line for each region: Linux alone tells (``man 5 proc_pid_maps``).
+_REGIONS = Path("/proc/self/maps")
+
+
+def is_mapping(address: int, path: str) -> bool:
+    """Whether memory is a mapping of a file; False, too, where the system does not tell.
+
+    Args:
+        address: of a byte in memory.
+        path: of the file.
+    """
+    try:
+        regions = _REGIONS.read_text(errors="replace").splitlines()
+        inode = os.stat(path).st_ino  # noqa: PTH116  # a path of a checkpoint stays text
+    except OSError:
+        return False
+    for region in regions:
+        bounds, _, _, _, number, *_ = region.split()
+        low, high = (int(bound, 16) for bound in bounds.split("-"))
+        if low <= address < high:
+            return int(number) == inode
+    return False
 
 
 @dataclass(slots=True)
@@ -57,3 +84,20 @@ class PageRelease:
         advise = ctypes.CDLL(None).madvise
         advise(ctypes.c_void_p(start), ctypes.c_size_t(self._highest - start), mmap.MADV_DONTNEED)
         self._lowest, self._highest, self._bytes = sys.maxsize, 0, 0
+
+
+class PagesOfFiles:
+    """The same for several mapped files side by side."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            files: names of those that torch mapped, in this machine's byte order.
+        """
+        self._releases = {file: PageRelease(enabled=True) for file in files}
+
+    def seen(self, file: str, address: int, offset: int, nbytes: int) -> None:
+        """Note bytes of a file that will not be needed again soon; nothing where it is not mapped."""
+        if file in self._releases:
+            self._releases[file].seen(address, offset, nbytes)

@@ -14,7 +14,7 @@ class VerifyRequest:
     """What the user asked ``verify`` for.
 
     Attributes:
-        path: a checkpoint file.
+        path: a checkpoint: a file or a directory.
         to: tag of the target, or None for the device where most of the model lies.
         against: the original that the values must equal, or None.
         optimizer: class in ``torch.optim`` to use in place of the one that the keys point to, or None.

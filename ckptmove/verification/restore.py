@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
-from ckptmove.verification.pages import PageRelease
+from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.state import dtype_of, extent_elements
 from ckptmove.wording import amount
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.evidence import CheckResult
-    from ckptmove.model import Inventory, Span, TensorRecord
-    from ckptmove.verification.loaded import Loaded
+    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.numbers import NumbersTally
-    from ckptmove.verification.state import StoredTensors
+    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.state import StoredBytes, StoredTensors
 
 #: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.
 _NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
@@ -69,8 +70,10 @@ def dense_records(inventory: Inventory) -> Iterator[TensorRecord]:
             yield from record.dense()
 
 
-def survey(inventory: Inventory, stored: StoredTensors, loaded: Loaded, numbers: NumbersTally) -> CheckResult:
+def survey(inventory: Inventory, stored: StoredTensors, loaded: LoadedFiles, numbers: NumbersTally) -> CheckResult:
     """Compare every tensor with what ``torch.load`` returned, and look at its numbers while it is at hand.
+
+    Those of a file that it did not load are looked at alone.
 
     Returns:
         The ``restore`` check.
@@ -79,60 +82,72 @@ def survey(inventory: Inventory, stored: StoredTensors, loaded: Loaded, numbers:
     for record in inventory.tensors:
         if record.kind in _NOT_COMPARED:
             tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
-    release = PageRelease(enabled=loaded.is_mapped and not stored.swaps)
-    seen: set[tuple[int, int, str]] = set()
+    pages = PagesOfFiles(loaded.mapped & stored.native)
+    missing = loaded.missing
+    seen: set[tuple[StoredBytes, str]] = set()
     for record in dense_records(inventory):
-        span = stored.span(record)
-        if span is None:
+        place = stored.place(record)
+        if place is None:
             tally.unreadable.add(record.name)
             continue
         values = stored.tensor(record)
         # Tied tensors and shared views are the same bytes under several names.
-        if (span.start, span.end, record.dtype) not in seen:
+        if (place, record.dtype) not in seen:
             numbers.look(record, values)
-        if not loaded.refusal and not loaded.error:
-            _compare(record, span, values, loaded, tally, release)
-        seen.add((span.start, span.end, record.dtype))
+        if place.file not in missing:
+            _compare(record, place, values, loaded, tally, pages)
+        seen.add((place, record.dtype))
     return _outcome(tally, loaded, len(inventory.tensors))
 
 
 class LoadedTensors:
     """What ``torch.load`` returned, as a source of tensors that gives its pages back as it goes."""
 
-    def __init__(self, loaded: Loaded, stored: StoredTensors, inventory: Inventory) -> None:
+    def __init__(self, loaded: LoadedFiles, stored: StoredTensors, inventory: Inventory, instead: TensorSource) -> None:
+        """Look up what was returned.
+
+        Args:
+            loaded: what was returned.
+            stored: the same as it lies in the files.
+            inventory: of the checkpoint, whose records will be asked for.
+            instead: of the tensors of files that ``torch.load`` did not load.
+        """
         self._loaded = loaded
         self._stored = stored
+        self._missing = loaded.missing
+        self._instead = instead
         self._places = places(inventory)
-        self._release = PageRelease(enabled=loaded.is_mapped and not stored.swaps)
+        self._pages = PagesOfFiles(loaded.mapped & stored.native)
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
         """The tensor of a record; it must not be written to.
 
         Raises:
-            KeyError: ``torch.load`` returned no such tensor.
+            LookupError: ``torch.load`` returned no such tensor.
         """
-        place = self._places[record.name, record.storage, record.storage_offset]
-        tensor = self._loaded.tensors[record.name][place]
-        span = self._stored.span(record)
-        if span is not None:
-            self._release.seen(tensor.data_ptr(), span.start, span.nbytes)
+        place = self._stored.place(record)
+        if place is None or place.file in self._missing:
+            return self._instead.tensor(record)
+        alike = self._loaded.alike(place.file, record.name)
+        tensor = alike[self._places[record.name, record.storage, record.storage_offset]]
+        self._pages.seen(place.file, tensor.data_ptr(), place.span.start, place.span.nbytes)
         return tensor
 
 
 def _compare(
     record: TensorRecord,
-    span: Span,
+    place: StoredBytes,
     values: torch.Tensor,
-    loaded: Loaded,
+    loaded: LoadedFiles,
     tally: RestoreTally,
-    release: PageRelease,
+    pages: PagesOfFiles,
 ) -> None:
-    alike = loaded.tensors.get(record.name, [])
-    place = tally.places.get(record.name, 0)
-    tally.places[record.name] = place + 1
-    theirs = alike[place] if place < len(alike) else None
+    alike = loaded.alike(place.file, record.name)
+    count = tally.places.get(record.name, 0)
+    tally.places[record.name] = count + 1
+    theirs = alike[count] if count < len(alike) else None
     tally.compared += 1
-    tally.nbytes += span.nbytes
+    tally.nbytes += place.span.nbytes
     if theirs is None:
         tally.differing.add(f"{record.name} is not in what torch.load returns")
         return
@@ -148,7 +163,7 @@ def _compare(
     raw = raw_bytes(theirs)
     if not same_bytes(raw_bytes(values), raw):
         tally.differing.add(f"{record.name}: other bits")
-    release.seen(raw.data_ptr(), span.start, span.nbytes)
+    pages.seen(place.file, raw.data_ptr(), place.span.start, place.span.nbytes)
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,29 +185,33 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same and torch.equal(one[words:], other[words:])
 
 
-def _outcome(tally: RestoreTally, loaded: Loaded, total: int) -> CheckResult:
+def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int) -> CheckResult:
+    refused = loaded.refused
     figures: dict[str, object] = {
         "tensors": total,
         "compared": tally.compared,
         "bytes": tally.nbytes,
         "differing": tally.differing.count,
         "unreadable": tally.unreadable.count,
-        "weights_only": not loaded.refusal,
+        "weights_only": not refused,
     }
-    if loaded.refusal:
-        figures["refusal"] = loaded.refusal
+    if refused:
+        figures["refusal"] = "; ".join(f"{name}: {reason}" if name else reason for name, reason in refused.items())
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
     if loaded.error:
         return failed("restore", f"torch.load fails: {loaded.error}", **figures)
     if tally.unreadable:
         return failed("restore", f"bytes not stored plainly and whole: {tally.unreadable}", **figures)
     if tally.differing:
-        return failed("restore", f"torch.load returns something else: {tally.differing}", **figures)
-    if loaded.refusal:
+        return failed("restore", f"{loaded.what} something else: {tally.differing}", **figures)
+    if refused and not tally.compared:
+        several = "" not in refused
         detail = (
-            f"{amount(total, 'tensor')} lie whole in the file{apart}; not compared with torch.load, "
-            f"because weights_only=True refuses the file: {loaded.refusal}"
+            f"{amount(total, 'tensor')} lie whole in the file{'s' * several}{apart}; not compared with torch.load, "
+            f"because weights_only=True refuses {'' if several else 'the file: '}{figures['refusal']}"
         )
         return skipped("restore", detail, **figures)
-    detail = f"{amount(tally.compared, 'tensor')} ({amount(tally.nbytes, 'byte')}) equal what torch.load returns{apart}"
-    return passed("restore", detail, **figures)
+    compared = f"{amount(tally.compared, 'tensor')} ({amount(tally.nbytes, 'byte')}) equal what {loaded.what}{apart}"
+    aside = ", ".join(f"{name} ({reason})" for name, reason in refused.items())
+    left = f"; not compared, because weights_only=True refuses it: {aside}" if refused else ""
+    return passed("restore", f"{compared}{left}", **figures)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import supports_capturable
+from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.moves import MoveRequest
 from ckptmove.plan import plan_move
@@ -26,12 +27,12 @@ from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, 
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint import Checkpoint
     from ckptmove.evidence import CheckResult
+    from ckptmove.layouts.whole import WholeCheckpoint
     from ckptmove.model import OptimizerRecord
     from ckptmove.pairing import Pairing
     from ckptmove.verification.against import OriginalTensors
-    from ckptmove.verification.loaded import Loaded
+    from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import Place, Site
     from ckptmove.verification.recipe import Recipe
@@ -54,9 +55,9 @@ class Bench:
 
     request: VerifyRequest
     site: Site
-    checkpoint: Checkpoint
+    checkpoint: WholeCheckpoint
     stored: StoredTensors
-    loaded: Loaded
+    loaded: LoadedFiles
     original: OriginalTensors | None
     pairings: list[tuple[OptimizerRecord, Pairing]]
 
@@ -70,6 +71,9 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         mend=_mend(bench),
         has_model=any(record.role == "model" for record in bench.checkpoint.inventory.tensors),
     )
+    inventory = bench.checkpoint.inventory
+    if isinstance(inventory, DirectoryInventory) and inventory.sharding:
+        return without_step(inventory.sharding, around)
     if not bench.pairings:
         return without_step(NOTHING_TO_RESUME, around)
     if bench.site.reason:
@@ -77,7 +81,7 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     if any(fact.kind == "compressed-storage" for fact in bench.checkpoint.inventory.facts):
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
-    with StoredTensors(bench.checkpoint.container, mapped=False) as again, bench.site.enter() as place:
+    with StoredTensors(bench.checkpoint.files, mapped=False) as again, bench.site.enter() as place:
         second = _second_source(bench, again, around)
         for optimizer, pairing in bench.pairings:
             if not tally.error:
@@ -112,10 +116,18 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
     if bench.site.mode != "cpu":
         around.compared_with = where
         return bench.stored
-    if bench.loaded.tensors:
-        around.compared_with = f"{where} from what torch.load returns"
-        return LoadedTensors(bench.loaded, bench.stored, bench.checkpoint.inventory)
-    around.compared_with = f"{where} after a second reading; torch.load refuses the file, so that it shows no more"
+    stepped = {
+        file.name
+        for file in bench.checkpoint.files
+        if any(record.role in {"model", "optimizer"} for record in file.inventory.tensors)
+    }
+    missing = sorted(stepped & bench.loaded.missing)
+    if stepped - bench.loaded.missing:
+        read = f", {', '.join(missing)} read a second time in its place" if missing else ""
+        around.compared_with = f"{where} from what {bench.loaded.what}{read}"
+        return LoadedTensors(bench.loaded, bench.stored, bench.checkpoint.inventory, again)
+    files = "the file" if missing == [""] else "these files"
+    around.compared_with = f"{where} after a second reading; torch.load refuses {files}, so that it shows no more"
     return again
 
 
@@ -152,7 +164,9 @@ def _try(
     if bare:
         around.assumed.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
     if pairing.how == "ambiguous":
-        around.assumed.append(f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous")
+        around.assumed.append(
+            f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous: {pairing.reason}"
+        )
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact

@@ -9,17 +9,17 @@ import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from ckptmove.checkpoint import open_checkpoint
 from ckptmove.devices import parse_target, split
-from ckptmove.errors import TorchBroken, TorchMissing
+from ckptmove.errors import TorchBroken, TorchMissing, UsageError
 from ckptmove.evidence import VerifyResult
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.keep import kept_tensors
+from ckptmove.layouts.whole import check_bytes, open_whole
 from ckptmove.model import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
-from ckptmove.streams.counted import CountedSource
+from ckptmove.streams.source import is_folder
 from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.child import child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
@@ -55,7 +55,7 @@ def verify_checkpoint(
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer.
+        UsageError: an unknown device or optimizer, or a file against a directory.
         UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
@@ -64,19 +64,19 @@ def verify_checkpoint(
     check_override(request.optimizer)
     limits = Limits()
     if request.against is not None:
-        with open_checkpoint(request.against, limits):
+        with open_whole(request.against, limits):
             pass  # an original that cannot be read is an error of the input, not an outcome
-    with open_checkpoint(request.path, limits) as checkpoint:
+    with open_whole(request.path, limits) as checkpoint:
         inventory = checkpoint.inventory
+        if request.against is not None and is_folder(request.against) != is_folder(request.path):
+            kinds = ("a directory", "a file") if is_folder(request.path) else ("a file", "a directory")
+            raise UsageError(f"{request.path} is {kinds[0]}, and --against names {kinds[1]}: {request.against}")
         to = request.to if request.to is not None else target_device(inventory, Context()) or "cpu"
         target = parse_target(to)
         asked = replace(request, to=target)
-        if progress is not None:
-            checkpoint.container.source = CountedSource(checkpoint.container.source, progress)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
-            facts = inventory.facts + checkpoint.container.check()
-            checked = replace(inventory, facts=facts)
+            checked = replace(inventory, facts=check_bytes(checkpoint, limits, progress))
             context = Context(target=target, device_count=_device_count(request))
             kept = kept_tensors(inventory, request.keep)
             findings = tuple(
@@ -86,9 +86,9 @@ def verify_checkpoint(
             )
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             here = (
-                check_file(checkpoint.container),
+                check_file(checkpoint.files),
                 check_placement(inventory, MoveRequest(to=target, keep=request.keep))
-                if inventory.container != "safetensors"
+                if any(file.container.has_devices for file in checkpoint.files)
                 else skipped("placement", "a safetensors file names no device: the script decides"),
                 check_structure(inventory, pairings, request.ignore),
             )

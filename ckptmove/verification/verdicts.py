@@ -101,6 +101,7 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         "counted": tally.counted,
         "standins": len(tally.standins),
         "proven": False,
+        "unproven": "",
     }
     failure = _failure(tally, around)
     if failure:
@@ -116,7 +117,10 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         reason = f"{lost} of the optimizer not found in the model: zeros stood in"
         return skipped("step", "; ".join([reason, *parts]), **figures)
     is_shown = bool(tally.changed) or tally.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}
-    figures["proven"] = is_shown and not (tally.standins or around.assumed or around.left_out)
+    stood_in = [_stood_in(tally)] if tally.standins else []
+    doubts = [*around.assumed, *around.left_out, *stood_in]
+    figures["proven"] = is_shown and not doubts
+    figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)
 
 
@@ -143,11 +147,15 @@ def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
     if tally.idle:
         parts.append(f"{amount(len(tally.idle), 'parameter')} with a learning rate of 0")
     if tally.standins and not around.has_model:
-        parts.append(f"{amount(len(tally.standins), 'parameter')} not told in the file: zeros stood in")
+        parts.append(_stood_in(tally))
     for (key, before, after), count_of in tally.casts.items():
         loss = ": that loses precision" if _loses(before, after) else ""
         parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}{loss}")
     return [*parts, *dict.fromkeys([*around.notes, *around.assumed]), *around.left_out]
+
+
+def _stood_in(tally: TrialTally) -> str:
+    return f"{amount(len(tally.standins), 'parameter')} not told in the file: zeros stood in"
 
 
 def _loses(before: str, after: str) -> bool:

@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import open_checkpoint
+from ckptmove.layouts.whole import open_whole
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
-from ckptmove.verification.loaded import load
+from ckptmove.verification.loaded import load_all
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -60,10 +60,10 @@ def run(request: VerifyRequest, emit: Emit) -> None:
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(request.path, Limits()))
+        checkpoint = stack.enter_context(open_whole(request.path, Limits()))
         inventory = checkpoint.inventory
-        stored = stack.enter_context(StoredTensors(checkpoint.container))
-        loaded = load(checkpoint.container)
+        stored = stack.enter_context(StoredTensors(checkpoint.files))
+        loaded = load_all(checkpoint.files)
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         trained = frozenset(
             record.name
@@ -72,8 +72,9 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             if record is not None
         )
         counters = look_at_counters(inventory, stored)
-        for fault in broken_numbers(checkpoint.machine.root):
-            counters.faults.add(fault)
+        for file in checkpoint.files:
+            for fault in broken_numbers(file.root):
+                counters.faults.add(f"{file.name}.{fault}" if file.name else fault)
         numbers = NumbersTally.of(inventory, trained, counters)
         restore = survey(inventory, stored, loaded, numbers)
         refused = refused_states(inventory, stored)
@@ -81,8 +82,8 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
-            other = stack.enter_context(open_checkpoint(request.against, Limits()))
-            other_stored = stack.enter_context(StoredTensors(other.container))
+            other = stack.enter_context(open_whole(request.against, Limits()))
+            other_stored = stack.enter_context(StoredTensors(other.files))
             original = OriginalTensors(inventory, other.inventory, other_stored)
             lost = differences(checkpoint, stored, other, other_stored)
             restore = _with_original(restore, request.against, lost, casts(inventory, other.inventory))

@@ -33,7 +33,7 @@ ROWS: list[list[str]] = [
         "pickles.tree",
         "pickles.names",
     ],
-    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.sink", "segments"],
+    ["pickles.state", "pickles.arguments", "pickles.stream", "streams.sink", "segments", "unordered"],
     ["streams.patch"],
     ["streams.recovery"],
     ["pickles.atoms", "pickles.lore", "streams.directory_sink"],

@@ -75,11 +75,11 @@ def test_a_directory_and_a_file_side_by_side(ask, run) -> None:
     assert [checkpoint["container"] for checkpoint in document["checkpoints"]] == ["directory", "torch-zip"]
 
 
-def test_a_healthy_directory_has_no_next_command(say, bench) -> None:
+def test_a_healthy_directory_is_verified_next(say, bench) -> None:
     (bench / "ok").mkdir()
     shutil.copy(bench / "run.pth", bench / "ok")
     said = say("inspect", "ok", "--select", "O")
-    assert (said.code, said.err) == (0, "")
+    assert (said.code, said.err) == (0, "next: ckptmove verify ok\n")
 
 
 def test_the_tree_has_every_file(say, run) -> None:
@@ -99,15 +99,6 @@ def test_what_is_refused_is_one_line_and_a_hint(ask, say, bench, run) -> None:
     assert said.err.splitlines() == [
         "error: run/pipe: not a checkpoint: a named pipe",
         "hint: nothing was read from it: name a regular file, or take it out of the directory",
-    ]
-
-
-def test_verify_says_what_to_type(say, run) -> None:
-    said = say("verify", "run")
-    assert (said.code, said.out) == (3, "")
-    assert said.err.splitlines() == [
-        "error: run: a directory; verify takes one file",
-        "hint: name the file with the optimizer: ckptmove verify run/FILE",
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.directories import EmptyDirectory, OneFileAtATime
+from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import AccessFailed, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.findings.context import load_expression
 from ckptmove.model import Limits
@@ -302,15 +302,6 @@ def test_the_outline_has_every_file(build):
     assert {line.name: line.description for line in lines if line.depth == 1}["README.md"] == "a text file"
     assert {"state", "param_groups"} <= {line.name for line in lines if line.depth == 2}
     assert ckptmove.inspect(folder).outline == ()
-
-
-def test_verify_takes_one_file(build):
-    folder = build.hf_trainer()
-    with pytest.raises(OneFileAtATime) as caught:
-        ckptmove.verify(str(folder))
-    assert caught.value.path == str(folder)
-    with pytest.raises(OneFileAtATime):
-        ckptmove.verify(str(folder / "optimizer.pt"), against=str(folder))
 
 
 def test_a_directory_of_one_file_says_what_the_file_says(build, tmp_path):

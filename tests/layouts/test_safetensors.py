@@ -29,11 +29,11 @@ def test_a_healthy_run_has_no_findings(mixed):
     assert {one.path: one.devices for one in found.inventory.files}["model.safetensors"] == ("unknown",)
 
 
-def test_order_pairs_nothing(mixed):
+def test_shapes_pair_where_each_is_there_once(mixed):
     (pairing,) = pair_all(ckptmove.inspect(mixed).inventory)
-    assert (pairing.how, pairing.is_certain) == ("none", False)
-    assert "order is lost" in pairing.reason
-    assert pairing.matches == (("0", None), ("1", None), ("2", None), ("3", None))
+    assert (pairing.how, pairing.is_certain, pairing.reason) == ("shapes", True, "")
+    names = [record.name.removeprefix("model.safetensors.") for _, record in pairing.matches]
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 def test_names_still_pair(build, mixed):

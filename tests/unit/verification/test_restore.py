@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from argparse import Namespace
 from dataclasses import replace
@@ -11,22 +12,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ckptmove.checkpoint import open_checkpoint
-from ckptmove.errors import DamagedArchive, SourceChanged
-from ckptmove.model import Span
-from ckptmove.verification import loaded
+from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
+from ckptmove.layouts.whole import open_whole
+from ckptmove.model import Limits
+from ckptmove.verification import loaded, pages
 from ckptmove.verification.counters import Counters
-from ckptmove.verification.loaded import Loaded, load, named_tensors
+from ckptmove.verification.loaded import Loaded, LoadedFiles, load, load_all, named_tensors
 from ckptmove.verification.numbers import NumbersTally
-from ckptmove.verification.pages import PageRelease
+from ckptmove.verification.pages import PageRelease, is_mapping
 from ckptmove.verification.restore import LoadedTensors, same_bytes, survey
 from ckptmove.verification.state import StoredTensors, bits
 
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
-    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
-        loaded = load(checkpoint.container)
-        spoil(loaded)
+    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+        loaded = load_all(checkpoint.files)
+        spoil(loaded.files[""][1])
         inventory = change(checkpoint.inventory)
         return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), Counters()))
 
@@ -164,7 +165,8 @@ def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
 
 
 def restore_with(path, loaded):
-    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+        loaded = LoadedFiles({"": (checkpoint.files[0], loaded)})
         return survey(
             checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
         )
@@ -204,12 +206,11 @@ def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):
 def test_big_endian_files_are_swapped(make):
     tree = {"w": torch.arange(5.0), "b": torch.tensor([1, 2], dtype=torch.uint8)}
     path = make.save(tree)
-    with open_checkpoint(path) as checkpoint:
-        swapped = SimpleNamespace(
-            byteorder="big", source=checkpoint.container.source, storage_span=checkpoint.container.storage_span
-        )
+    with open_whole(path, Limits()) as checkpoint:
+        (file,) = checkpoint.files
+        file.container.byteorder = "big"
         weights, plain = checkpoint.inventory.tensors
-        with StoredTensors(swapped) as stored:
+        with StoredTensors([file]) as stored:
             twice = stored.tensor(weights)
             twice.untyped_storage().byteswap(torch.float32)
             assert torch.equal(twice, tree["w"])
@@ -219,7 +220,7 @@ def test_big_endian_files_are_swapped(make):
 @pytest.mark.parametrize("size", [10, 100_000], ids=["read", "mapped"])
 def test_a_file_that_becomes_shorter_is_noticed(make, size):
     path = make.save({"w": torch.zeros(size)})
-    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         record = checkpoint.inventory.tensors[0]
         os.truncate(path, 64)
         with pytest.raises(SourceChanged):
@@ -230,7 +231,7 @@ def test_a_file_that_becomes_shorter_is_noticed(make, size):
 
 def test_the_file_is_never_written_to(make):
     path = make.save({"w": torch.zeros(100_000)})
-    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         stored.tensor(checkpoint.inventory.tensors[0]).fill_(1)
         assert stored.tensor(checkpoint.inventory.tensors[0]).sum() == 0
 
@@ -254,21 +255,19 @@ def test_bytes_are_compared_wherever_they_lie(start):
 def test_pages_of_the_mapping_are_given_back_and_come_again(make):
     size = 5_000_000
     path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
-    with open_checkpoint(path) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         first, second = checkpoint.inventory.tensors
-        bare = replace(first, storage=None)
-        loaded = load(checkpoint.container)
-        source = LoadedTensors(loaded, stored, checkpoint.inventory)
+        loaded = load_all(checkpoint.files)
+        source = LoadedTensors(loaded, stored, checkpoint.inventory, stored)
         one, two = source.tensor(first), source.tensor(second)
         assert one.sum() == size
         assert two.sum() == 2 * size
-        assert LoadedTensors(loaded, stored, replace(checkpoint.inventory, tensors=(bare,))).tensor(bare).sum() == size
 
 
 def test_tensors_whose_paths_read_alike_are_told_apart(make):
     tree = {"a": {"b": torch.ones(2)}, "a.b": torch.full((2,), 2.0)}
-    with open_checkpoint(make.save(tree)) as checkpoint, StoredTensors(checkpoint.container) as stored:
-        source = LoadedTensors(load(checkpoint.container), stored, checkpoint.inventory)
+    with open_whole(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+        source = LoadedTensors(load_all(checkpoint.files), stored, checkpoint.inventory, stored)
         assert [source.tensor(record).sum().item() for record in checkpoint.inventory.tensors] == [2.0, 4.0]
 
 
@@ -282,8 +281,38 @@ def test_memory_that_is_no_mapping_is_left_alone():
     assert memory.sum() == 10_000_000
 
 
+def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
+    path = str(tmp_path / "weights.safetensors")
+    save_file({"w": torch.ones(100_000)}, path)
+    mapped, plain = loaded.load_file(path)["w"], torch.ones(100_000)
+    assert is_mapping(plain.data_ptr(), path) is False
+    assert is_mapping(0, path) is False
+    if sys.platform == "linux":
+        assert is_mapping(mapped.data_ptr(), path) is True
+    assert is_mapping(mapped.data_ptr(), str(tmp_path / "none")) is False
+    monkeypatch.setattr(pages, "_REGIONS", tmp_path / "none")
+    assert is_mapping(mapped.data_ptr(), path) is False
+
+
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
-    with open_checkpoint(make("AdamW")) as checkpoint, StoredTensors(checkpoint.container) as stored:
-        with pytest.raises(KeyError):
-            LoadedTensors(Loaded(), stored, checkpoint.inventory).tensor(checkpoint.inventory.tensors[0])
-        assert stored.extent(Span(5, 5), "float32").numel() == 0
+    with open_whole(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+        nothing = LoadedFiles({"": (checkpoint.files[0], Loaded())})
+        with pytest.raises(LookupError):
+            LoadedTensors(nothing, stored, checkpoint.inventory, stored).tensor(checkpoint.inventory.tensors[0])
+
+
+def test_what_torch_refused_is_read_a_second_time(make):
+    with open_whole(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+        refused = LoadedFiles({"": (checkpoint.files[0], Loaded(refusal="no"))})
+        record = checkpoint.inventory.tensors[0]
+        assert torch.equal(
+            LoadedTensors(refused, stored, checkpoint.inventory, stored).tensor(record), stored.tensor(record)
+        )
+
+
+def test_a_file_that_has_gone_is_said(make, tmp_path):
+    path = make("AdamW")
+    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+        (tmp_path / "c.pt").unlink()
+        with pytest.raises(AccessFailed):
+            stored.tensor(checkpoint.inventory.tensors[0])
