@@ -172,6 +172,12 @@ def test_each_optimizer_is_for_the_model_in_its_own_folder(build):
     assert second.matches[0][1].name == "checkpoint-2/model.safetensors.0.weight"
 
 
+def test_two_optimizers_of_one_folder(build):
+    folder = build.accelerate()
+    shutil.copy(folder / "optimizer.bin", folder / "optimizer_1.bin")
+    assert [pairing.how for pairing in pair_all(ckptmove.inspect(folder).inventory)] == ["order", "order"]
+
+
 def test_an_optimizer_in_a_folder_of_its_own_is_for_the_model_elsewhere(build):
     folder = build.hf_trainer()
     (folder / "optim").mkdir()
@@ -361,6 +367,10 @@ def add_file(folder):
     (folder / "notes.txt").write_text("hello")
 
 
+def add_checkpoint(folder):
+    torch.save({"last_epoch": 1}, folder / "extra.pt")
+
+
 def change_text(folder):
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
 
@@ -382,6 +392,7 @@ def change_value(folder):
     [
         (remove_file, "scheduler.pt is missing"),
         (add_file, "notes.txt is not in the original"),
+        (add_checkpoint, "extra.pt is not in the original"),
         (change_text, "trainer_state.json: other bytes"),
         (change_option, "optimizer.pt: param_groups.0.lr is 5.0 in place of 0.001"),
         (change_value, "model.safetensors.0.bias: other bits"),
