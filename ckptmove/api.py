@@ -6,6 +6,7 @@ Never prints, and never decides what a room below decides.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,10 +14,8 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import OneFileAtATime
+from ckptmove.directories import ArchiveOfFiles, OneFileAtATime, UnverifiedArchive
 from ckptmove.errors import UsageError
-from ckptmove.findings.context import Context
-from ckptmove.findings.registry import find_all
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.source import is_folder
@@ -74,7 +73,7 @@ def inspect(
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
-        path: a file, or a directory, which is read as one checkpoint.
+        path: a file, or a directory or an archive of files, which is read as one checkpoint.
         target: device that the findings judge the file for; without it, the device that is expected, and without
             that, the device where the model lies.
         expect: device where everything that should move is expected to be; without it, there is no plan.
@@ -89,16 +88,13 @@ def inspect(
         LimitExceeded: it asks for more than the limits allow.
         UnknownDevice: torch knows no such target.
     """
+    from ckptmove.findings.context import Context  # noqa: PLC0415  # convert does not wait for it
+    from ckptmove.findings.registry import find_all  # noqa: PLC0415  # convert does not wait for it
+
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
-    found: Survey | Directory
-    if is_folder(path):
-        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
-
-        found = read_directory(path, limits, check=check, outline=outline, progress=progress)
-    else:
-        found = survey(path, limits, check=check, outline=outline, progress=progress)
+    found = _read(path, limits, check=check, outline=outline, progress=progress)
     plan = _plan_for(found.inventory, expect) if expect is not None else None
     return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan)
 
@@ -126,7 +122,7 @@ def convert(
     is written: a copy.
 
     Args:
-        path: a file, or a directory, which becomes a new directory: whole, or not at all.
+        path: a file, or a directory or an archive of files, which becomes a new one: whole, or not at all.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
         map_location: source globs and their devices, before ``to``; the first that matches counts.
         keep: globs of tensor names that stay where they are.
@@ -149,13 +145,8 @@ def convert(
         WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
     """
     path = os.fspath(path)
-    move = _request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings)
-    if in_place:
-        from ckptmove.in_place import convert_in_place  # noqa: PLC0415  # inspect does not wait for it
-
-        if output:
-            raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
-        return convert_in_place(path, move, dry_run=dry_run, limits=limits or Limits())
+    if in_place and output:
+        raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
     from ckptmove.conversion import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
 
     request = ConvertRequest(
@@ -169,11 +160,19 @@ def convert(
         progress=progress,
         limits=limits or Limits(),
     )
+    if in_place:
+        from ckptmove.in_place import convert_in_place  # noqa: PLC0415  # a new file does not wait for it
+
+        return convert_in_place(request)
     if is_folder(path):
         from ckptmove.layouts.moving import convert_directory  # noqa: PLC0415  # a file does not wait for it
 
         return convert_directory(request)
-    return convert_file(request)
+    with suppress(ArchiveOfFiles):
+        return convert_file(request)
+    from ckptmove.layouts.archive_moving import convert_archive  # noqa: PLC0415  # a file does not wait for it
+
+    return convert_archive(request)
 
 
 def undo(path: str, *, dry_run: bool = False, limits: Limits | None = None) -> UndoResult:
@@ -246,7 +245,10 @@ def verify(
         keep=tuple(keep),
         devices=devices,
     )
-    return verify_checkpoint(request, progress=progress, stage=stage)
+    try:
+        return verify_checkpoint(request, progress=progress, stage=stage)
+    except ArchiveOfFiles as error:
+        raise UnverifiedArchive(error.path or request.path, error.form) from error
 
 
 @collector_paused()
@@ -299,6 +301,19 @@ def _measure_of_torch() -> Measure | None:
     except (ImportError, OSError):
         return None
     return measure
+
+
+def _read(path: str, limits: Limits, *, check: bool, outline: bool, progress: Progress | None) -> Survey | Directory:
+    """A file, a directory, or an archive of files, as it was read."""
+    if is_folder(path):
+        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
+
+        return read_directory(path, limits, check=check, outline=outline, progress=progress)
+    with suppress(ArchiveOfFiles):
+        return survey(path, limits, check=check, outline=outline, progress=progress)
+    from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
+
+    return read_archive(path, limits, check=check, outline=outline, progress=progress)
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
 from ckptmove.containers.sniff import open_container
+from ckptmove.directories import DistributedFile
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.containers.contract import Container
-    from ckptmove.contracts import Progress
+    from ckptmove.contracts import ByteSource, Progress
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Inventory
     from ckptmove.pickles.state import Machine
@@ -44,12 +45,13 @@ class Checkpoint:
 
 
 @contextmanager
-def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpoint]:
+def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource | None = None) -> Iterator[Checkpoint]:
     """Read the directory and the pickle of a checkpoint, once an interrupted conversion in place is taken back.
 
     Args:
         path: a file.
         limits: what it may ask for.
+        source: its bytes, where they are at hand; closed in the end.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
@@ -58,9 +60,12 @@ def open_checkpoint(path: str, limits: Limits | None = None) -> Iterator[Checkpo
     """
     limits = limits or Limits()
     with naming(path):
-        recover(path)
-        container = open_container(path, limits)
+        if source is None:
+            recover(path)
+        container = open_container(path, limits, source)
         try:
+            if container.name == "torch-zip" and path.endswith(".distcp"):
+                raise DistributedFile(path)  # with one piece in it, it looks like any other torch.save
             with collector_paused():
                 machine = container.read()
                 checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
@@ -77,21 +82,30 @@ class Survey:
         inventory: what it holds.
         outline: its tree, where that was asked for.
         pickle_bytes: length of what its sites point into.
+        has_checksums: whether it holds CRCs of its own.
     """
 
     inventory: Inventory
     outline: tuple[OutlineLine, ...]
     pickle_bytes: int
+    has_checksums: bool
 
 
 def survey(
-    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    path: str,
+    limits: Limits,
+    *,
+    source: ByteSource | None = None,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
 ) -> Survey:
     """Read a checkpoint as data and close it.
 
     Args:
         path: a file.
         limits: what it may ask for.
+        source: its bytes, where they are at hand; closed in the end.
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         progress: told of bytes checked and bytes in all.
@@ -100,7 +114,7 @@ def survey(
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
-    with open_checkpoint(path, limits) as checkpoint:
+    with open_checkpoint(path, limits, source) as checkpoint:
         inventory, container = checkpoint.inventory, checkpoint.container
         if check:
             if progress is not None:
@@ -108,7 +122,7 @@ def survey(
             inventory = replace(inventory, facts=inventory.facts + container.check())
         nbytes = len(checkpoint.machine.data)
         lines = make_outline(checkpoint.machine.root, limits, nbytes) if outline else ()
-        return Survey(inventory, lines, nbytes)
+        return Survey(inventory, lines, nbytes, container.has_checksums())
 
 
 @contextmanager

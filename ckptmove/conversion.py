@@ -16,7 +16,8 @@ from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, overflow_note
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
-from ckptmove.rewrite import without_checks, write_segments
+from ckptmove.rewrite import write_segments
+from ckptmove.segments import without_checks
 from ckptmove.streams.sink import FileSink, same_file
 from ckptmove.streams.source import is_folder
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.checkpoint import Checkpoint
-    from ckptmove.contracts import ByteSink, Progress
+    from ckptmove.contracts import ByteSink, Progress, Segment
     from ckptmove.model import Limits
     from ckptmove.moves import MovePlan, MoveRequest
 
@@ -81,7 +82,7 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
             return ConvertResult(
                 container=container, plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
             )
-        _require_file(request)
+        require_output(request)
         overflowed: list[int] = []
         with FileSink(target, force=request.force) as sink:
             written = write_checkpoint(checkpoint, plan, sink, request, overflowed.append)
@@ -96,8 +97,12 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
     )
 
 
-def _require_file(request: ConvertRequest) -> None:
-    """Refuse an output that is a folder, the source, or there already."""
+def require_output(request: ConvertRequest) -> None:
+    """Refuse a new file that cannot be one, before anything is written.
+
+    Raises:
+        OutputIsFolder, OutputIsSource, OutputExists: as they say.
+    """
     target = request.target
     if is_folder(target) or target.endswith(os.sep):
         raise OutputIsFolder(target, os.path.join(target, os.path.basename(request.beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
@@ -128,8 +133,16 @@ def write_checkpoint(
         UneditablePickle: a change falls on a place that no pickler of Python writes.
         WriteFailed: as the sink.
     """
+    segments = lay_out(checkpoint, plan, request)
+    return write_segments(checkpoint.container.source, segments, sink, request.path, request.progress, overflowed)
+
+
+def lay_out(checkpoint: Checkpoint, plan: MovePlan, request: ConvertRequest) -> tuple[Segment, ...]:
+    """The segments of an open checkpoint, changed by its plan.
+
+    Raises:
+        CrcMismatch, DamagedArchive, UneditablePickle: as :func:`write_checkpoint`.
+    """
     casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
     segments = checkpoint.container.lay_out(apply_plan(checkpoint.machine, plan), casts)
-    if not request.check:
-        segments = without_checks(segments)
-    return write_segments(checkpoint.container.source, segments, sink, request.path, request.progress, overflowed)
+    return segments if request.check else without_checks(segments)

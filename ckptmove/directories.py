@@ -1,18 +1,20 @@
-"""What a checkpoint in a directory has besides those of one file: values, and ways to say no.
+"""What a checkpoint in a directory or an archive has besides those of one file: values, and ways to say no.
 
-Never opens a directory: ``layouts`` does.
+Never opens either: ``layouts`` does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ckptmove.errors import NotACheckpoint, Refused, UnsupportedContainer
+from ckptmove.errors import NotACheckpoint, Refused, UnreadableInput, UnsupportedContainer
 from ckptmove.model import ArchiveFact, Inventory
 
 if TYPE_CHECKING:
     from ckptmove.model import ContainerName, LayoutName, Role
+
+ArchiveForm: TypeAlias = Literal["zip", "tar"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class FileRecord:
         size_bytes: its size.
         tensors: how many tensors it holds.
         devices: their tags, in the order of the file.
+        expression: Python that opens it, where it is a member of an archive and no path does; else None.
     """
 
     path: str
@@ -36,6 +39,7 @@ class FileRecord:
     size_bytes: int
     tensors: int
     devices: tuple[str, ...]
+    expression: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class FileFact(ArchiveFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryInventory(Inventory):
-    """A directory as if it were one dict: the path of each file, and its content.
+    """A directory or an archive as if it were one dict: the path of each file, and its content.
 
     Names begin with the path of their file and a dot, keys of storages with the path and a slash. ``root_keys`` are
     what state_dicts stand under: the path of a file, or that and a key of the file's root. Sites are those of all
@@ -69,8 +73,34 @@ class DirectoryInventory(Inventory):
     files: tuple[FileRecord, ...]
 
 
+class ArchiveOfFiles(NotACheckpoint):
+    """A zip or a tar of files, no checkpoint itself: ``layouts`` reads those in it, as those of a directory.
+
+    Attributes:
+        form: which of the two.
+    """
+
+    def __init__(self, path: str, found: str, form: ArchiveForm) -> None:
+        super().__init__(path, found)
+        self.form = form
+
+
+class MustBeUnpacked(UnreadableInput):
+    """An archive of files that only a directory of them can stand for.
+
+    Attributes:
+        form: what unpacks it.
+    """
+
+    kind = "must-be-unpacked"
+
+    def __init__(self, path: str, detail: str, form: ArchiveForm) -> None:
+        super().__init__(f"not read as it is: {detail}", path=path)
+        self.form = form
+
+
 class EmptyDirectory(NotACheckpoint):
-    """No file of a directory is a checkpoint.
+    """No file of a directory, or of an archive, is a checkpoint.
 
     Attributes:
         files: how many were looked at.
@@ -78,9 +108,17 @@ class EmptyDirectory(NotACheckpoint):
 
     kind = "empty-directory"
 
-    def __init__(self, path: str, files: int) -> None:
-        super().__init__(path, f"a directory; by content, none of its files is one (looked at {files:,})")
+    def __init__(self, path: str, files: int, described: str = "a directory") -> None:
+        super().__init__(path, f"{described}; by content, none of its files is one (looked at {files:,})")
         self.files = files
+
+
+class DistributedFile(UnsupportedContainer):
+    """A file of a distributed checkpoint by itself, which only the others around it explain."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "dcp", "a file of a distributed checkpoint")
+        self.message = "a file of a distributed checkpoint, which is read as a whole"
 
 
 class OneFileAtATime(UnsupportedContainer):
@@ -94,6 +132,19 @@ class OneFileAtATime(UnsupportedContainer):
         super().__init__(path, "directory", "a directory")
         self.command = command
         self.message = f"a directory; {command} takes one file"
+
+
+class UnverifiedArchive(UnsupportedContainer):
+    """An archive of files where only a checkpoint can be verified.
+
+    Attributes:
+        form: what unpacks it.
+    """
+
+    def __init__(self, path: str, form: ArchiveForm) -> None:
+        super().__init__(path, "archive", "an archive of files")
+        self.message = "an archive of files; verify takes one checkpoint"
+        self.form = form
 
 
 class OutputHoldsMore(Refused):

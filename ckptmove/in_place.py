@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckptmove.changes import InPlaceImpossible, NothingToUndo, UndoResult
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.containers.sniff import open_container
+from ckptmove.directories import ArchiveOfFiles
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices
 from ckptmove.pickles.edits import apply_plan
@@ -21,29 +23,34 @@ from ckptmove.streams.recovery import recover
 from ckptmove.streams.source import is_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptmove.changes import Patch
     from ckptmove.checkpoint import Checkpoint
+    from ckptmove.conversion import ConvertRequest
     from ckptmove.model import Limits
-    from ckptmove.moves import MovePlan, MoveRequest
+    from ckptmove.moves import MovePlan
 
 
-def convert_in_place(path: str, request: MoveRequest, *, dry_run: bool, limits: Limits) -> ConvertResult:
+def convert_in_place(request: ConvertRequest) -> ConvertResult:
     """Plan a conversion and carry it out in the file itself; no byte of a tensor is read.
 
-    Arguments and errors as of :func:`ckptmove.api.convert`.
+    Errors as of :func:`ckptmove.api.convert`.
     """
     began = time.perf_counter()
+    path = request.path
     if is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, of which a new one is made")
     with naming(path):
         recovered = recover(path)
         before = stamp(path)
-        with open_checkpoint(path, limits) as checkpoint:
-            plan, container = plan_move(checkpoint.inventory, request), checkpoint.inventory.container
+        with _opened(path, request.limits) as checkpoint:
+            container = checkpoint.inventory.container
+            plan = plan_move(checkpoint.inventory, request.move)
             reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
             notes = [recovered, *conversion_notes(checkpoint.inventory, plan), reason]
             patch = None if plan.is_empty and not plan.inflates else _patch(checkpoint, plan, path)
-        if patch is not None and not dry_run:
+        if patch is not None and not request.dry_run:
             apply_patch(path, patch, before)
             if not patch.writes:
                 notes.append("it is again what it was before it was first converted in place, byte for byte")
@@ -52,8 +59,8 @@ def convert_in_place(path: str, request: MoveRequest, *, dry_run: bool, limits: 
     return ConvertResult(
         container=container,
         plan=plan,
-        output=None if dry_run else path,
-        bytes_copied=0 if patch is None or dry_run else patch.nbytes,
+        output=None if request.dry_run else path,
+        bytes_copied=0 if patch is None or request.dry_run else patch.nbytes,
         seconds=time.perf_counter() - began,
         notes=tuple(note for note in notes if note),
         in_place=True,
@@ -71,7 +78,10 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
     with naming(path):
         recovered = recover(path)
         before = stamp(path)
-        container = open_container(path, limits)
+        try:
+            container = open_container(path, limits)
+        except ArchiveOfFiles as error:
+            raise NothingToUndo(path, "it is an archive of files, of which a new one is made") from error
         try:
             patch, size = container.undo(), container.source.size
         finally:
@@ -86,6 +96,15 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
         seconds=time.perf_counter() - began,
         notes=(recovered,) if recovered else (),
     )
+
+
+@contextmanager
+def _opened(path: str, limits: Limits) -> Iterator[Checkpoint]:
+    try:
+        with open_checkpoint(path, limits) as checkpoint:
+            yield checkpoint
+    except ArchiveOfFiles as error:
+        raise InPlaceImpossible(path, "it is an archive of files, of which a new one is made") from error
 
 
 def _patch(checkpoint: Checkpoint, plan: MovePlan, path: str) -> Patch:

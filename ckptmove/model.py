@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
 ContainerName: TypeAlias = Literal[
-    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory"
+    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory", "archive"
 ]
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",

@@ -32,6 +32,8 @@ def no_devices(inventory: Inventory) -> str:
     """
     if inventory.container == "safetensors":
         return "safetensors stores no device: load_file(path, device=...) decides"
+    if inventory.container == "dcp":
+        return "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
     if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
         return "there is no tensor in the pickle, and so no device to rewrite"
     return ""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
+from ckptmove.cast import cast_blocks
 from ckptmove.contracts import BytesSegment, CastSegment, CopySegment, FileBacked, InflateSegment
 from ckptmove.errors import CrcMismatch
 from ckptmove.inflate import inflated_blocks
 from ckptmove.model import Span
+from ckptmove.segments import elements_of, length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ def write_segments(
         DamagedArchive, SourceChanged, AccessFailed: as the source.
         WriteFailed: as the sink, which is asked for room before the first byte is read.
     """
-    total = sum(_length(segment) for segment in segments)
+    total = sum(length(segment) for segment in segments)
     done = 0
     sink.reserve(total)
     # zlib lets go of the GIL: blocks are checked while others are read and written.
@@ -96,25 +96,6 @@ def write_segments(
                 if progress is not None:
                     progress(done, total)
     return done
-
-
-def without_checks(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same segments, with no CRC to compare."""
-    return tuple(_without_checks(segment) for segment in segments)
-
-
-def _without_checks(segment: Segment) -> Segment:
-    if isinstance(segment, CopySegment):
-        return replace(segment, checks=())
-    return replace(segment, check=None) if isinstance(segment, CastSegment) else segment
-
-
-def _length(segment: Segment) -> int:
-    if isinstance(segment, BytesSegment):
-        return len(segment.data)
-    if isinstance(segment, InflateSegment):
-        return segment.nbytes
-    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
 
 
 def _steps(
@@ -155,12 +136,9 @@ def _blocks(
 
 
 def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
-    if segment.packed is not None:
-        yield from inflated_blocks(source, segment.packed, path, CAST_BLOCK)
-        return
     checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
-    for block in source.blocks(segment.span, CAST_BLOCK):
-        checker.feed(block)
+    for block in elements_of(source, segment, path):
+        checker.feed(memoryview(block))
         yield block
 
 

@@ -15,7 +15,7 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping
 from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
-from ckptmove.report import conversion, document, github
+from ckptmove.report import conversion
 from ckptmove.report.text import sentence
 
 if TYPE_CHECKING:
@@ -104,9 +104,13 @@ def run_undo(path: str, out: Output, *, dry_run: bool) -> int:
     """
     result = api.undo(path, dry_run=dry_run)
     if out.format is Format.JSON:
-        out.document(document.undo_document(result))
+        from ckptmove.report.document import undo_document  # noqa: PLC0415  # each format pays for itself alone
+
+        out.document(undo_document(result))
     elif out.format is Format.GITHUB:
-        out.lines([github.undo_line(result)])
+        from ckptmove.report.github import undo_line  # noqa: PLC0415  # each format pays for itself alone
+
+        out.lines([undo_line(result)])
     else:
         out.lines([conversion.undo_line(result)])
     return YES
@@ -114,9 +118,13 @@ def run_undo(path: str, out: Output, *, dry_run: bool) -> int:
 
 def _tell(path: str, result: ConvertResult, out: Output) -> None:
     if out.format is Format.JSON:
-        out.document(document.convert_document(result))
+        from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
+
+        out.document(convert_document(result))
     elif out.format is Format.GITHUB:
-        out.lines([github.conversion_line(path, result)])
+        from ckptmove.report.github import conversion_line  # noqa: PLC0415  # each format pays for itself alone
+
+        out.lines([conversion_line(path, result)])
     elif out.quiet:
         out.lines([conversion.brief_line(path, result)])
     else:
@@ -127,7 +135,7 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
 
 def _suggest(output: str, request: MoveRequest, container: ContainerName) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if container == "directory":
+    if container in {"directory", "archive"}:
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))

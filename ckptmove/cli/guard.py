@@ -22,7 +22,6 @@ from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
 from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice
 from ckptmove.report.answers import Failure
-from ckptmove.report.document import envelope
 from ckptmove.report.text import clean, sentence
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ def _tell(failure: Failure, words: Sequence[str]) -> int:
     try:
         out.failure(failure)
         if out.format is Format.JSON:
+            from ckptmove.report.document import envelope  # noqa: PLC0415  # only what goes wrong is told so
+
             command = next((word for word in words if word in _COMMANDS), None)
             out.document(envelope(command, failure.exit_code, [failure]))
     except StdoutFailed as error:

@@ -50,7 +50,6 @@ _MENDS: Final = {
     "again",
     "a gzip file": "unpack it first: gunzip -c {shell} > unpacked.pth",
     "a tar archive in a gzip file": "unpack it first: tar -xzf {shell}",
-    "a tar archive": "unpack it first: tar -xf {shell}",
     "a mobile module in FlatBuffer form": "make an archive of it: torch.jit.load({python}).save('module.pt')",
     "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
     "name, cp -rL DIRECTORY COPY, and take the copy",
@@ -80,6 +79,11 @@ def interruption(error: BaseException) -> Failure:
     if isinstance(error, Terminated):
         message, code = f"ended by {Signals(error.number).name}", _SIGNALLED + error.number
     return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
+
+
+def _unpacking(archive: str, form: directories.ArchiveForm) -> str:
+    """The command that makes a directory of an archive: Python's, which is here."""
+    return shlex.join(["python", "-m", f"{form}file", "-e", archive, f"{archive}.unpacked"])
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
@@ -154,11 +158,32 @@ def _(error: directories.OneFileAtATime) -> str:
     return f"name {which}: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
 
 
+@hint_for.register(directories.MustBeUnpacked)
+def _(error: directories.MustBeUnpacked) -> str:
+    return f"unpack it, then take the directory: {_unpacking(error.path or '', error.form)}"
+
+
+@hint_for.register(directories.UnverifiedArchive)
+def _(error: directories.UnverifiedArchive) -> str:
+    return f"unpack it, then name the file with the optimizer: {_unpacking(error.path or '', error.form)}"
+
+
+@hint_for.register(directories.DistributedFile)
+def _(error: directories.DistributedFile) -> str:
+    folder = shlex.quote(_folder_of(error.path or ""))
+    tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
+    return f"name its directory: ckptmove inspect {folder}; verify needs one file of it: {tool}"
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(path) or "."  # noqa: PTH120  # a path may become a URL: it stays text
+
+
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
     if error.container == "dcp":
-        folder = (os.path.dirname(name) or ".") if name.endswith(".distcp") else name  # noqa: PTH120  # it stays text
+        folder = _folder_of(name) if name.endswith(".metadata") else name
         tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
         return f"if you trust its origin, make one file of it: {tool}"
     if error.container == "safetensors":

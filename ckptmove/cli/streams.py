@@ -12,7 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import StdoutFailed
-from ckptmove.report import document, github
 from ckptmove.report.page import Page
 from ckptmove.report.text import clean, sentence
 
@@ -92,12 +91,16 @@ class Output:
         Raises:
             StdoutFailed: stdout does not take it.
         """
-        self.lines([document.dumps(value, indent=2 if sys.stdout.isatty() else None)])
+        from ckptmove.report.document import dumps  # noqa: PLC0415  # people do not wait for what programs read
+
+        self.lines([dumps(value, indent=2 if sys.stdout.isatty() else None)])
 
     def failure(self, failure: Failure) -> None:
         """Say what went wrong, and what to do next; in ``--json`` the document says it too."""
         if self.format is Format.GITHUB:
-            self.lines([github.failure_line(failure)])
+            from ckptmove.report.github import failure_line  # noqa: PLC0415  # only an annotation is written with it
+
+            self.lines([failure_line(failure)])
             return
         if self._has_reported:
             say("")

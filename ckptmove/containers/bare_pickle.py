@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cast import SHRINK
 from ckptmove.containers.contract import Container
 from ckptmove.containers.nested_streams import find_streams, graft
 from ckptmove.containers.pickle_outline import read_outline
-from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
+from ckptmove.contracts import CopySegment
 from ckptmove.errors import DamagedPickle, UneditablePickle
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import operations
+from ckptmove.segments import length, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ class BarePickle(Container):
             return None
         stream = self._streams[place]
         span = stream.container.storage_span(inner)
-        return _shifted(span, stream.start) if span is not None else None
+        return Span(stream.start + span.start, stream.start + span.end) if span is not None else None
 
     def check(self) -> tuple[ArchiveFact, ...]:
         """Compare the CRCs of the streams that have any: those that are zip archives."""
@@ -138,8 +138,8 @@ class BarePickle(Container):
                 continue
             if stream.string is None:
                 raise UneditablePickle(_AS_TEXT, offset=self._outline.file_offset(stream.call.args_start))
-            segments = [_moved(segment, stream.start) for segment in stream.container.lay_out(one, own)]
-            new[stream.string] = segments, sum(map(_nbytes, segments))
+            segments = [shifted(segment, stream.start) for segment in stream.container.lay_out(one, own)]
+            new[stream.string] = segments, sum(map(length, segments))
         rest = CopySegment(Span(self._outline.end, self.source.size))
         return *self._outline.expand(outer, new.get), rest
 
@@ -159,33 +159,3 @@ def _split_pickles(data: bytes) -> list[bytes]:
         pickles.append(data[begin : ends[-1]])
         begin = ends[-1]
     return pickles
-
-
-def _shifted(span: Span, start: int) -> Span:
-    return Span(start + span.start, start + span.end)
-
-
-def _checked(check: CheckedRange, start: int) -> CheckedRange:
-    return replace(check, span=_shifted(check.span, start))
-
-
-def _moved(segment: Segment, start: int) -> Segment:
-    """A segment of a stream as one of the file."""
-    if isinstance(segment, BytesSegment):
-        return segment
-    span = _shifted(segment.span, start)
-    if isinstance(segment, InflateSegment):
-        return replace(segment, span=span)
-    if isinstance(segment, CastSegment):
-        check = None if segment.check is None else _checked(segment.check, start)
-        packed = None if segment.packed is None else replace(segment.packed, span=span)
-        return replace(segment, span=span, check=check, packed=packed)
-    return CopySegment(span, tuple(_checked(check, start) for check in segment.checks))
-
-
-def _nbytes(segment: Segment) -> int:
-    if isinstance(segment, BytesSegment):
-        return len(segment.data)
-    if isinstance(segment, InflateSegment):
-        return segment.nbytes
-    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes

@@ -14,13 +14,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.containers.contract import Container
+from ckptmove.containers.rebuild_calls import rebuild_call
 from ckptmove.contracts import CopySegment
-from ckptmove.dtypes import DTYPE_STORAGE, ITEM_BYTES
+from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.model import ArchiveFact, Span
-from ckptmove.pickles.arguments import LARGEST, contiguous
+from ckptmove.pickles.arguments import LARGEST
 from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ class SafetensorsFile(Container):
         """The tree that ``load_file(path)`` would return, without a place in any pickle: a state_dict on the CPU."""
         flat: list[Value] = []
         for tensor in self._tensors:
-            flat += tensor.name, _as_call(tensor)
+            flat += tensor.name, rebuild_call(tensor.name, tensor.dtype, tensor.shape, "cpu")
         machine = Machine(b"", self.limits)
         machine.end = self._data_start
         root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
@@ -220,22 +221,3 @@ def _integer(text: str) -> int:
 
 def _refuse(text: str) -> int:
     raise ValueError(f"{text[:40]} is no size")
-
-
-def _as_call(tensor: _Tensor) -> Call:
-    """The call that rebuilds a tensor, over a storage that has its name."""
-    storage = DTYPE_STORAGE.get(tensor.dtype)
-    numel = prod(tensor.shape)
-    count = numel if storage else numel * ITEM_BYTES[tensor.dtype]
-    home = Global("torch", storage) if storage else Global("torch.storage", "UntypedStorage")
-    pid = _tuple("storage", home, tensor.name, "cpu", count)
-    arguments: list[Value] = [Persistent(pid, -1), 0, _tuple(*tensor.shape), _tuple(*contiguous(tensor.shape))]
-    arguments += False, None
-    if storage is None:
-        arguments.append(Global("torch", tensor.dtype))
-    function = Global("torch._utils", "_rebuild_tensor_v2" if storage else "_rebuild_tensor_v3")
-    return Call(function, _tuple(*arguments), -1)
-
-
-def _tuple(*items: Value) -> Tuple:
-    return Tuple(items, (-1,) * len(items))

@@ -19,7 +19,8 @@ from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_tar import MEMBERS, TorchTar
 from ckptmove.containers.torch_zip import TorchZip, object_folder
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
-from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.directories import ArchiveOfFiles, DistributedFile
+from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
 from ckptmove.model import Limits
 from ckptmove.streams.source import open_source
 
@@ -48,6 +49,9 @@ _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
 #: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as the text of protocols 0 and 1.
 _LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _LEGACY_WITHIN: Final = 32
+#: Module of the class at the root of ``.metadata``: the first name in it, after PROTO and FRAME at most.
+_DISTRIBUTED: Final = b"torch.distributed.checkpoint.metadata"
+_DISTRIBUTED_WITHIN: Final = 16
 #: PROTO and its argument, from protocol 2 on.
 _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 #: What a pickle of protocol 0 or 1 with a container or an object at its root begins with.
@@ -69,13 +73,13 @@ _READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] 
     "safetensors": SafetensorsFile,
     "pickle": BarePickle,
 }
-_DESCRIBED: Final[dict[ContainerName, str]] = {"dcp": "a shard of a distributed checkpoint"}
 
 
 def recognise(source: ByteSource) -> ContainerName:
     """The container that the bytes are.
 
     Raises:
+        ArchiveOfFiles: they are a zip or a tar of files, which may be checkpoints.
         NotACheckpoint: they are something else; it says what.
         DamagedArchive: they begin as a zip archive does, and do not end as one.
         SourceChanged, AccessFailed: as the source.
@@ -83,14 +87,19 @@ def recognise(source: ByteSource) -> ContainerName:
     return _examine(source, Limits())[0]
 
 
-def open_container(path: str, limits: Limits) -> Container:
+def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:
     """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
+
+    Args:
+        path: the file.
+        limits: what it may ask for.
+        source: its bytes, where they are at hand.
 
     Raises:
         MissingFile, AccessFailed: as they say.
         As :func:`container_of`.
     """
-    source = open_source(path)
+    source = open_source(path) if source is None else source
     try:
         return container_of(source, limits)
     except CkptMoveError:
@@ -102,7 +111,9 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
     """The container that the bytes are, opened.
 
     Raises:
-        UnsupportedContainer: recognised, but not read.
+        DistributedFile: a file that is not read alone.
+        UnsupportedContainer: it has a dtype that torch lacks.
+        ArchiveOfFiles: a zip or a tar of files, which may be checkpoints.
         AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
     """
     name, directory = _examine(source, limits)
@@ -110,10 +121,9 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
         return TorchZip(source, directory, limits)
     if name == "torchscript" and directory is not None:
         return script_container(source, directory, limits)
-    reader = _READERS.get(name)
-    if reader is None:
-        raise UnsupportedContainer(source.path, name, _DESCRIBED[name])
-    return reader(source, limits)
+    if name == "dcp":
+        raise DistributedFile(source.path)
+    return _READERS[name](source, limits)
 
 
 def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:
@@ -132,13 +142,13 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
         first = next(iterate_members(source, limits), None)
         if first is not None and first.name.removeprefix("./") in MEMBERS:
             return "torch-tar", None
-        raise NotACheckpoint(source.path, "a tar archive")
+        raise ArchiveOfFiles(source.path, "a tar archive", "tar")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:
         return "safetensors", None
     if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):
         return "torch-legacy", None
     if _is_pickle(head, source):
-        return "pickle", None
+        return "dcp" if 0 <= head.find(_DISTRIBUTED) < _DISTRIBUTED_WITHIN else "pickle", None
     raise NotACheckpoint(source.path, _describe(head))
 
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
+from ckptmove.cast import SHRINK
 from ckptmove.changes import NothingToUndo, Patch
 from ckptmove.containers.contract import Container
 from ckptmove.containers.zip_append import append_records, original_directory, read_undo
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
-from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
-from ckptmove.inflate import inflate, inflated_blocks
+from ckptmove.directories import ArchiveOfFiles
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
+from ckptmove.inflate import inflate
 from ckptmove.model import ArchiveFact, Span
+from ckptmove.segments import blocks_of
 from ckptmove.streams.part import PartSource
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
     It is the stem that the file had when it was saved, whatever it is called now.
 
     Raises:
-        NotACheckpoint: there is none.
+        ArchiveOfFiles: there is none.
         DamagedArchive: there are several.
     """
     names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
@@ -66,7 +68,8 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
         # stable-baselines3 and others zip whole checkpoints.
         held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        raise NotACheckpoint(path, "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else ""))
+        found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
+        raise ArchiveOfFiles(path, found, "zip")
     return folders[0]
 
 
@@ -104,7 +107,7 @@ class TorchZip(Container):
             folder: the folder of its records, with a slash; by default the one that holds ``data.pkl``.
 
         Raises:
-            NotACheckpoint: it has no such folder.
+            ArchiveOfFiles: it has no such folder.
             DamagedArchive: two records have one name, or its byte order is none.
         """
         folder = object_folder(directory, source.path) if folder is None else folder
@@ -269,7 +272,7 @@ class TorchZip(Container):
         return {self._inside["data.pkl"].place: self._new(pickle)}
 
     def _new(self, data: bytes) -> NewRecord:
-        return NewRecord(BytesSegment(data), len(data), zlib.crc32(data) if self._summed else 0)
+        return NewRecord((BytesSegment(data),), len(data), zlib.crc32(data) if self._summed else 0)
 
     def _inflated(self) -> Iterator[tuple[int, NewRecord]]:
         """The deflated storages that the pickle names, stored, by their places in the directory."""
@@ -279,7 +282,7 @@ class TorchZip(Container):
                 limit = max(nbytes, INFLATED_BYTES + INFLATED_RATIO * record.stored_bytes)
                 if record.nbytes > limit:
                     raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
-                yield record.place, NewRecord(self._packed(record), record.nbytes, record.crc)
+                yield record.place, NewRecord((self._packed(record),), record.nbytes, record.crc)
 
     def _packed(self, record: ZipRecord) -> InflateSegment:
         return InflateSegment(self._span(record), record.nbytes, record.crc, record.name)
@@ -291,15 +294,10 @@ class TorchZip(Container):
         span, packed = self._span(record), self._packed(record) if record.method == DEFLATED else None
         check = CheckedRange(span, record.crc, record.name) if record.crc and packed is None else None
         segment = CastSegment(span, source, target, self.byteorder, check, packed)
-        blocks: Iterator[bytes | memoryview] = (
-            self.source.blocks(span, CAST_BLOCK)
-            if packed is None
-            else inflated_blocks(self.source, packed, path, CAST_BLOCK)
-        )
         crc = 0
-        for block in cast_blocks(blocks, segment, path) if self._summed else ():
+        for block in blocks_of(self.source, (segment,)) if self._summed else ():
             crc = zlib.crc32(block, crc)
-        return record.place, NewRecord(segment, segment.nbytes // SHRINK, crc)
+        return record.place, NewRecord((segment,), segment.nbytes // SHRINK, crc)
 
     def _within(self, folder: str) -> dict[str, ZipRecord]:
         """The records in a folder, by their names there."""

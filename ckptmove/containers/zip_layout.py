@@ -41,6 +41,8 @@ _DESCRIPTOR_SIGNATURE: Final = b"PK\x07\x08"
 _PADDING_EXTRA: Final = int.from_bytes(b"FB", "little")
 #: The least that stands before a record's data.
 LOCAL_BYTES: Final = _LOCAL.size
+#: Where its two lengths stand.
+_LENGTHS: Final = slice(18, 26)
 #: Flag bits that say how hard a record was deflated.
 _DEFLATE_FLAGS: Final = 0x0006
 #: Headers of small records are read many at a time.
@@ -66,12 +68,12 @@ class NewRecord:
     """A record that gets other bytes, stored plainly.
 
     Attributes:
-        segment: gives the bytes.
+        segments: give the bytes.
         nbytes: how many they are.
         crc: their CRC-32, or 0 in an archive without CRCs.
     """
 
-    segment: Segment
+    segments: tuple[Segment, ...]
     nbytes: int
     crc: int
 
@@ -125,6 +127,13 @@ class Layout:
     """Lays out one archive, record by record in the order of the file."""
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, alignment: int) -> None:
+        """Begin at the first byte.
+
+        Args:
+            source: the archive.
+            directory: its directory.
+            alignment: what the distance that the data of a record moves is a multiple of; with 1, nothing is padded.
+        """
         self._source = source
         self._directory = directory
         self._alignment = alignment
@@ -220,8 +229,11 @@ class Layout:
         """Header, bytes and, where the source has one, data descriptor of a record that is written anew."""
         flags = record.flags & ~_DEFLATE_FLAGS
         described = bool(flags & FLAG_DESCRIPTOR)
+        # Python's zipfile can be told to write lengths so however small they are, and stable-baselines3 tells it.
+        was_wide = not described and header.fixed[_LENGTHS] == b"\xff" * 8
         # As miniz: no stored length where a descriptor follows, and the offset too, where no reader looks for it.
-        sizes = () if change.nbytes < U32_MAX else (change.nbytes, 0 if described else change.nbytes)
+        is_wide = was_wide or change.nbytes >= U32_MAX
+        sizes = (change.nbytes, 0 if described else change.nbytes) if is_wide else ()
         wide = (*sizes, offset) if offset >= U32_MAX else sizes
         others = [
             field
@@ -232,11 +244,11 @@ class Layout:
             others.insert(0, (ZIP64_EXTRA, struct.pack(f"<{len(wide)}Q", *wide)))
         congruent = header.data_start if record.method == STORED else 0
         extra = self._pad(tuple(others), record, offset + _LOCAL.size + len(header.name), congruent)
-        narrow = min(change.nbytes, U32_MAX)
+        narrow = U32_MAX if is_wide else change.nbytes
         said = (0, 0, 0) if described else (change.crc, narrow, narrow)
         fixed = header.fixed[:6] + struct.pack("<2H", flags, STORED) + header.fixed[10:14] + struct.pack("<3L", *said)
         self._put(fixed + struct.pack("<2H", len(header.name), len(extra)) + header.name + extra)
-        self._segments.append(change.segment)
+        self._segments += change.segments
         self._written += change.nbytes
         if described:
             lengths = struct.pack("<2Q" if wide else "<2L", change.nbytes, change.nbytes)
@@ -246,6 +258,8 @@ class Layout:
     def _pad(self, others: tuple[tuple[int, bytes], ...], record: ZipRecord, start: int, congruent: int) -> bytes:
         """Extra fields and the padding that puts the data at the first offset congruent to another one."""
         extra = join_extra(others)
+        if self._alignment == 1:
+            return extra
         first = start + len(extra) + 4
         missing = (congruent - first) % self._alignment
         if len(extra) + 4 + missing > U16_MAX:

@@ -93,10 +93,11 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 def load_expression(inventory: Inventory, where: str = "") -> str:
     """Python that loads the file, and takes what stands at a path of nested dicts.
 
-    Of a directory it is the file that the path begins with; without a path, the first that ``torch.save`` wrote.
+    Of a directory or an archive it is the file that the path begins with; without a path, the first that ``torch.save``
+    wrote.
     """
     if not isinstance(inventory, DirectoryInventory):
-        return _load(inventory.path, inventory.container, _keys(inventory, where) if where else [])
+        return _load(repr(inventory.path), inventory.container, _keys(inventory, where) if where else [])
     first = next((file for file in inventory.files if file.container in _OF_TORCH_SAVE), inventory.files[0])
     file = next((file for file in inventory.files if f"{where}.".startswith(f"{file.path}.")), first)
     rest = where.removeprefix(file.path).removeprefix(".")
@@ -105,12 +106,12 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
     else:
         roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
         keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
-    return _load(posixpath.join(inventory.path, file.path), file.container, keys)
+    return _load(file.expression or repr(posixpath.join(inventory.path, file.path)), file.container, keys)
 
 
-def _load(path: str, container: ContainerName, keys: Iterable[str]) -> str:
+def _load(source: str, container: ContainerName, keys: Iterable[str]) -> str:
     load = "torch.jit.load" if container == "torchscript" else "torch.load"
-    return f"{load}({path!r}, map_location='cpu'){''.join(f'[{key!r}]' for key in keys)}"
+    return f"{load}({source}, map_location='cpu'){''.join(f'[{key!r}]' for key in keys)}"
 
 
 def _keys(inventory: Inventory, where: str) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.roles import role_of_key
+
 if TYPE_CHECKING:
     from ckptmove.model import Inventory
 
@@ -24,8 +26,14 @@ def complete(inventory: Inventory) -> Inventory:
     parts = [tensor.name.rpartition(".") for tensor in inventory.tensors]
     states = {holder for holder, _, leaf in parts if leaf in _MOMENTS}
     tensors = tuple(
-        replace(tensor, role="optimizer") if holder in states else tensor
+        replace(tensor, role="optimizer") if holder in states or _is_optimizers(tensor.name) else tensor
         for tensor, (holder, _, _) in zip(inventory.tensors, parts, strict=True)
     )
     storages = tuple(replace(storage, tag_sites=(), class_sites=()) for storage in inventory.storages)
     return replace(inventory, tensors=tensors, storages=storages)
+
+
+def _is_optimizers(name: str) -> bool:
+    """Whether a name begins with the key of an optimizer, as Megatron keeps its state beside the model."""
+    first, dot, _ = name.partition(".")
+    return bool(dot) and role_of_key(first) == "optimizer"

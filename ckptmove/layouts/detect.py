@@ -9,9 +9,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
+from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts.places import place_of
-from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,22 +33,12 @@ _SIGNS: Final[tuple[tuple[LayoutName, re.Pattern[str]], ...]] = (
     ("accelerate", re.compile(r"random_states_\d+\.pkl")),
     ("deepspeed", re.compile(r"(.*zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt|.*_mp_rank_\d+_optim_states\.pt")),
     ("megatron", re.compile(r"model_(optim_)?rng\.pt")),
+    ("stable-baselines3", re.compile(r"_stable_baselines3_version")),
+    ("nemo", re.compile(r"model_weights\.ckpt")),
 )
 _ACCELERATE_OPTIMIZER: Final = "optimizer.bin"
-
-
-def refuse_distributed(listing: Listing) -> None:
-    """Refuse a checkpoint of torch.distributed, whose tensors lie in pieces.
-
-    Raises:
-        UnsupportedContainer: there is one in the directory.
-    """
-    shards = [file for file in listing.files if file.name.endswith(".distcp") and not file.is_hidden]
-    if shards:
-        folder = shards[0].folder
-        count = sum(file.folder == folder for file in shards)
-        described = f"a distributed checkpoint ({count} *.distcp)"
-        raise UnsupportedContainer(listing.full(folder).rstrip("/"), "dcp", described)
+#: What Megatron-Core (dist_checkpointing/strategies/common.py) writes beside a distributed checkpoint.
+_MEGATRON_COMMON: Final = "common.pt"
 
 
 def require_shards(listing: Listing) -> None:
@@ -64,13 +53,13 @@ def require_shards(listing: Listing) -> None:
     for file in listing.files:
         if _INDEX.fullmatch(file.name) and not file.is_hidden:
             prefix = f"{file.folder}/" if file.folder else ""
-            for shard in _shards(listing.full(file.path)):
+            for shard in _shards(listing, file.path):
                 if prefix + shard not in names:
                     raise DamagedArchive(listing.full(file.path), f"it names '{shard:.200}', which is not there")
 
 
-def _shards(path: str) -> Sequence[str]:
-    text = _read(path, _MOST_INDEX_BYTES)
+def _shards(listing: Listing, name: str) -> Sequence[str]:
+    path, text = listing.full(name), _read(listing, name, _MOST_INDEX_BYTES)
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,6 +97,8 @@ def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutNam
             return layout
     if _ACCELERATE_OPTIMIZER in said and any(place_of(name) == "model" for name in said):
         return "accelerate"
+    if "dcp" in said.values():
+        return "megatron" if _MEGATRON_COMMON in names else "dcp"
     return "sharded" if any(map(_SHARD.fullmatch, said)) else None
 
 
@@ -116,16 +107,17 @@ def _by_pointer(listing: Listing, folder: str, said: Mapping[str, LayoutName]) -
     path = f"{folder}/{_POINTER}".lstrip("/")
     if path not in listing.names:
         return None
-    text = _read(listing.full(path), _POINTER_BYTES).decode("utf-8", "replace")
+    text = _read(listing, path, _POINTER_BYTES).decode("utf-8", "replace")
     layout = said.get(text.strip().replace("\\", "/").rpartition("/")[2])
     return layout if layout in _POINTED else None
 
 
-def _read(path: str, most: int) -> bytes:
-    source = open_source(path)
+def _read(listing: Listing, path: str, most: int) -> bytes:
+    source = listing.open(path)
     try:
         if source.size > most:
-            raise LimitExceeded(f"the bytes of '{path.rpartition('/')[2]}'", limit=most, actual=source.size, path=path)
+            resource = f"the bytes of '{path.rpartition('/')[2]}'"
+            raise LimitExceeded(resource, limit=most, actual=source.size, path=listing.full(path))
         return source.read(0, source.size)
     finally:
         source.close()

@@ -1,6 +1,6 @@
 """What lies in a directory: files, folders and links, within bounds.
 
-Never opens a file, and never follows a link: one that leads out of the directory is refused. The one exception is a
+Never reads a file, and never follows a link: one that leads out of the directory is refused. The one exception is a
 snapshot of huggingface_hub's cache, whose files are all links to ``blobs`` beside its ``snapshots``.
 """
 
@@ -13,10 +13,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
-from ckptmove.streams.source import KINDS
+from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
-    from ckptmove.model import Limits
+    from ckptmove.contracts import ByteSource
+    from ckptmove.model import ArchiveFact, ContainerName, Limits
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
@@ -100,9 +101,45 @@ class Listing:
         """The paths of files and links."""
         return frozenset([*(file.path for file in self.files), *(link.path for link in self.links)])
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def container(self) -> ContainerName:
+        """What holds the files, in the public contract."""
+        return "directory"
+
+    @property
+    def described(self) -> str:
+        """The same for people."""
+        return "a directory"
+
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
         return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
+
+    def look(self, path: str) -> None:
+        """Refuse a file that is seen without opening it to be no checkpoint; in a directory, none is."""
+
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a file, for whoever closes them.
+
+        Raises:
+            MissingFile, AccessFailed: it cannot be opened any more.
+        """
+        return open_source(self.full(path))
+
+    def expression(self, path: str) -> str | None:
+        """Python that opens a file, where no path does."""
+        del path
+        return None
+
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the bytes of a file, by sums that are kept beside it; a directory keeps none."""
+        del path
+        return ()
 
 
 def list_directory(path: str, limits: Limits) -> Listing:

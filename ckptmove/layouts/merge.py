@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from ckptmove.model import (
         ArchiveFact,
+        ContainerName,
         FlagValue,
+        GlobalUse,
         Inventory,
         Mention,
         OptimizerRecord,
@@ -45,20 +47,23 @@ class Part:
         file: what it is.
         inventory: its own, with names, storages and sites as they are in the directory.
         base: what was added to its sites: the length of all pickles before.
+        rows: the files that it is made of: itself, unless it is a folder.
     """
 
     file: FileRecord
     inventory: Inventory
     base: int
+    rows: tuple[FileRecord, ...]
 
 
-def as_part(path: str, inventory: Inventory, base: int) -> Part:
+def as_part(path: str, inventory: Inventory, base: int, expression: str | None = None) -> Part:
     """Write an inventory as a part of the whole.
 
     Args:
-        path: of the file, seen from the directory.
+        path: of the file, seen from the directory; of a folder that is one checkpoint, empty for the directory itself.
         inventory: of the file alone.
         base: length of the pickles of all files before it.
+        expression: Python that opens the file, where no path does.
     """
     place = place_of(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
@@ -90,22 +95,24 @@ def as_part(path: str, inventory: Inventory, base: int) -> Part:
         size_bytes=inventory.size_bytes,
         tensors=len(tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
+        expression=expression,
     )
-    return Part(record, moved, base)
+    return Part(record, moved, base, (record,))
 
 
-def merge(path: str, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
-    """The inventory of a directory; its layout is yet to be told.
+def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
+    """The inventory of a directory or an archive; its layout is yet to be told.
 
     Args:
         path: of the directory.
+        container: what it is, in the public contract.
         parts: its checkpoint files.
         size_bytes: of all files.
     """
     each = [part.inventory for part in parts]
     return DirectoryInventory(
         path=path,
-        container="directory",
+        container=container,
         layout="other",
         size_bytes=size_bytes,
         torch_version=next((one.torch_version for one in each if one.torch_version), None),
@@ -114,13 +121,13 @@ def merge(path: str, parts: Sequence[Part], size_bytes: int) -> DirectoryInvento
         tensors=tuple(chain.from_iterable(one.tensors for one in each)),
         storages=tuple(chain.from_iterable(one.storages for one in each)),
         mentions=tuple(chain.from_iterable(one.mentions for one in each)),
-        globals=_once(chain.from_iterable(one.globals for one in each)),
+        globals=_once(chain.from_iterable(map(_telling, each))),
         foreign_opcodes=_once(chain.from_iterable(one.foreign_opcodes for one in each)),
         optimizers=tuple(chain.from_iterable(one.optimizers for one in each)),
         facts=tuple(chain.from_iterable(one.facts for one in each)),
         contents=frozenset().union(*(one.contents for one in each)),
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
-        files=tuple(part.file for part in parts),
+        files=tuple(chain.from_iterable(part.rows for part in parts)),
     )
 
 
@@ -158,7 +165,10 @@ class _Mover:
         self._tensors: dict[int, TensorRecord] = {}
 
     def name(self, name: str) -> str:
-        return f"{self._path}.{name}" if name else self._path
+        return f"{self._path}.{name}" if name and self._path else name or self._path
+
+    def key(self, key: str) -> str:
+        return f"{self._path}/{key}" if self._path else key
 
     def site(self, site: int | None) -> int | None:
         return None if site is None else site + self._base
@@ -174,7 +184,7 @@ class _Mover:
                 replace(
                     record,
                     name=self.name(record.name),
-                    storage=None if record.storage is None else f"{self._path}/{record.storage}",
+                    storage=None if record.storage is None else self.key(record.storage),
                     parts=tuple(map(self.tensor, record.parts)),
                     device_site=self.site(record.device_site),
                 ),
@@ -185,7 +195,7 @@ class _Mover:
     def storage(self, storage: StorageRef) -> StorageRef:
         return replace(
             storage,
-            key=f"{self._path}/{storage.key}",
+            key=self.key(storage.key),
             tag_sites=self.sites(storage.tag_sites),
             class_sites=self.sites(storage.class_sites),
         )
@@ -200,7 +210,7 @@ class _Mover:
         )
 
     def fact(self, fact: ArchiveFact) -> FileFact:
-        return FileFact(fact.kind, f"{self._path}/{fact.record}", fact.nbytes, f"{self._path}/{fact.storage_key}")
+        return FileFact(fact.kind, self.key(fact.record), fact.nbytes, self.key(fact.storage_key))
 
     def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
         return replace(
@@ -243,11 +253,20 @@ class _Mover:
 
 def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
     """What state_dicts stand under: the file itself where its root is the model's, else the keys of the root."""
+    if not path:
+        return inventory.root_keys
     roots = RootKeys(inventory)
     is_state_dict = any(not roots.split(one.name)[0] for one in inventory.tensors if one.role in {"model", "other"})
     if is_state_dict or not inventory.root_keys:
         return (path,)
     return tuple(f"{path}.{key}" for key in inventory.root_keys)
+
+
+def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
+    """The names to tell of: of a distributed checkpoint, which ``torch.load`` never reads, only what is dangerous."""
+    if inventory.container != "dcp":
+        return inventory.globals
+    return tuple(use for use in inventory.globals if use.verdict == "dangerous")
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:

@@ -21,7 +21,7 @@ from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_directory
 from ckptmove.model import Span
 from ckptmove.moves import ConvertResult
-from ckptmove.notes import conversion_notes, no_devices, overflow_note
+from ckptmove.notes import conversion_notes, overflow_note
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.directory_sink import DirectorySink
@@ -51,7 +51,7 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         directory = read_directory(path, request.limits)
         plan = plan_move(directory.inventory, request.move)
         notes = tuple(conversion_notes(directory.inventory, plan))
-        reason = _no_devices(directory) if plan.is_empty else ""
+        reason = directory.no_devices() if plan.is_empty else ""
         if reason:
             more = "" if request.output is not None else "; nothing was written, -o OUT copies the directory"
             notes += (f"{reason}{more}",)
@@ -77,12 +77,6 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
     return ConvertResult(
         container="directory", plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes
     )
-
-
-def _no_devices(directory: Directory) -> str:
-    """Why there is no device in any of the files; empty where there is one."""
-    reasons = [no_devices(part.inventory) for part in directory.parts]
-    return reasons[0] if all(reasons) else ""
 
 
 def _require_apart(path: str, output: str) -> None:
@@ -113,7 +107,9 @@ class _Writer:
     def __init__(self, directory: Directory, plan: MovePlan, request: ConvertRequest, sink: DirectorySink) -> None:
         self._listing: Listing = directory.listing
         self._plans = {
-            part.file.path: own for part, own in zip(directory.parts, split_plan(plan, directory.parts), strict=True)
+            part.file.path: own
+            for part, own in zip(directory.parts, split_plan(plan, directory.parts), strict=True)
+            if part.file.container != "dcp"  # several files, in which no device stands
         }
         self._request = request
         self._sink = sink

@@ -17,11 +17,19 @@ if TYPE_CHECKING:
     from ckptmove.model import Role, TensorRecord
 
 _PLACES: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (
-    ("optimizer", re.compile(r"optimizer(_\d+)?\.(pt|bin)|.*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")),
+    (
+        "optimizer",
+        re.compile(r"optimizer(_\d+)?\.(pt|bin)|optimizer_\d+|.*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt"),
+    ),
     ("scheduler", re.compile(r"scheduler(_\d+)?\.(pt|bin)")),
     ("scaler", re.compile(r"scaler\.pt")),
     ("rng", re.compile(r"rng_state(_\d+)?\.pth|random_states_\d+\.pkl")),
-    ("model", re.compile(r"(pytorch_model|model|adapter_model)(_\d+)?(-\d{5}-of-\d{5})?\.(bin|safetensors)")),
+    (
+        "model",
+        re.compile(
+            r"pytorch_model_fsdp_\d+|(pytorch_model|model|adapter_model)(_\d+)?(-\d{5}-of-\d{5})?\.(bin|safetensors)"
+        ),
+    ),
 )
 #: Endings that promise a checkpoint; ``.bin`` and ``.pkl`` are anything.
 _ENDINGS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
@@ -32,7 +40,7 @@ _SPOILED: Final = frozenset({
 
 
 def place_of(name: str) -> Role | None:
-    """The role that a trainer gives to files of a name, or None."""
+    """The role that a trainer gives to files of a name, or to a folder that is one checkpoint, or None."""
     named = next((role for role, pattern in _PLACES if pattern.fullmatch(name)), None)
     # Of all words in other names only this one is worth more than the content: a copy of a model looks like a model.
     return named or ("ema" if role_of_key(name) == "ema" else None)

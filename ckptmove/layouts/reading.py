@@ -1,4 +1,4 @@
-"""A directory read as one checkpoint.
+"""A directory, or an archive of files, read as one checkpoint.
 
 Never reads a tensor's bytes unless their CRCs are asked for, and never passes over a file that must have been a
 checkpoint.
@@ -13,18 +13,23 @@ from ckptmove.checkpoint import survey
 from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import NotACheckpoint
 from ckptmove.inventory.outline import OutlineLine
-from ckptmove.layouts.detect import layout_of, refuse_distributed, require_shards
+from ckptmove.layouts.archive import open_archive
+from ckptmove.layouts.detect import layout_of, require_shards
+from ckptmove.layouts.distributed import file_records, find_distributed, is_distributed, survey_distributed
 from ckptmove.layouts.listing import list_directory
 from ckptmove.layouts.merge import as_part, merge
 from ckptmove.layouts.places import is_spoiled
+from ckptmove.notes import no_devices
 from ckptmove.streams.recovery import recover_listed
 
 if TYPE_CHECKING:
+    from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.directories import DirectoryInventory
+    from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
-    from ckptmove.model import Limits
+    from ckptmove.model import ArchiveFact, Limits
 
 #: Where the HF Trainer keeps its counters.
 _TRAINER_STATE: Final = "trainer_state.json"
@@ -32,7 +37,7 @@ _TRAINER_STATE: Final = "trainer_state.json"
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A checkpoint directory, as it was read.
+    """A checkpoint directory or archive, as it was read.
 
     Attributes:
         listing: everything in it.
@@ -45,6 +50,11 @@ class Directory:
     parts: tuple[Part, ...]
     inventory: DirectoryInventory
     outline: tuple[OutlineLine, ...]
+
+    def no_devices(self) -> str:
+        """Why there is no device in any of the files; empty where there is one."""
+        reasons = [no_devices(part.inventory) for part in self.parts]
+        return reasons[0] if all(reasons) else ""
 
 
 def read_directory(
@@ -66,25 +76,55 @@ def read_directory(
     listing = list_directory(path, limits)
     if recover_listed(path, [file.path for file in listing.files]):
         listing = list_directory(path, limits)
-    refuse_distributed(listing)
+    return read_listing(listing, limits, check=check, outline=outline, progress=progress)
+
+
+def read_archive(
+    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+) -> Directory:
+    """Read every checkpoint in a zip or a tar as a part of one.
+
+    Arguments and errors as of :func:`read_directory`.
+
+    Raises:
+        MustBeUnpacked: one of its members cannot be read where it lies.
+    """
+    with open_archive(path, limits) as listing:
+        return read_listing(listing, limits, check=check, outline=outline, progress=progress)
+
+
+def read_listing(
+    listing: Listing, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+) -> Directory:
+    """Read every checkpoint that is listed as a part of one.
+
+    Arguments and errors as of :func:`read_directory`.
+    """
     require_shards(listing)
+    distributed = find_distributed(listing)
+    homes = {part.folder for part in distributed}
     reader = _Reader(listing, limits, check=check, outline=outline, progress=progress)
+    for part in distributed:
+        reader.read_distributed(part)
     for file in listing.files:
-        if not file.is_hidden:
+        if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
             reader.read(file)
     if not reader.parts:
-        raise EmptyDirectory(path, reader.looked_at)
-    inventory = merge(path, reader.parts, reader.total)
+        raise EmptyDirectory(listing.path, reader.looked_at, listing.described)
+    inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)
     records = inventory.files
-    layout = layout_of(listing, records)
     contents = inventory.contents
+    if len(reader.parts) == 1 and not reader.parts[0].file.path:
+        inventory = replace(inventory, container="dcp", globals=reader.parts[0].inventory.globals)
     if any(file.name == _TRAINER_STATE for file in listing.files):
         contents |= {"counter"}
+    layout = layout_of(listing, records)
+    facts = (*inventory.facts, *reader.facts)
     return Directory(
         listing,
         tuple(reader.parts),
-        replace(inventory, layout=layout, contents=contents),
-        (OutlineLine(0, "", f"directory ({len(listing.files)})"), *reader.lines) if outline else (),
+        replace(inventory, layout=layout, contents=contents, facts=facts),
+        (OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *reader.lines) if outline else (),
     )
 
 
@@ -104,27 +144,48 @@ class _Reader:
         self.total = sum(file.size_bytes for file in listing.files)
         self.parts: list[Part] = []
         self.lines: list[OutlineLine] = []
+        self.facts: list[ArchiveFact] = []
         self.looked_at = 0
+
+    def read_distributed(self, part: DistributedFolder) -> None:
+        found, container = survey_distributed(
+            self._listing, part, self._limits, check=self._check, outline=self._outline, progress=self._told()
+        )
+        whole = as_part(part.path, found.inventory, self._base)
+        self.parts.append(replace(whole, rows=file_records(part, container, whole)))
+        self._outline_of(part.path or ".metadata", found)
+        self._done += found.inventory.size_bytes
 
     def read(self, file: ListedFile) -> None:
         self.looked_at += 1
-        progress, done, total = self._progress, self._done, self.total
-        told = None if progress is None else lambda here, _of_the_file: progress(done + here, total)
         try:
+            self._listing.look(file.path)
             found = survey(
                 self._listing.full(file.path),
                 self._limits,
+                source=self._listing.open(file.path),
                 check=self._check,
                 outline=self._outline,
-                progress=told,
+                progress=self._told(),
             )
         except NotACheckpoint as error:
             if is_spoiled(file.name, error.found):
                 raise
             self.lines.append(OutlineLine(1, file.path, error.found))
+            is_checked = False
         else:
-            self.parts.append(as_part(file.path, found.inventory, self._base))
+            is_checked = found.has_checksums
+            self.parts.append(as_part(file.path, found.inventory, self._base, self._listing.expression(file.path)))
             self._base += found.pickle_bytes
-            for line in found.outline:
-                self.lines.append(OutlineLine(line.depth + 1, line.name if line.depth else file.path, line.description))
+            self._outline_of(file.path, found)
+        if self._check and not is_checked:
+            self.facts += self._listing.flaws(file.path)
         self._done += file.size_bytes
+
+    def _told(self) -> Progress | None:
+        progress, done, total = self._progress, self._done, self.total
+        return None if progress is None else lambda here, _of_the_part: progress(done + here, total)
+
+    def _outline_of(self, path: str, found: Survey) -> None:
+        for line in found.outline:
+            self.lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))

@@ -174,7 +174,9 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
     if len(parts) > 1:
         tensors, nbytes = sum(part.tensors for part in parts), sum(part.nbytes for part in parts)
         rows.append(("", "total", f"{tensors:,}", size(nbytes)))
-    return table(page, columns, rows)
+    yield from table(page, columns, rows)
+    if any(part.device == "unknown" for part in parts):
+        yield page.paint("unknown: no device is stored with them", "dim")
 
 
 def _optimizer(optimizer: OptimizerRecord) -> str:

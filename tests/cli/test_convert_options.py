@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,22 @@ def test_nothing_to_change_is_said_and_copied(say, bench) -> None:
     assert said.out.endswith(", copied as it was\n")
     tensors = [(tensor.name, tensor.device) for tensor in api.inspect("same.pth").inventory.tensors]
     assert tensors == [(tensor.name, tensor.device) for tensor in api.inspect("run.pth").inventory.tensors]
+
+
+def test_a_damaged_record_stops_it_unless_nobody_looks(ask, bench) -> None:
+    words = ("convert", "run.pth", "--to", "cpu", "-o", "out.pth")
+    with zipfile.ZipFile("run.pth") as archive:
+        (info,) = [one for one in archive.infolist() if one.filename.endswith("/data/0")]
+    data = bytearray(Path("run.pth").read_bytes())
+    data[info.header_offset + 30 + sum(struct.unpack_from("<2H", data, info.header_offset + 26))] ^= 4
+    Path("run.pth").write_bytes(data)
+    before = sorted(bench.iterdir())
+    error = ask(*words)["error"]
+    assert (error["kind"], error["exit_code"]) == ("crc-mismatch", 3)
+    assert sorted(bench.iterdir()) == before
+    assert ask(*words, "--no-check")["bytes_copied"] == (bench / "out.pth").stat().st_size
+    with zipfile.ZipFile("out.pth") as archive:
+        assert archive.testzip() == info.filename
 
 
 def test_maps_and_flags_and_verbose(say, ask, bench) -> None:

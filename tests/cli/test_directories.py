@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 
 @pytest.fixture
@@ -155,3 +158,46 @@ def test_what_is_not_written_is_one_error(ask, bench, run, words, kind, code) ->
     assert (error["kind"], error["exit_code"]) == (kind, code)
     assert error["hint"]
     assert sorted(bench.rglob("*")) == before
+
+
+# --- torch.distributed.checkpoint -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def distributed(bench):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": {"a.weight": torch.ones(3, 4)}}, checkpoint_id=bench / "fsdp", no_dist=True)
+    return bench / "fsdp"
+
+
+def test_no_device_is_stored_in_a_distributed_checkpoint_and_people_are_told(say, distributed) -> None:
+    said = say("inspect", "fsdp")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[1].startswith("dcp, dcp, ")
+    assert " ".join(lines[4].split()).startswith("__0_0.distcp model dcp unknown 1 ")
+    assert "unknown: no device is stored with them" in lines
+
+
+def test_there_is_nothing_to_convert_in_a_distributed_checkpoint(say, distributed) -> None:
+    said = say("convert", "fsdp", "--to", "cuda:0")
+    assert said.code == 0
+    assert "a distributed checkpoint stores no device" in said.out + said.err
+    assert not (distributed.parent / "fsdp.cuda0").exists()
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_a_file_of_a_distributed_checkpoint_points_to_its_directory(say, distributed, name) -> None:
+    said = say("inspect", f"fsdp/{name}")
+    assert said.code == 3
+    assert "hint: name its directory: ckptmove inspect fsdp; " in said.err
+    assert "dcp_to_torch fsdp FILE" in said.err
+
+
+def test_programs_read_a_distributed_checkpoint(ask, distributed) -> None:
+    (checkpoint,) = ask("inspect", "fsdp")["checkpoints"]
+    assert (checkpoint["container"], checkpoint["layout"]) == ("dcp", "dcp")
+    assert [(one["path"], one["tensors"], one["devices"]) for one in checkpoint["files"]] == [
+        ("__0_0.distcp", 1, ["unknown"])
+    ]

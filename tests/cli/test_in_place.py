@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -349,3 +350,15 @@ def test_an_interruption_takes_it_back_at_once(bench, original, number) -> None:
     assert process.returncode == 128 + number
     assert (bench / "run.pth").read_bytes() == original
     assert names(bench) == ["dragged.pth", "run.pth"]
+
+
+def test_an_archive_of_checkpoints_is_neither_changed_nor_taken_back(ask, bench) -> None:
+    with zipfile.ZipFile("model.zip", "w") as archive:
+        archive.write("run.pth", "policy.pth")
+    before = (bench / "model.zip").read_bytes()
+    error = ask("convert", "model.zip", "--to", "cpu", "--in-place")["error"]
+    assert (error["kind"], error["exit_code"]) == ("in-place-impossible", 4)
+    assert "it is an archive of files" in error["message"]
+    error = ask("convert", "model.zip", "--undo")["error"]
+    assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
+    assert (bench / "model.zip").read_bytes() == before

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 
 import pytest
 import torch
 
 import ckptmove
-from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
+from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts import detect
+from ckptmove.layouts.listing import list_directory
+from ckptmove.model import Limits
 
 
 def layout_of(folder):
@@ -151,27 +152,8 @@ def test_other_json_is_not_read_as_an_index(build):
     assert layout_of(folder) == "sharded"
 
 
-# --- torch.distributed.checkpoint -------------------------------------------------------------------------------------
-
-
-def save_distributed(folder):
-    """The names that FileSystemWriter gives; it writes one torch.save after the other."""
-    folder.mkdir(exist_ok=True)
-    torch.save(torch.ones(2), folder / "__0_0.distcp")
-    (folder / ".metadata").write_bytes(pickle.dumps({}))
-
-
-@pytest.mark.parametrize("inner", ["", "pytorch_model_fsdp_0"])
-def test_a_distributed_checkpoint_is_refused_by_name(build, inner):
-    folder = build.accelerate()
-    home = folder / inner
-    save_distributed(home)
-    with pytest.raises(UnsupportedContainer, match=r"a distributed checkpoint \(1 \*\.distcp\)") as caught:
-        layout_of(folder)
-    assert (caught.value.path, caught.value.container) == (str(home), "dcp")
-
-
 def test_json_of_an_index_names_each_shard_once(build):
     folder = build.sharded(shards=4)
     index = json.loads((folder / "pytorch_model.bin.index.json").read_text())
-    assert detect._shards(str(folder / "pytorch_model.bin.index.json")) == sorted(set(index["weight_map"].values()))
+    listing = list_directory(str(folder), Limits())
+    assert detect._shards(listing, "pytorch_model.bin.index.json") == sorted(set(index["weight_map"].values()))

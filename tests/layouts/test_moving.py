@@ -6,15 +6,20 @@ import errno
 import os
 import shutil
 import stat
+import struct
 import warnings
+import zipfile
 from collections import Counter
 from pathlib import Path
+from threading import Event, Lock
 
 import pytest
 import torch
 
 import ckptmove
+from ckptmove import conversion
 from ckptmove.errors import (
+    CrcMismatch,
     DamagedArchive,
     OutputExists,
     OutputIsSource,
@@ -333,6 +338,58 @@ def test_a_disk_that_fails_in_the_middle_leaves_nothing(build, monkeypatch, snap
     assert caught.value.reason == os.strerror(code)
     assert Path(caught.value.path).parent == output
     assert snapshot(folder.parent) == before
+
+
+def test_a_file_that_fails_ends_those_that_are_being_written(build, monkeypatch, snapshot):
+    folder = build.hf_trainer()
+    before = snapshot(folder.parent)
+    first, begun = Lock(), Event()
+
+    def write(source, segments, sink, path, progress, *_):
+        if first.acquire(blocking=False):
+            begun.wait()
+            raise CrcMismatch(path, "x")
+        begun.set()
+        while True:  # until it is told that all is over
+            progress(0, 1)
+
+    monkeypatch.setattr(moving, "write_segments", write)
+    monkeypatch.setattr(conversion, "write_segments", write)
+    with pytest.raises(CrcMismatch):
+        ckptmove.convert(folder, to="cpu", output=folder.with_name("out"))
+    assert snapshot(folder.parent) == before
+
+
+def test_a_disk_without_room_for_all_of_it_is_not_written_to(build, monkeypatch, snapshot):
+    folder = build.hf_trainer()
+    before = snapshot(folder.parent)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    real = os.statvfs("/")
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 9, 1, 1, *real[5:])))
+    with pytest.raises(WriteFailed, match=f"{size:,} bytes are needed, and 4,096 are free") as caught:
+        ckptmove.convert(folder, to="cpu", output=folder.with_name("out"))
+    assert caught.value.path == str(folder.with_name("out"))
+    assert snapshot(folder.parent) == before
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_flipped_bit_ends_it_unless_nobody_looks(build, snapshot, check):
+    folder = build.hf_trainer()
+    before = sorted(folder.parent.iterdir())
+    path = folder / "optimizer.pt"
+    with zipfile.ZipFile(path) as archive:
+        (info,) = [one for one in archive.infolist() if one.filename.endswith("/data/0")]
+    data = bytearray(path.read_bytes())
+    data[info.header_offset + 30 + sum(struct.unpack_from("<2H", data, info.header_offset + 26))] ^= 4
+    path.write_bytes(data)
+    if check:
+        with pytest.raises(CrcMismatch):
+            ckptmove.convert(folder, to="cpu")
+        assert sorted(folder.parent.iterdir()) == before
+    else:
+        output = Path(ckptmove.convert(folder, to="cpu", check=False).output)
+        with zipfile.ZipFile(output / "optimizer.pt") as archive:
+            assert archive.testzip() == info.filename
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

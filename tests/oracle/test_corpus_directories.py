@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import ckptmove
-from ckptmove.errors import CkptMoveError, NotACheckpoint, UnsupportedContainer
+from ckptmove.errors import CkptMoveError, NotACheckpoint
 
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
@@ -53,10 +55,20 @@ def test_a_pointer_of_git_lfs_is_no_optimizer():
     assert caught.value.path == str(DIRECTORIES / "coderatwork7__data_model" / "optimizer.ckpt")
 
 
-def test_a_distributed_checkpoint_is_refused_by_name():
+def test_a_distributed_checkpoint_of_megatron():
     (folder,) = (CORPUS / "dcp-directory").iterdir()
-    with pytest.raises(UnsupportedContainer, match=r"a distributed checkpoint \(2 \*\.distcp\)"):
-        ckptmove.inspect(folder)
+    found = ckptmove.inspect(folder, check=True)
+    assert (found.inventory.container, found.inventory.layout, found.findings) == ("directory", "megatron", ())
+    assert [(one.path, one.tensors) for one in found.inventory.files] == [
+        ("__0_0.distcp", 14),
+        ("__0_1.distcp", 12),
+        ("common.pt", 0),
+    ]
+    said = FileSystemReader(folder).read_metadata().state_dict_metadata
+    assert {tensor.name: tensor.shape for tensor in found.inventory.tensors} == {
+        name: tuple(one.size) for name, one in said.items() if isinstance(one, TensorStorageMetadata)
+    }
+    assert {(tensor.role, tensor.device) for tensor in found.inventory.tensors} == {("model", "unknown")}
 
 
 @pytest.mark.parametrize(

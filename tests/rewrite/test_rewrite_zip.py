@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, CrcMismatch, DamagedArchive, LimitExceeded, SourceChanged, WriteFailed
 from ckptmove.model import Limits
-from ckptmove.rewrite import write_segments
+from ckptmove.rewrite import without_checks, write_segments
 from ckptmove.streams.sink import FileSink
 
 CPU = b"X\x03\x00\x00\x00cpu"
@@ -147,6 +147,63 @@ def test_a_flipped_bit_stops_the_copy_and_leaves_nothing(tmp_path, rewrite):
     with pytest.raises(CrcMismatch) as caught:
         rewrite(source, tmp_path / "b.pt", retag(CPU, CUDA))
     assert (caught.value.record, caught.value.path) == ("a/data/0", str(source))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def copied_unchecked(opened, source, output, casts=None):
+    with opened(source) as container, FileSink(str(output), force=False) as sink:
+        segments = without_checks(container.lay_out(pad(90)(container.object_pickle()), casts or {}))
+        write_segments(container.source, segments, sink, str(source))
+        sink.commit()
+
+
+@pytest.mark.parametrize("kernel", ["copies", "stops after a while", "cannot"])
+def test_unchecked_bytes_are_the_same_whoever_copies_them(tmp_path, opened, rewrite, monkeypatch, kernel):
+    source = save(tmp_path / "a.pt", {"w": torch.randn(3 << 20), "v": torch.ones(9)})
+    real, calls = os.copy_file_range, []
+
+    def copy(source_fd, sink_fd, nbytes, start):
+        calls.append(nbytes)
+        if kernel == "cannot" or (kernel == "stops after a while" and len(calls) > 1):
+            raise OSError(22, "Invalid argument")
+        return real(source_fd, sink_fd, nbytes, start)
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    copied_unchecked(opened, source, tmp_path / "b.pt")
+    assert calls
+    assert (tmp_path / "b.pt").read_bytes() == rewrite(source, tmp_path / "c.pt", pad(90)).read_bytes()
+
+
+def test_unchecked_a_flipped_bit_passes_also_through_a_cast(tmp_path, opened):
+    source = save(tmp_path / "a.pt", {"w": torch.ones(900), "d": torch.ones(90, dtype=torch.float64)})
+    flip(source, "a/data/0")
+    flip(source, "a/data/1", at=1)
+    copied_unchecked(opened, source, tmp_path / "b.pt", {"1": ("float64", "float32")})
+    with zipfile.ZipFile(tmp_path / "b.pt") as archive:
+        assert archive.testzip() == "a/data/0"
+
+
+def test_a_source_that_shrinks_while_the_kernel_copies(tmp_path, opened, monkeypatch):
+    source = save(tmp_path / "a.pt", {"w": torch.ones(5 << 20)})
+    real = os.copy_file_range
+
+    def copy(*args):
+        os.truncate(source, 1 << 20)
+        return real(*args)
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    with pytest.raises(SourceChanged):
+        copied_unchecked(opened, source, tmp_path / "b.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_disk_without_room_is_not_written_to(tmp_path, monkeypatch, rewrite):
+    source = save(tmp_path / "a.pt")
+    real = os.statvfs("/")
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: os.statvfs_result((4096, 4096, 9, 1, 1, *real[5:])))
+    monkeypatch.setattr(os, "write", None)
+    with pytest.raises(WriteFailed, match="and 4,096 are free"):
+        rewrite(source, tmp_path / "b.pt", retag(CPU, CUDA))
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 

@@ -141,10 +141,10 @@ def test_a_record_of_more_than_4_gib_is_written_as_torch_would(tmp_path, opened)
     with opened(tmp_path / "a.pt") as container, opened(theirs) as wanted:
         directory = read_directory(container.source, Limits())
         (place,) = [record.place for record in directory.records if record.name == "a/data/1"]
-        replaced = NewRecord(BytesSegment(b""), nbytes, 0)
+        replaced = NewRecord((BytesSegment(b""),), nbytes, 0)
         segments = Layout(container.source, directory, 64).build({place: replaced})
         begin = wanted.storage_span("1").start
         descriptor = wanted.source.read(begin + nbytes, begin + nbytes + 24)
-    at = segments.index(replaced.segment)
+    at = segments.index(*replaced.segments)
     assert segments[at - 1].data == header(theirs, "a/data/1")[0]
     assert segments[at + 1].data == descriptor

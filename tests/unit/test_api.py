@@ -103,9 +103,9 @@ def test_what_is_expected_comes_from_the_same_reading(source: Path, monkeypatch:
     opened: list[str] = []
     real = checkpoint.open_checkpoint
 
-    def counted(path, limits):
+    def counted(path, *arguments):
         opened.append(path)
-        return real(path, limits)
+        return real(path, *arguments)
 
     monkeypatch.setattr(checkpoint, "open_checkpoint", counted)
     told = ckptmove.inspect(str(source), expect="mps")

@@ -211,7 +211,7 @@ def test_what_torch_save_did_not_write_is_opened(tmp_path, data, name):
 @pytest.mark.parametrize(
     ("data", "described"),
     [
-        (saved() + saved(), "a shard of a distributed checkpoint"),
+        (saved() + saved(), "a file of a distributed checkpoint"),
     ],
 )
 def test_what_is_recognised_but_not_read(tmp_path, data, described):

@@ -50,6 +50,14 @@ def test_blocks_cover_the_span_in_order(source, block_bytes):
     assert all(len(block) == block_bytes for block in blocks[:-1])
 
 
+def test_blocks_stay_valid_as_long_as_was_asked_for(source):
+    blocks = source.blocks(Span(0, 400), 100, 3)
+    first, second, third = next(blocks), next(blocks), next(blocks)
+    assert bytes(first) + bytes(second) + bytes(third) == DATA[:300]
+    next(blocks)
+    assert bytes(second) + bytes(third) == DATA[100:300]
+
+
 def test_blocks_of_an_empty_span(source):
     assert list(source.blocks(Span(3, 3), 16)) == []
 

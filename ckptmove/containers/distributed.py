@@ -1,0 +1,171 @@
+"""A checkpoint of torch.distributed.checkpoint: ``.metadata``, and files in which each chunk is a ``torch.save``.
+
+Never opens one of those files: what it says of them follows from ``.metadata`` and their sizes.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptmove.containers.contract import Container
+from ckptmove.containers.distributed_metadata import StoredObject, StoredTensor, parse_metadata
+from ckptmove.containers.rebuild_calls import rebuild_call
+from ckptmove.contracts import CopySegment
+from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.errors import DamagedArchive
+from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.stream import read_pickle
+from ckptmove.pickles.tree import Dict, Opaque
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.containers.distributed_metadata import Piece
+    from ckptmove.contracts import ByteSource, Segment
+    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.pickles.tree import Value
+
+#: The device of every tensor: torch copies each to the CPU before it writes it, and keeps no note of where it was.
+NOWHERE = "unknown"
+
+
+class DistributedCheckpoint(Container):
+    """What ``torch.distributed.checkpoint.save`` writes.
+
+    Attributes:
+        name: ``dcp``.
+        source: ``.metadata``.
+        metadata: what it says.
+        sizes: sizes in bytes of the files that it names.
+    """
+
+    name: ContainerName = "dcp"
+    has_devices = False
+
+    def __init__(self, source: ByteSource, sizes: Mapping[str, int], limits: Limits) -> None:
+        """Read ``.metadata``.
+
+        Args:
+            source: its bytes.
+            sizes: sizes in bytes of the files beside it, by the names that it may give them.
+            limits: what it may ask for.
+
+        Raises:
+            DamagedPickle: it is no pickle.
+            DamagedArchive: it is not as torch writes it, or names a file that is not there.
+            UnsupportedContainer: it names what only its writer could read.
+            LimitExceeded: it asks for more than the limits allow.
+        """
+        self.source, self.limits = source, limits
+        self._pickle = read_pickle(source, 0, limits)
+        machine = interpret(self._pickle, limits)
+        self.globals = machine.globals
+        self.metadata = parse_metadata(machine, source.path)
+        named = dict.fromkeys(piece.file for piece in self.metadata.pieces)
+        lost = [file for file in named if file not in sizes]
+        if lost:
+            more = f", nor {len(lost) - 1:,} more that it names" if len(lost) > 1 else ""
+            raise DamagedArchive(source.path, f"it names '{lost[0]:.200}', which is not there{more}")
+        self.sizes = {file: sizes[file] for file in named}
+        self._chunks = {
+            (tensor.name, chunk.offsets): (tensor, chunk)
+            for tensor in self.metadata.tensors
+            for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)  # of an empty one and a full one
+        }
+
+    def read(self) -> Machine:
+        """The tree of the object that was saved, nested as its keys tell, without a place in any pickle."""
+        machine = Machine(b"", self.limits)
+        machine.end = len(self._pickle)
+        machine.globals = self.globals
+        nodes: dict[tuple[str, ...], Dict] = {(): Dict([], [])}
+        taken = {entry.path for entry in self.metadata.entries}
+        for entry in self.metadata.entries:
+            keys = entry.path
+            if any(keys[:length] in taken for length in range(1, len(keys))):
+                keys = (entry.name,)  # where a tensor stands, nothing can stand below
+            for length in range(1, len(keys)):
+                if keys[:length] not in nodes:
+                    nodes[keys[:length]] = Dict([], [])
+                    _assign(nodes[keys[: length - 1]], keys[length - 1], nodes[keys[:length]])
+            _assign(nodes[keys[:-1]], keys[-1], _value(entry))
+        machine.root = nodes[()]
+        return machine
+
+    def object_pickle(self) -> bytes:
+        """Nothing: each piece has a pickle of its own."""
+        return b""
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Compare the places of the pieces with the sizes of the files, and the chunks with their tensors.
+
+        Args:
+            storages: every tensor by name.
+        """
+        del storages
+        return (*self._amiss_in_files(), *self._amiss_in_entries())
+
+    def storage_span(self, key: str) -> Span | None:
+        """None: a tensor lies in pieces."""
+        del key
+        return None
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """``.metadata`` as it is: no device stands in it that could be another one.
+
+        Args:
+            pickle: nothing.
+            casts: none.
+        """
+        del pickle, casts
+        return (CopySegment(Span(0, self.source.size)),)
+
+    def whole_pieces(self) -> tuple[Piece, ...]:
+        """Those pieces that do not reach past the end of their file, in the order of the files."""
+        whole = [piece for piece in self.metadata.pieces if piece.span.end <= self.sizes[piece.file]]
+        return tuple(sorted(whole, key=lambda piece: (piece.file, piece.span.start)))
+
+    def chunk_at(self, piece: Piece) -> tuple[str, tuple[int, ...]] | None:
+        """The dtype and the shape of the chunk that a piece holds; None where it holds none."""
+        found = None if piece.offsets is None else self._chunks.get((piece.name, piece.offsets))
+        return None if found is None else (found[0].dtype, found[1].sizes)
+
+    def _amiss_in_files(self) -> Iterator[ArchiveFact]:
+        for piece in self.metadata.pieces:
+            record = f"{piece.file}/{piece.name}"
+            lost = min(piece.span.end - self.sizes[piece.file], piece.span.nbytes)
+            expected = self.chunk_at(piece)
+            short = 0 if expected is None else prod(expected[1]) * ITEM_BYTES[expected[0]] - piece.span.nbytes
+            if lost > 0:
+                yield ArchiveFact("past-end", record, lost)
+            elif short > 0:
+                yield ArchiveFact("short-storage", record, short)
+
+    def _amiss_in_entries(self) -> Iterator[ArchiveFact]:
+        there = {(piece.name, piece.offsets) for piece in self.metadata.pieces}
+        for entry in self.metadata.entries:
+            if isinstance(entry, StoredObject):
+                if (entry.name, None) not in there:
+                    yield ArchiveFact("missing-storage", entry.name, 0)
+                continue
+            solid = [chunk for chunk in entry.chunks if chunk.volume]
+            unsaved = [chunk for chunk in solid if (entry.name, chunk.offsets) not in there]
+            if unsaved:
+                yield ArchiveFact("missing-storage", entry.name, sum(map(entry.nbytes, unsaved)))
+            uncovered = entry.uncovered
+            if uncovered > 0:
+                yield ArchiveFact("short-storage", entry.name, uncovered)
+
+
+def _assign(into: Dict, key: str, value: Value) -> None:
+    into.flat += key, value
+    into.starts += -1, -1
+
+
+def _value(entry: StoredTensor | StoredObject) -> Value:
+    if isinstance(entry, StoredObject):
+        return Opaque("an object, saved whole")
+    return rebuild_call(entry.name, entry.dtype, entry.shape, NOWHERE, requires_grad=entry.requires_grad)

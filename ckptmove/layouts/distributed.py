@@ -1,0 +1,250 @@
+"""Folders that torch.distributed.checkpoint has written, each of them a part of a directory.
+
+Never follows a name in ``.metadata`` to a place that the listing of the directory does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint import Survey, naming
+from ckptmove.containers.distributed import DistributedCheckpoint
+from ckptmove.containers.sniff import container_of, recognise
+from ckptmove.directories import FileRecord
+from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.inventory.build import build_inventory
+from ckptmove.inventory.outline import outline as make_outline
+from ckptmove.streams.part import PartSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ckptmove.containers.distributed_metadata import Piece
+    from ckptmove.contracts import ByteSource, Progress
+    from ckptmove.layouts.listing import Listing
+    from ckptmove.layouts.merge import Part
+    from ckptmove.model import ArchiveFact, Limits, TensorRecord
+
+_SHARD: Final = ".distcp"
+_METADATA: Final = re.compile(r"(__\d+)?\.metadata")
+#: A safetensors file begins with the length of its header, in 8 bytes, and a brace.
+_HEAD_BYTES: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedFolder:
+    """A ``.metadata`` and the files beside it; each rank has its own where they saved without talking.
+
+    Attributes:
+        metadata: path of ``.metadata`` or ``__R.metadata``, seen from the directory.
+        files: sizes in bytes of the files beside it, by name.
+        spare: names of ``*.distcp`` that its table may leave out and that belong to no other.
+    """
+
+    metadata: str
+    files: Mapping[str, int]
+    spare: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """The folder, seen from the directory."""
+        return self.metadata.rpartition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """What its part of the directory is called: the folder, or ``__R.metadata`` where it has several."""
+        return self.folder if self.metadata.rpartition("/")[2] == ".metadata" else self.metadata
+
+    def full(self, file: str) -> str:
+        """The path of a file beside it, seen from the directory."""
+        return f"{self.folder}/{file}" if self.folder else file
+
+
+def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
+    """The distributed checkpoints in a directory.
+
+    Raises:
+        DamagedArchive: a folder has ``*.distcp`` without the ``.metadata`` that says what they are.
+        AccessFailed: a file cannot be read.
+    """
+    beside: dict[str, dict[str, int]] = {}
+    for file in listing.files:
+        if not file.is_hidden:
+            beside.setdefault(file.folder, {})[file.name] = file.size_bytes
+    for link in listing.links:
+        folder, _, name = link.path.rpartition("/")
+        if folder in beside and is_distributed(name):
+            with _opened(listing, link.path) as source:
+                beside[folder][name] = source.size
+    found = []
+    for folder, files in sorted(beside.items()):
+        shards = tuple(name for name in files if name.endswith(_SHARD))
+        prefix = f"{folder}/" if folder else ""
+        tables = [name for name in files if _METADATA.fullmatch(name)]
+        if not shards:
+            tables = [name for name in tables if _is_table(listing, prefix + name)]
+        elif not tables:
+            detail = f"{len(shards):,} *{_SHARD} without their .metadata, which is written last: the save did not end"
+            raise DamagedArchive(listing.full(folder).rstrip("/"), detail)
+        if ".metadata" in tables:
+            found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
+        else:
+            found += [DistributedFolder(prefix + name, files, ()) for name in tables]
+    return tuple(found)
+
+
+def is_distributed(name: str) -> bool:
+    """Whether a file beside a ``.metadata`` belongs to it, or is what a save that broke off has left."""
+    return name.endswith(_SHARD) or _METADATA.fullmatch(name.removesuffix(".tmp")) is not None
+
+
+def survey_distributed(
+    listing: Listing,
+    part: DistributedFolder,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Survey, DistributedCheckpoint]:
+    """Read a distributed checkpoint as data and close it.
+
+    Args:
+        listing: the directory that it is in.
+        part: where.
+        limits: what it may ask for.
+        check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``.
+        outline: whether to make the outline too.
+        progress: told of bytes checked and bytes in all.
+
+    Raises:
+        UnreadableInput: it cannot be read, is damaged, or is of a kind that is not read.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    home = listing.full(part.folder).rstrip("/")
+    with _opened(listing, part.metadata) as source, naming(source.path):
+        container = DistributedCheckpoint(source, part.files, limits)
+        machine = container.read()
+        inventory = build_inventory(container, machine, limits)
+        nbytes = source.size + sum(container.sizes.values())
+    _require_streams(listing, part, container)
+    facts = inventory.facts
+    if check:
+        facts += tuple(_check(listing, part, container, limits, progress))
+    lines = make_outline(machine.root, limits, machine.end) if outline else ()
+    return Survey(
+        replace(inventory, path=home, layout="dcp", size_bytes=nbytes, facts=facts), lines, 0, has_checksums=True
+    ), container
+
+
+def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:
+    """A row for each file: which tensors it holds, or pieces of them.
+
+    Args:
+        part: where the checkpoint is.
+        container: what was read of it.
+        whole: it, as a part of the directory.
+    """
+    by_storage = {one.storage: one for one in whole.inventory.tensors}
+    prefix = f"{whole.file.path}/" if whole.file.path else ""
+    held: dict[str, dict[str, TensorRecord]] = {name: {} for name in (*container.sizes, *part.spare)}
+    for piece in container.metadata.pieces:
+        tensor = by_storage.get(prefix + piece.name)
+        if tensor is not None:
+            held[piece.file][piece.name] = tensor
+    return tuple(
+        FileRecord(
+            path=part.full(name),
+            roles=tuple(dict.fromkeys(tensor.role for tensor in tensors.values())) or ("other",),
+            container="dcp",
+            layout="dcp",
+            size_bytes=part.files[name],
+            tensors=len(tensors),
+            devices=tuple(dict.fromkeys(tensor.device for tensor in tensors.values())),
+        )
+        for name, tensors in sorted(held.items())
+    )
+
+
+def _is_table(listing: Listing, path: str) -> bool:
+    with _opened(listing, path) as source:
+        try:
+            return recognise(source) == "dcp"
+        except NotACheckpoint:
+            return False
+
+
+def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
+    """Refuse pieces that are no ``torch.save``: ``FileSystemWriter(serialization_format=SAFETENSORS)``.
+
+    Its ``.metadata`` is the same, but for places that are none.
+    """
+    seen: set[str] = set()
+    for piece in container.whole_pieces():
+        if piece.offsets is None or piece.file in seen or piece.span.start + _HEAD_BYTES > container.sizes[piece.file]:
+            continue
+        seen.add(piece.file)
+        with _opened(listing, part.full(piece.file)) as source:
+            head = source.read(piece.span.start, piece.span.start + _HEAD_BYTES)
+        if head.endswith(b"{"):
+            raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
+
+
+def _check(
+    listing: Listing,
+    part: DistributedFolder,
+    container: DistributedCheckpoint,
+    limits: Limits,
+    progress: Progress | None,
+) -> Iterator[ArchiveFact]:
+    pieces: dict[str, list[Piece]] = {}
+    for piece in container.whole_pieces():
+        pieces.setdefault(piece.file, []).append(piece)
+    done, total = 0, sum(container.sizes.values())
+    for file, own in pieces.items():
+        with _opened(listing, part.full(file)) as source:
+            for piece in own:
+                for fact in _check_piece(source, piece, container, limits):
+                    yield replace(fact, record=f"{file}/{piece.name}")
+                if progress is not None:
+                    done += piece.span.nbytes
+                    progress(min(done, total), total)
+
+
+def _check_piece(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> Iterable[ArchiveFact]:
+    try:
+        stream = container_of(PartSource(source, piece.span), limits)
+    except NotACheckpoint as error:
+        if piece.offsets is None:  # an object may have written its bytes itself
+            return ()
+        raise _damage(source, piece, f"is {error.found}") from error
+    facts = stream.check()
+    if facts or piece.offsets is None:
+        return facts
+    expected = container.chunk_at(piece)
+    found = [_spelled(one.dtype, one.shape) for one in build_inventory(stream, stream.read(), limits).tensors]
+    if expected is not None and found != [_spelled(*expected)]:
+        raise _damage(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
+    return ()
+
+
+def _spelled(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {list(shape)}"
+
+
+def _damage(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
+    return DamagedArchive(source.path, f"the piece of '{piece.name:.200}' at byte {piece.span.start} {what}")
+
+
+@contextmanager
+def _opened(listing: Listing, path: str) -> Iterator[ByteSource]:
+    source = listing.open(path)
+    try:
+        yield source
+    finally:
+        source.close()

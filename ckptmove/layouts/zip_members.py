@@ -1,0 +1,155 @@
+"""A zip of files: what lies in it, and a new one with other bytes in some of them.
+
+Never inflates more than fits in memory, and never trusts two members that share bytes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.containers.sniff import recognise
+from ckptmove.containers.zip_index import DEFLATED, read_directory
+from ckptmove.containers.zip_layout import Layout, LocalHeaders, NewRecord
+from ckptmove.directories import FileFact
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
+from ckptmove.inflate import inflate
+from ckptmove.layouts.members import Members, full_path, shown_path
+from ckptmove.model import Span
+from ckptmove.segments import blocks_of, length
+from ckptmove.streams.part import MemorySource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.containers.zip_index import ZipRecord
+    from ckptmove.contracts import ByteSource, Segment
+    from ckptmove.model import ArchiveFact, Limits
+
+_BLOCK: Final = 1 << 20
+#: What all compressed checkpoints of an archive may inflate to: a conversion holds them at once.
+MOST_INFLATED_BYTES: Final = 1 << 26
+#: As much of a compressed member tells whether it may be a checkpoint.
+_HEAD: Final = 4096
+
+
+class ZipMembers(Members):
+    """A zip of files."""
+
+    form = "zip"
+    has_checksums = True
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        """List its members.
+
+        Raises:
+            DamagedArchive: its directory or a header is none, or two members share bytes.
+            MustBeUnpacked: two members have one name.
+            LimitExceeded: it has more members than the limits allow.
+        """
+        self.source = source
+        self._directory = read_directory(source, limits)
+        records = self._directory.records
+        if self._directory.shift:
+            raise DamagedArchive(source.path, f"{self._directory.shift} bytes stand before its first record")
+        if len(records) > limits.entries:
+            raise LimitExceeded("members of an archive", limit=limits.entries, actual=len(records), path=source.path)
+        files = [record for record in records if not record.name.endswith("/")]
+        self.files = self.listed([(record.name, record.nbytes) for record in files])
+        self._records = {shown_path(record.name): record for record in files}
+        self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))
+        self._inflated: set[str] = set()
+        self._left = MOST_INFLATED_BYTES
+
+    def look(self, path: str) -> None:
+        """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
+
+        Raises:
+            NotACheckpoint: it is none.
+        """
+        record = self._records[path]
+        if record.method == DEFLATED:
+            head = b"".join(inflate(self.source.blocks(self._spans[record.place], _HEAD), _HEAD, _HEAD))
+            with suppress(DamagedArchive):  # a zip that ends after so many bytes: there is more of it
+                recognise(MemorySource(full_path(self.source.path, path), head))
+
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a member; those of a compressed one are inflated, as long as all of them fit in memory.
+
+        Raises:
+            MustBeUnpacked: all that are compressed do not fit.
+            CrcMismatch: its bytes are compressed, and damaged.
+        """
+        record, span = self._records[path], self.span(path)
+        if span is not None:
+            return self.part(path, span)
+        if path not in self._inflated:
+            if record.nbytes > self._left:
+                detail = (
+                    f"member '{path:.80}' is compressed, and too large to inflate in memory ({record.nbytes:,} bytes)"
+                )
+                raise self.refusal(detail)
+            self._left -= record.nbytes
+            self._inflated.add(path)
+        data = b"".join(self._contents(record))
+        if len(data) != record.nbytes or zlib.crc32(data) != record.crc:
+            raise CrcMismatch(self.source.path, path)
+        return MemorySource(full_path(self.source.path, path), data)
+
+    def span(self, path: str) -> Span | None:
+        """Where the bytes of a member lie; None where they are compressed."""
+        record = self._records[path]
+        return None if record.method == DEFLATED else self._spans[record.place]
+
+    def expression(self, path: str) -> str:
+        """Python that opens a member for ``torch.load``."""
+        return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
+
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """Read a member and compare it with its CRC: one ``crc-mismatch`` where it differs."""
+        record = self._records[path]
+        return () if self._sound(record) else (FileFact("crc-mismatch", path, record.nbytes, path),)
+
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
+        """The zip with other bytes in some of its members, which are then stored plainly, all else as it is.
+
+        The CRC of a member stands before its bytes, so that changed ones are read once here.
+
+        Args:
+            changed: segments of the zip's source that make up such a member, by its path.
+
+        Raises:
+            CrcMismatch: a compressed member that is kept differs from its CRC.
+        """
+        new: dict[int, NewRecord] = {}
+        for path, segments in changed.items():
+            crc = 0
+            for block in blocks_of(self.source, segments):
+                crc = zlib.crc32(block, crc)
+            new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
+        for path, record in self._records.items():
+            if record.method == DEFLATED and record.place not in new and not self._sound(record):
+                raise CrcMismatch(self.source.path, path)  # its bytes pass as they are, inflated by nobody
+        return Layout(self.source, self._directory, alignment=1).build(new)
+
+    def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
+        blocks = self.source.blocks(self._spans[record.place], _BLOCK)
+        return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks
+
+    def _sound(self, record: ZipRecord) -> bool:
+        crc, nbytes = 0, 0
+        for block in self._contents(record):
+            crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
+        return crc == record.crc and nbytes == record.nbytes
+
+
+def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecord]) -> Iterator[tuple[int, Span]]:
+    """Where the bytes of each record lie, by its place in the directory."""
+    taken = 0
+    for record in sorted(records, key=lambda record: record.header_offset):
+        start = headers.read(record).data_start
+        if record.header_offset < taken:
+            raise DamagedArchive(source.path, f"record '{record.name}' lies inside another one")
+        taken = start + record.stored_bytes
+        yield record.place, Span(start, taken)

@@ -1,0 +1,107 @@
+"""Distributed checkpoints as parts of directories, and what convert makes of both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+
+HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
+
+
+def read(folder):
+    return ckptmove.inspect(folder).inventory
+
+
+def facts(folder, **options):
+    return [(one.kind, one.record, one.nbytes) for one in ckptmove.inspect(folder, **options).inventory.facts]
+
+
+# --- beside other files -----------------------------------------------------------------------------------------------
+
+
+def shard(distributed, folder):
+    """What Accelerate makes of a directory with FSDP's sharded state_dicts."""
+    tree = distributed.trained_tree()
+    for name in ("pytorch_model.bin", "optimizer.pt", "optimizer.bin"):
+        (folder / name).unlink(missing_ok=True)
+    distributed.save(folder / "pytorch_model_fsdp_0", {"model": tree["model"]})
+    distributed.save(folder / "optimizer_0", {"optimizer": tree["optimizer"]})
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["hf-trainer", "accelerate"])
+def test_a_folder_is_one_part_of_a_trainers_directory(distributed, build, layout):
+    folder = shard(distributed, build.hf_trainer() if layout == "hf-trainer" else build.accelerate())
+    found = ckptmove.inspect(folder, check=True)
+    assert (found.inventory.container, found.inventory.layout) == ("directory", layout)
+    assert {one.path: one.roles for one in found.inventory.files if one.container == "dcp"} == {
+        "optimizer_0/__0_0.distcp": ("optimizer",),
+        "pytorch_model_fsdp_0/__0_0.distcp": ("model",),
+    }
+    names = [tensor.name for tensor in found.inventory.tensors]
+    assert "pytorch_model_fsdp_0.model.0.weight" in names
+    assert "optimizer_0.optimizer.state.0.weight.exp_avg" in names
+    assert found.findings == ()
+
+
+def test_the_name_of_its_folder_tells_what_it_is_for(distributed, tmp_path):
+    distributed.save(tmp_path / "d" / "optimizer_0", {"x": torch.ones(1)})
+    distributed.save(tmp_path / "d" / "pytorch_model_fsdp_0", {"x": torch.ones(1)})
+    inventory = read(tmp_path / "d")
+    assert [tensor.role for tensor in inventory.tensors] == ["optimizer", "model"]
+    assert (inventory.container, inventory.layout) == ("directory", "dcp")
+
+
+def test_megatron_has_more_beside_it(distributed, build, tmp_path):
+    folder = distributed.save_ranks(tmp_path / "iter_0000010", HALVES)
+    build.save(folder / "common.pt", {"args": {"seed": 1}, "lost": torch.ones(2)})
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+    inventory = read(folder)
+    assert (inventory.container, inventory.layout) == ("directory", "megatron")
+    assert [tensor.name for tensor in inventory.tensors] == ["w", "common.pt.lost"]
+    assert [storage.key for storage in inventory.storages] == ["w", "common.pt/0"]
+
+
+def test_hidden_folders_are_nobodys_checkpoints(halves):
+    (halves / ".old").mkdir()
+    (halves / ".old" / "__0_0.distcp").write_bytes(b"x")
+    assert read(halves).container == "dcp"
+
+
+def test_another_file_of_that_name_says_nothing(build):
+    folder = build.accelerate()
+    (folder / ".metadata").write_text("author: me")
+    assert read(folder).layout == "accelerate"
+
+
+# --- convert ----------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_nothing_to_convert(trained, tmp_path, snapshot):
+    result = ckptmove.convert(trained, to="cuda:0")
+    assert (result.output, result.plan.is_empty) == (None, True)
+    (note,) = result.notes
+    assert note.startswith("a distributed checkpoint stores no device: ")
+    assert note.endswith("; nothing was written, -o OUT copies the directory")
+    output = ckptmove.convert(trained, to="cuda:0", output=tmp_path / "copy").output
+    assert snapshot(output) == snapshot(trained)
+
+
+def test_ranks_with_metadata_of_their_own_are_copied_too(halves, tmp_path, snapshot):
+    (halves / ".metadata").rename(halves / "__0.metadata")
+    output = ckptmove.convert(halves, to="cuda:0", output=tmp_path / "copy").output
+    assert snapshot(output) == snapshot(halves)
+
+
+def test_it_stays_as_it_is_where_other_files_change(distributed, build, snapshot):
+    folder = shard(distributed, build.hf_trainer())
+    build.save(folder / "ema.pt", {"ema.weight": torch.ones(2)}, "cuda:0")
+    output = Path(ckptmove.convert(folder, to="cpu").output)
+    before, after = snapshot(folder), snapshot(output)
+    # training_args.bin names a device, and so does ema.pt; nothing else does.
+    assert {name for name in before if before[name] != after[name]} == {"ema.pt", "training_args.bin"}

@@ -1,0 +1,23 @@
+"""A distributed checkpoint as a container: the answers of a format that has its storages in pieces."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from ckptmove.containers.distributed import DistributedCheckpoint
+from ckptmove.contracts import CopySegment
+from ckptmove.model import Limits, Span
+from ckptmove.streams.part import MemorySource
+
+
+def test_it_has_no_pickle_of_its_own_and_no_storage_in_one_place(tmp_path, recwarn):
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path, no_dist=True)
+    assert [type(warning.message) for warning in recwarn] == [UserWarning]
+    data = (tmp_path / ".metadata").read_bytes()
+    sizes = {"__0_0.distcp": (tmp_path / "__0_0.distcp").stat().st_size}
+    container = DistributedCheckpoint(MemorySource(str(tmp_path), data), sizes, Limits())
+    assert (container.object_pickle(), container.has_checksums(), container.check()) == (b"", False, ())
+    assert container.storage_span("w") is None
+    assert container.locate(()) == ()
+    assert container.lay_out(b"", {}) == (CopySegment(Span(0, len(data))),)
