@@ -151,7 +151,7 @@ def convert(
 
     request = ConvertRequest(
         path=path,
-        move=move,
+        move=_request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings),
         output=os.fspath(output) if output else None,
         beside=default_output(path, "moved" if to is None else to),
         force=force,
