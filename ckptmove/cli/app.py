@@ -111,7 +111,7 @@ def convert(
     config = load_config(Path())
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     if undo:
-        asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings)
+        asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check)
         convert_command.require_alone(*asked_besides)
         raise typer.Exit(convert_command.run_undo(single_path(path, config, "convert"), out, dry_run=dry_run))
     asked = convert_command.ConvertOptions(

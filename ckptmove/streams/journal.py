@@ -105,7 +105,14 @@ def is_journal(name: str) -> bool:
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
+def home_of(path: str) -> tuple[str, str]:
+    """The folder of a file and its name there; of a symbolic link, those of the file that it leads to."""
+    real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114  # for every file that is opened: as text it costs less
+    folder, name = os.path.split(real)
+    return folder or os.curdir, name
+
+
 def journal_path(path: str) -> str:
-    """Where the journal of a file is; of a symbolic link, beside the file that it leads to."""
-    folder, name = os.path.split(os.path.realpath(path))
-    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # for every file that is opened: as text it costs less
+    """Where the journal of a file is: beside it."""
+    folder, name = home_of(path)
+    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # likewise

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.changes import BeingConverted, ChangeFailed, RollbackFailed
 from ckptmove.errors import SourceChanged
 from ckptmove.model import Span
-from ckptmove.streams.journal import ANCHOR_BYTES, Journal, decode, journal_path
+from ckptmove.streams.journal import ANCHOR_BYTES, Journal, decode, home_of, journal_path
 from ckptmove.streams.sink import sync_folder
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
             found = os.fstat(fd)
             if _stamp(found) != before:
                 raise SourceChanged(path)
-            name = os.path.basename(os.path.realpath(path))  # noqa: PTH119  # the path stays text
-            journal = _journal_for(fd, name, found.st_size, patch)
+            journal = _journal_for(fd, home_of(path)[1], found.st_size, patch)
             _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
             try:
                 _change(fd, patch.writes, patch.size)
@@ -95,7 +94,7 @@ def roll_back(path: str) -> str:
             journal = decode(_read(journal_file, {os.geteuid(), os.fstat(fd).st_uid, 0}))
             if journal is None:
                 said = _NOT_BEGUN
-            elif journal.name != os.path.basename(os.path.realpath(path)):  # noqa: PTH119  # the path stays text
+            elif journal.name != home_of(path)[1]:
                 return ""  # two names of one checksum, or the file got another name
             elif _fits(fd, journal):
                 _change(fd, journal.old, journal.old_size)

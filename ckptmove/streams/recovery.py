@@ -30,7 +30,7 @@ def recover(path: str) -> str:
         if not os.path.lexists(journal_path(path)):
             return ""
     except ValueError:
-        return ""  # a path with a NUL, which no file system can hold: whoever opens it says so
+        return ""  # a name that no file system can hold: whoever opens it says so
     from ckptmove.streams.patch import roll_back  # noqa: PLC0415  # nobody waits for what only a crash needs
 
     said = roll_back(path)

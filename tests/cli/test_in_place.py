@@ -120,6 +120,7 @@ def test_in_a_directory_the_file_is_named(ask, bench) -> None:
         ("--undo", "--force"),
         ("--undo", "--cast"),
         ("--undo", "--rewrite-strings"),
+        ("--undo", "--no-check"),
         ("--in-place",),
     ],
 )
