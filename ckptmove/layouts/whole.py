@@ -130,7 +130,9 @@ def _of_directory(path: str, limits: Limits) -> WholeCheckpoint:
     directory = read_directory(path, limits, visit=visit)
     for part in directory.parts:
         if part.file.path not in seen:
-            raise UnsupportedContainer(part.inventory.path, "dcp", "a distributed checkpoint, whose tensors lie in pieces")
+            raise UnsupportedContainer(
+                part.inventory.path, "dcp", "a distributed checkpoint, whose tensors lie in pieces"
+            )
     files = tuple(
         StoredFile(part.file.path, container, root, part.inventory, part.base, spans)
         for part in directory.parts
