@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, directories, errors
+from ckptmove import api, changes, directories, errors
 from ckptmove.cli.outcome import failure_of, retyped
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -172,6 +172,16 @@ ERRORS = {
     directories.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
     directories.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
+    changes.InPlaceImpossible("a", "it is a directory"): (4, "take --output NEW in place of --in-place"),
+    changes.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
+    changes.BeingConverted("a"): (4, "wait until it has finished"),
+    changes.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
+    changes.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
+    changes.ChangeFailed("a b", "no"): (5, "ckptmove inspect 'a b'"),
+    changes.RollbackFailed("a b", "j", "no"): (
+        5,
+        "make both writable, with some space, then type: ckptmove inspect 'a b'",
+    ),
     directories.ArchiveOfFiles("a", "a tar archive", "tar"): (3, "torch.save"),
     directories.MustBeUnpacked("a b", "c", "zip"): (3, "python -m zipfile -e 'a b' 'a b.unpacked'"),
     directories.UnverifiedArchive("a b", "tar"): (3, "python -m tarfile -e 'a b' 'a b.unpacked'"),

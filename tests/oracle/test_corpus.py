@@ -32,7 +32,8 @@ LEGACY = [name for name, container in CONTAINERS.items() if container == "legacy
 SCRIPTS = [name for name, container in CONTAINERS.items() if container == "torchscript"]
 FILES = ZIPS + LEGACY
 TABLES = [name for name, container in CONTAINERS.items() if container == "safetensors"]
-PICKLES = [name for name, container in CONTAINERS.items() if container == "pickle"]
+# The metadata of a distributed checkpoint is a pickle as well, and is read with the files around it alone.
+PICKLES = [name for name, kind in CONTAINERS.items() if kind == "pickle" and not name.endswith(".metadata")]
 TARS = [name for name, container in CONTAINERS.items() if container == "tar"]
 TAGS = {row["path"]: row["location_tags"] for row in ROWS}
 

@@ -12,8 +12,9 @@ from old_tar import Part, archive, members_of, tar_of
 from torch import nn
 
 from ckptmove.api import convert, inspect
-from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import UnsupportedDtype
+from ckptmove.layouts.whole import open_whole
+from ckptmove.model import Limits
 from ckptmove.verification.loaded import named_tensors
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint
@@ -81,7 +82,7 @@ def test_facts_and_values_are_those_of_torch(value, protocol, tmp_path):
     path = tmp_path / "saved.pth.tar"
     path.write_bytes(tar_of(value, protocol=protocol))
     expected = list(named_tensors(loaded(path)))
-    with open_checkpoint(str(path)) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         records = checkpoint.inventory.tensors
         assert [record.name for record in records] == [name for name, _ in expected]
         for record, (name, own) in zip(records, expected, strict=True):

@@ -11,8 +11,8 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from ckptmove.checkpoint import open_checkpoint
 from ckptmove.inventory.difference import tree_changes
+from ckptmove.layouts.whole import open_whole
 from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.verification.against import device_sites
@@ -86,8 +86,9 @@ def test_what_differs_is_named(ours, theirs, said):
 
 def read(value, path):
     torch.save(value, path)
-    with open_checkpoint(str(path)) as checkpoint:
-        return checkpoint.machine.root, device_sites(checkpoint.inventory)
+    with open_whole(str(path), Limits()) as checkpoint:
+        (file,) = checkpoint.files
+        return file.root, device_sites(file)
 
 
 def compared(ours, theirs, folder):
