@@ -13,6 +13,9 @@ Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "r
 ContainerName: TypeAlias = Literal[
     "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory"
 ]
+FactKind: TypeAlias = Literal[
+    "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage", "stray-bytes"
+]
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
     "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other",
@@ -259,14 +262,13 @@ class ArchiveFact:
     """Something about the container's bytes that a finding rests on.
 
     Attributes:
-        kind: ``short-storage`` (a record is smaller than its storage), ``missing-storage`` (no record),
-            ``past-end`` (a record or a storage reaches past the end), ``orphan-record`` (no storage refers to it),
-            ``crc-mismatch`` or ``compressed-storage``.
+        kind: what is amiss: ``short-storage`` is a record smaller than its storage, ``orphan-record`` one that no
+            storage refers to; ``stray-bytes`` are in no record, or behind a pickle.
         record: the record's name or the storage's key; in a stream, which has no names, what it is.
         nbytes: bytes concerned: missing, unreachable or stored.
     """
 
-    kind: Literal["short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage"]
+    kind: FactKind
     record: str
     nbytes: int
 
@@ -316,9 +318,6 @@ class Inventory:
     facts: tuple[ArchiveFact, ...] = ()
     contents: frozenset[str] = frozenset()
     rng_devices: tuple[tuple[str, int], ...] = ()
-
-
-# --- what is wrong with it -------------------------------------------------------------------------------------------
 
 
 class Severity(Enum):

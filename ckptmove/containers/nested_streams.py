@@ -117,7 +117,10 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
 
 def _open(source: ByteSource, limits: Limits) -> Container:
     if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
-        return TorchZip(source, read_directory(source, limits), limits)
+        directory = read_directory(source, limits)
+        if directory.shift:
+            raise DamagedArchive(source.path, f"{directory.shift} bytes stand before the records of a tensor in it")
+        return TorchZip(source, directory, limits)
     return TorchLegacy(source, limits)
 
 

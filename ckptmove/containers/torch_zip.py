@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
 from ckptmove.containers.contract import Container
+from ckptmove.containers.zip_gaps import hidden_bytes
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange
@@ -67,15 +68,27 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
 
 def _refuse_doubles(directory: ZipDirectory, path: str) -> None:
     """Refuse names that torch's reader, which folds the case of ASCII letters, could take for another record's."""
-    seen: set[str] = set()
+    seen: set[bytes] = set()
     for record in directory.records:
-        folded = record.name.lower()
+        folded = directory.raw_name(record).lower()
         if folded in seen:
-            raise DamagedArchive(path, f"two of its records have the same name but for its case: {folded}")
+            raise DamagedArchive(path, f"two of its records have the same name but for its case: {record.name.lower()}")
         seen.add(folded)
-        own = folded.rpartition("/")[2]
+        own = record.name.lower().rpartition("/")[2]
         if own in _KNOWN_RECORDS and not record.name.endswith(own):
             raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
+        if b"\0" in folded:
+            raise DamagedArchive(path, f"the name of record '{record.name}' goes on behind its end")
+
+
+def _refuse_strays(directory: ZipDirectory, folder: str, path: str) -> None:
+    """Refuse what torch's reader refuses: it takes the first record's folder for that of all.
+
+    From caffe2/serialize/inline_container.cc ``PyTorchStreamReader::init`` and ``getAllRecords``.
+    """
+    stray = next((record.name for record in directory.records if not record.name.startswith(folder)), None)
+    if stray is not None:
+        raise DamagedArchive(path, f"record '{stray}' is not in the folder '{folder}' of the others: torch refuses it")
 
 
 class TorchZip(Container):
@@ -108,6 +121,7 @@ class TorchZip(Container):
         self.limits = limits
         self._headers = LocalHeaders(source, directory)
         _refuse_doubles(directory, source.path)
+        _refuse_strays(directory, folder, source.path)
         #: By their names inside of the folder.
         self._inside = {
             record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
@@ -136,6 +150,9 @@ class TorchZip(Container):
 
         Args:
             storages: every storage that the object pickle names.
+
+        Raises:
+            DamagedArchive: records share bytes.
         """
         found: list[ArchiveFact] = []
         for storage in storages:
@@ -154,7 +171,7 @@ class TorchZip(Container):
             past = record.header_offset + LOCAL_BYTES + record.stored_bytes - self._directory.start
             if past > 0:
                 found.append(ArchiveFact("past-end", record.name, past))
-        return tuple(found)
+        return (*found, *hidden_bytes(self._directory, self._headers, self._alignment, self.source.path))
 
     def storage_span(self, key: str) -> Span | None:
         """Where a storage's bytes lie in the source; None where it has none, or they are deflated.

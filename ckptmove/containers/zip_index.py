@@ -98,6 +98,11 @@ class ZipDirectory:
     end_at: int
     shift: int
 
+    @property
+    def behind(self) -> int:
+        """Bytes of the trailer that follow the end record: its comment, and what comes after that."""
+        return len(self.trailer) - self.end_at - _END.size
+
     def raw_name(self, record: ZipRecord) -> bytes:
         """A record's name as its bytes."""
         length = int.from_bytes(self.raw[record.raw_start + 28 : record.raw_start + 30], "little")
