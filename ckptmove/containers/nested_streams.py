@@ -115,6 +115,18 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     machine.root = grafted(machine.root)
 
 
+def name_long_keys(root: Value, outline: PickleOutline) -> None:
+    """Call the long strings that are keys of a dict by their place and length: the marks of an outline are no names."""
+    for node in _nodes(root) if outline.strings else ():
+        if type(node) is Dict:
+            node.flat[::2] = [_key_name(key, outline) for key in node.flat[::2]]
+
+
+def _key_name(key: Value, outline: PickleOutline) -> Value:
+    place = outline.find(key)
+    return key if place is None else f"<string {place} of {outline.strings[place].span.nbytes} bytes>"
+
+
 def _open(source: ByteSource, limits: Limits) -> Container:
     if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
         directory = read_directory(source, limits)

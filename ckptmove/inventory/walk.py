@@ -74,6 +74,7 @@ class Walk:
     _objects: set[int] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
     _letters: int = 0
+    _visits: int = 0
 
     def run(self, root: Value) -> None:
         """Visit everything below the root.
@@ -82,23 +83,31 @@ class Walk:
             LimitExceeded: the tree is deeper, or has more or longer paths, than the limits allow.
             DamagedPickle: a tensor is not written as torch writes it.
         """
-        most = min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)
-        visits = 0
         frames = self._frames
         self._visit("", root, -1, Place())
         while frames:
             iterator, place, identity = frames[-1]
             height = len(frames)
             for key, value, start in iterator:
-                visits += 1
+                self._spend(1)
                 self._visit(key, value, start, place)
                 if len(frames) != height:
                     break
             else:
                 frames.pop()
                 self._open.discard(identity)
-            if visits > most:
-                raise LimitExceeded("paths through the pickle", limit=most, actual=visits)
+
+    def _spend(self, visits: int) -> None:
+        """Count what is looked at, a shared value once for each path to it: small files hold a great many paths."""
+        self._visits += visits
+        if self._visits > (most := min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)):
+            raise LimitExceeded("paths through the pickle", limit=most, actual=self._visits)
+
+    def _count(self, letters: int) -> None:
+        """Count letters that are written out once for each path: they must not fill the memory."""
+        self._letters += letters
+        if self._letters > (most := min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)):
+            raise LimitExceeded("the length of all paths", limit=most, actual=self._letters)
 
     def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
         if type(value) is Call:
@@ -121,12 +130,9 @@ class Walk:
             self._atom(key, value, start, place)
 
     def _name(self, key: str, place: Place) -> str:
-        """The path of a member, counted: a deep tree of long keys must not fill the memory."""
+        """The path of a member, counted: a deep tree of long keys makes long ones."""
         name = place.prefix + key
-        self._letters += len(name)
-        most = min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)
-        if self._letters > most:
-            raise LimitExceeded("the length of all paths", limit=most, actual=self._letters)
+        self._count(len(name))
         return name
 
     # --- leaves ------------------------------------------------------------------------------------------------------
@@ -154,6 +160,8 @@ class Walk:
             self.mentions.append(mention)
 
     def _keep(self, record: TensorRecord, place: Place) -> None:
+        self._spend(len(record.shape) + len(record.parts))
+        self._count(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
         if place.entry is not None:
             place.entry.tensors.append((record.name[place.entry_length :], record))
@@ -206,6 +214,9 @@ class Walk:
         return Place(prefix, role, place.depth + 1, None, place.entry, place.entry_length, place.repeats)
 
     def _enter_dict(self, key: str, pairs: Dict, node: Node, place: Place) -> None:
+        if id(node) in self._open:
+            return
+        self._spend(len(pairs.flat))
         inner = self._inner(key, place)
         if inner.entry is None:
             keys = shapes.string_keys(pairs)
@@ -235,7 +246,7 @@ class Walk:
         return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
 
     def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: Place) -> None:
-        draft = draft_optimizer(pairs, inner.path)
+        draft = draft_optimizer(pairs, inner.path, self._spend)
         self.optimizers.append(draft)
         inner.role = "optimizer"
         rest = (member for member in shapes.members(pairs) if member[0] != "state")
@@ -244,6 +255,9 @@ class Walk:
         self._push(objects.state_members(state, draft), below, state)
 
     def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
+        if id(value) in self._open:
+            return
+        self._spend(len(value.items))
         inner = self._inner(key, place)
         if inner.entry is None:
             self._device_ids(key, value, place)
@@ -259,6 +273,9 @@ class Walk:
             self._push(iter(rows), inner, value)
 
     def _enter_object(self, key: str, call: Call, place: Place) -> None:
+        if id(call) in self._open or id(call) in self._objects:
+            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
+        self._spend(objects.extent(call))
         inside = objects.unwrapped(call)
         if inside is not None:
             self._visit(key, *inside, place)
@@ -271,8 +288,6 @@ class Walk:
         if pairs is not None:
             self._enter_dict(key, pairs, call, place)
             return
-        if id(call) in self._objects:
-            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
         self._objects.add(id(call))
         state = shapes.attributes(call)
         inner = self._inner(key, place)

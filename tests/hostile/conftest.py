@@ -15,7 +15,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `fuzz`, which is no part of the package
 
@@ -116,3 +116,22 @@ def file_of(tmp_path: Path) -> Callable[[bytes], str]:
         return str(path)
 
     return file_of
+
+
+@pytest.fixture
+def trap(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A mark that stays absent unless the module of the payloads is imported or one of its names is called."""
+    folder = tmp_path_factory.mktemp("trap")
+    marker = folder / "sprung"
+    body = f"""
+def spring(*args, **kwargs):
+    open({str(marker)!r}, "a").close()
+
+class Spring:
+    __new__ = __init__ = __setstate__ = append = extend = __setitem__ = add = spring
+spring()
+"""
+    (folder / "trap_module.py").write_text(body)
+    monkeypatch.syspath_prepend(str(folder))
+    yield marker
+    sys.modules.pop("trap_module", None)

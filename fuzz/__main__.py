@@ -1,0 +1,51 @@
+"""``python -m fuzz TARGET [libFuzzer's own options]``: run one target until it is stopped, or finds something.
+
+Never leaves anything behind but what it found, in ``fuzz/found/TARGET``, and the inputs that reached new code, in
+``fuzz/corpus/TARGET``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from random import Random
+
+import atheris
+
+with atheris.instrument_imports(include=["ckptmove"]):
+    from fuzz import mutators, seeds
+    from fuzz.harness import guarded
+    from fuzz.targets import TARGETS
+
+_HERE = Path(__file__).parent
+#: Seconds and MiB that one input may take.
+_BOUNDS = ("-timeout=20", "-rss_limit_mb=1500", "-max_len=65536", "-print_final_stats=1")
+
+
+def main() -> None:
+    """Write the seeds, and start the fuzzer."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in TARGETS:
+        sys.exit(f"python -m fuzz TARGET [-max_total_time=60]; the targets are {', '.join(TARGETS)}")
+    corpus, found = _HERE / "corpus" / name, _HERE / "found" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    found.mkdir(parents=True, exist_ok=True)
+    for data in seeds.by_target()[name]:
+        (corpus / hashlib.sha1(data).hexdigest()).write_bytes(data)
+    target = TARGETS[name]
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        return mutators.mixed(
+            target.mutator, data, Random(seed), lambda part: bytes(atheris.Mutate(part, len(part) + 64))
+        )[:most]
+
+    def run(data: bytes) -> None:
+        guarded(target.run, data)
+
+    arguments = [sys.argv[0], *_BOUNDS, f"-artifact_prefix={found}/", *sys.argv[2:], str(corpus)]
+    atheris.Setup(arguments, run, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+main()
