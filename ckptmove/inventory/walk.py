@@ -38,7 +38,9 @@ _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
 _SHARED_PATHS: Final = 200_000
-_PATHS_PER_BYTE: Final = 16
+_PATHS_PER_BYTE: Final = 4
+#: What is kept counts as so many paths: it takes memory, and more of it in a report.
+_RECORD, _MENTION, _SCALAR = 32, 8, 4
 #: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
 _LETTERS: Final = 1 << 25
 _LETTERS_PER_BYTE: Final = 64
@@ -157,10 +159,14 @@ class Walk:
     def _device(self, key: str, call: Call, place: Place) -> None:
         mention = mentions.device_mention(call, self._name(key, place))
         if mention is not None:
-            self.mentions.append(mention)
+            self._mention(mention)
+
+    def _mention(self, mention: Mention) -> None:
+        self._spend(_MENTION)
+        self.mentions.append(mention)
 
     def _keep(self, record: TensorRecord, place: Place) -> None:
-        self._spend(len(record.shape) + len(record.parts))
+        self._spend(_RECORD + len(record.shape) + len(record.parts))
         self._count(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
         if place.entry is not None:
@@ -175,10 +181,11 @@ class Walk:
 
     def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
+            self._spend(_SCALAR)
             place.entry.scalars.append((key, value))
         elif type(value) is str:
             if mentions.names_device(key, value):
-                self.mentions.append(Mention(self._name(key, place), "string", value, start))
+                self._mention(Mention(self._name(key, place), "string", value, start))
         elif type(value) is int:
             if key in _COUNTERS and place.depth <= _COUNTER_DEPTH and place.role in {None, "other"}:
                 self.contents.add("counter")
@@ -187,7 +194,7 @@ class Walk:
     def _device_ids(self, key: str, value: Value, place: Place) -> None:
         ids = mentions.device_ids(key, value)
         if ids is not None:
-            self.mentions.append(Mention(self._name(key, place), "device_ids", ids))
+            self._mention(Mention(self._name(key, place), "device_ids", ids))
 
     # --- containers --------------------------------------------------------------------------------------------------
 
@@ -263,7 +270,7 @@ class Walk:
             self._device_ids(key, value, place)
             for index, item in enumerate(value.items):
                 if type(item) is str and mentions.names_device(key, item):
-                    self.mentions.append(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
+                    self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
         rows = [member for member in objects.sequence_members(value) if isinstance(member[1], Node)]
         if inner.role == "rng" and value.items:
             self.contents.add("rng")
