@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _plain(data: bytes) -> bytes:
-    """libFuzzer's own mutations."""
+    """The mutations of libFuzzer itself."""
     return bytes(atheris.Mutate(data, len(data) + 64))
 
 

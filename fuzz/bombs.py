@@ -112,7 +112,9 @@ def _figures() -> dict[str, Callable[[], bytes]]:
         "a stride of 2**63": _zipped(b"\x80\x02" + tensor.replace(b"K\x01\x85\x89", big + b"\x85\x89") + b"."),
         "an offset of 2**63": _zipped(b"\x80\x02" + tensor.replace(b"QK\0", b"Q" + big) + b"."),
         "a tensor of 1000 axes": _zipped(
-            b"\x80\x02" + tensor.replace(b"K\x04\x85", b"(" + big * 1000 + b"t").replace(b"K\x01\x85", b"(" + b"K\0" * 1000 + b"t") + b"."
+            b"\x80\x02"
+            + tensor.replace(b"K\x04\x85", b"(" + big * 1000 + b"t").replace(b"K\x01\x85", b"(" + b"K\0" * 1000 + b"t")
+            + b"."
         ),
     }  # fmt: skip
 
@@ -129,11 +131,15 @@ def _wide(size: int) -> dict[str, Callable[[], bytes]]:
         return b"\x80\x02}(" + b"".join(text(f"k{place}") + item for place, item in enumerate(items)) + b"u."
 
     few = size // 40
+    registries = text("_buffers") + b"}" + text("_modules") + b"}"
+    module = b"c__main__\nM\n)\x81}(" + registries + text("_parameters") + b"}" + text("w") + _TENSOR + b"sub"
     return {
         "a dict of tensors": _zipped(named(_TENSOR for _ in range(size // 10))),
-        "a dict of devices": _zipped(named(b"ctorch\ndevice\n" + text(f"cuda:{one}") + b"\x85R" for one in range(size // 10))),
+        "a dict of devices": _zipped(
+            named(b"ctorch\ndevice\n" + text(f"cuda:{one}") + b"\x85R" for one in range(size // 10))
+        ),
         "a dict of device strings": _zipped(
-            b"\x80\x02}(" + b"".join(b"K\1" + text("device") + text(f"cuda:{one % 99}") for one in range(size // 10)) + b"Nu."
+            b"\x80\x02}(" + b"".join(text("device") + text(f"cuda:{one % 99}") for one in range(size // 10)) + b"u."
         ),
         "many globals": _zipped(b"\x80\x02(" + b"".join(b"cm%d\nx\n" % one for one in range(size // 10)) + b"l."),
         "many optimizers": _zipped(named(map(_optimizer, range(few)))),
@@ -141,7 +147,7 @@ def _wide(size: int) -> dict[str, Callable[[], bytes]]:
             b"\x80\x02}(" + text("state") + b"}" + text("param_groups") + b"("
             + b"".join(b"}" + text("params") + b"(J" + struct.pack("<i", one) + b"ls" for one in range(few)) + b"lu."
         ),
-        "many modules": _zipped(named(b"c__main__\nM\n)\x81}" + text("_parameters") + b"}" + text("w") + _TENSOR + b"ssb" for _ in range(few))),
+        "many modules": _zipped(named(module for _ in range(few))),
         "many storages to cast, by STACK_GLOBAL": _zipped(
             b"\x80\x04(" + b"".join(
                 b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + text("torch") + text("DoubleStorage")
@@ -238,7 +244,9 @@ def _legacy(size: int) -> dict[str, Callable[[], bytes]]:
             one_tensor.replace(b"K\x04tQ", b"\x8a\x08" + b"\xff" * 7 + b"\x7ftQ"), b"\x80\x02](" + text("0") + b"e.",
             rest=b"\xff" * 7 + b"\x7f" + bytes(16),
         ),
-        "a count below zero": lambda: _stream(one_tensor, b"\x80\x02](" + text("0") + b"e.", rest=b"\xff" * 8 + bytes(16)),
+        "a count below zero": lambda: _stream(
+            one_tensor, b"\x80\x02](" + text("0") + b"e.", rest=b"\xff" * 8 + bytes(16)
+        ),
         "without an end": lambda: _stream(b"\x80\x02" + b"N0" * (size * 5)),
         "a line without an end": lambda: _stream(b"\x80\x02V" + b"x" * (size * 10)),
         "a million views of views": lambda: _stream(
@@ -277,7 +285,9 @@ def _script(size: int) -> dict[str, Callable[[], bytes]]:
         }),
         "model.json of brackets": listed(b"[" * size),
         "model.json of objects": listed(b'{"tensors": [' + b"{}," * size + b"{}]}"),
-        "model.json of modules": listed(b'{"mainModule": ' + b'{"submodules": [{"name": "a"' * 1 + b"}" * 2 + b"]" + b"}"),
+        "model.json of modules": listed(
+            b'{"mainModule": ' + b'{"name": "a", "submodules": [' * (size // 100) + b"]}" * (size // 100) + b"}"
+        ),
         "model.json of large numbers": listed(b'{"mainModule": {}, "tensors": [{"dims": ["' + b"9" * size + b'"]}]}'),
     }  # fmt: skip
 

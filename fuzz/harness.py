@@ -109,7 +109,7 @@ def examine_file(data: bytes) -> None:
     for request in REQUESTS:
         try:
             convert(data, request)
-        except CkptMoveError as error:
+        except CkptMoveError as error:  # noqa: PERF203  # the other requests are tried all the same
             refused = error
     if refused is not None:
         raise refused

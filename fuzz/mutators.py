@@ -13,6 +13,7 @@ import struct
 import zipfile
 import zlib
 from io import BytesIO
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptmove.errors import CkptMoveError
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _NUMBERS: Final = (0, 1, 2, 7, 8, 63, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63)
 _WORDS: Final = (
     b"cpu", b"cuda", b"cuda:0", b"cuda:1", b"mps", b"meta", b"storage", b"module", b"state", b"step", b"param_groups",
-    b"params", b"rng", b"device", b"0", b"1", b"", b"data", b"../x", b"\x1b[2J", "‮".encode(), b"\xed\xa0\x80", b"a" * 300,
+    b"params", b"rng", b"device", b"0", b"1", b"", b"data", b"../x", b"\x1b[2J", "\u202e".encode(), b"\xed\xa0\x80",
+    b"a" * 300,
 )  # fmt: skip
 _GLOBALS: Final = (
     b"torch._utils\n_rebuild_tensor_v2\n", b"torch._utils\n_rebuild_parameter\n", b"torch._utils\n_rebuild_qtensor\n",
@@ -77,7 +79,7 @@ def pickle_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
     return b"".join(pieces) + rest
 
 
-def _operation(random: Random) -> bytes:
+def _operation(random: Random) -> bytes:  # noqa: PLR0911  # a case for each kind
     """An operation that is whole in itself."""
     word, number = random.choice(_WORDS), random.choice(_NUMBERS)
     match random.randrange(7):
@@ -200,7 +202,7 @@ def legacy_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
             ends.append(max(end for _, end, _ in operations(data, ends[-1])))
     except CkptMoveError:
         return plain(data)
-    pickles, rest = [data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)], data[ends[-1] :]
+    pickles, rest = [data[begin:end] for begin, end in pairwise(ends)], data[ends[-1] :]
     place = random.choice((2, 3, 3, 3, 3, 3, 4, 5))
     if place == 5:
         return b"".join(pickles) + plain(rest)

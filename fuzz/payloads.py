@@ -50,7 +50,7 @@ EXTENSIONS: Final = {"EXT1": 0x70, "EXT2": 0x7070, "EXT4": 0x707070}
 def body(name: str, marker: str) -> bytes:
     """The operations of a payload, armed: without PROTO and STOP."""
     found = {**BODIES, **PERSISTENT}[name]
-    head, opcode, tail = found.partition(b"X")
+    head, _, tail = found.partition(b"X")
     if b"{marker}" not in tail:
         return found
     return head + text(tail[4 : tail.index(b"\x85")].decode().replace("{marker}", marker)) + b"\x85R"

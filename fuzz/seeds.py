@@ -30,7 +30,10 @@ _PLAIN: Final = {
     "shared": ["cpu"] * 3,
 }
 _TORCH: Final = b"\x80\x02ctorch._utils\n"
-STORAGE: Final = b"((X\x07\0\0\0storageqYctorch\nFloatStorage\nX\x01\0\0\x000X\x06\0\0\0cuda:0K\x04tQK\0K\x04\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
+STORAGE: Final = (
+    b"((X\x07\0\0\0storageqYctorch\nFloatStorage\nX\x01\0\0\x000X\x06\0\0\0cuda:0K\x04tQK\0K\x04\x85K\x01\x85\x89"
+    b"ccollections\nOrderedDict\n)RtR"
+)
 
 
 def by_target() -> dict[str, list[bytes]]:
@@ -76,7 +79,8 @@ def _tensors() -> Iterator[bytes]:
     yield _TORCH + b"_rebuild_parameter\n" + dense + b"\x88ccollections\nOrderedDict\n)R\x87R."
     yield (
         b"\x80\x02}(X\x05\0\0\0state}K\0}(X\x04\0\0\0step" + dense + b"X\x07\0\0\0exp_avg" + dense
-        + b"usX\x0c\0\0\0param_groups](}(X\x02\0\0\0lrG?PbM\xd2\xf1\xa9\xfcX\x05\0\0\0fused\x89X\x06\0\0\0params]K\0aueu."
+        + b"usX\x0c\0\0\0param_groups](}(X\x02\0\0\0lrG?PbM\xd2\xf1\xa9\xfcX\x05\0\0\0fused\x89"
+        + b"X\x06\0\0\0params]K\0aueu."
     )  # fmt: skip
     yield b"\x80\x02(X\x06\0\0\0deviceX\x06\0\0\0cuda:0q\x05X\x01\0\0\0dctorch\ndevice\nX\x04\0\0\0cudaK\x01\x86Rd."
     yield b"\x80\x02c__main__\nNet\n)\x81}(X\x06\0\0\0deviceX\x06\0\0\0cuda:1X\x01\0\0\0w" + dense + b"ub."

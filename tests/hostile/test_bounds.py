@@ -57,7 +57,8 @@ SHARED = {
     "a list of numbers": shared(ATOMS, 3000),
     "a list of devices": shared(b"}" + text("device") + b"(" + text("cuda:0") * 3000 + b"ls", 3000),
     "a tensor of many axes": shared(
-        DENSE.replace(b"K\x04\x85", b"(" + b"K\x01" * 900 + b"t").replace(b"K\x01\x85", b"(" + b"K\0" * 900 + b"t"), 3000
+        DENSE.replace(b"K\x04\x85", b"(" + b"K\x01" * 900 + b"t").replace(b"K\x01\x85", b"(" + b"K\0" * 900 + b"t"),
+        3000,
     ),
     "an optimizer": shared(
         b"}(" + text("state") + b"}" + text("param_groups") + b"](}" + text("params") + ATOMS + b"seu", 3000
@@ -73,7 +74,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "an object of a large state"])
 def test_what_is_shared_counts_once_for_each_path(name, read_pickle) -> None:
-    with pytest.raises(LimitExceeded, match="the limit on (paths through the pickle|the length of all paths)"):
+    with pytest.raises(LimitExceeded, match=r"the limit on (paths through the pickle|the length of all paths)"):
         read_pickle(b"\x80\x02" + SHARED[name] + b".", Limits(visits=300_000))
 
 
