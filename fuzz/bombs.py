@@ -66,7 +66,7 @@ def _memo(size: int) -> dict[str, Callable[[], bytes]]:
         "one tensor many times": _zipped(b"\x80\x02(" + _TENSOR + b"q\x00" + b"h\x00" * size + b"l."),
         "memo of everything": _zipped(b"\x80\x04N" + b"\x94" * size + b"."),
         "a long string many times": _zipped(
-            b"\x80\x02(" + text("x" * size) + b"q\x00" + b"h\x00N" * (size // 10) + b"d."
+            b"\x80\x02" + text("x" * size) + b"q\x000(" + b"h\x00N" * (size // 10) + b"d."
         ),
         "a long key in every path": _zipped(
             b"\x80\x02" + text("x" * size) + b"q\x000" + b"}h\x00" * 5000 + _TENSOR + b"s" * 5000 + b"."

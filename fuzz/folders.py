@@ -28,7 +28,7 @@ def folders(size: int) -> dict[str, Callable[[Path], None]]:
         size: what they grow with.
     """
     return {
-        "100,000 files": lambda path: _files(path, size // 10, lambda one: f"{one}.txt"),
+        "many files": lambda path: _files(path, size // 10, lambda one: f"{one}.txt"),
         "more files than the limit": lambda path: _files(path, 201_000 if size >= 1_000_000 else 10, "x{}".format),
         "many checkpoints": lambda path: _files(path, size // 1000, lambda one: f"{one}.bin"),
         "a loop of links": _loop,
