@@ -105,3 +105,12 @@ def read_pickle(file_of):
             return checkpoint.inventory
 
     return read
+
+
+def test_a_parameter_that_hangs_on_itself_is_listed_and_left(read_pickle) -> None:
+    body = (
+        b"ctorch._utils\n_rebuild_parameter_with_state\n(" + DENSE + b"\x88ccollections\nOrderedDict\n)R}q\x50tRq\x51"
+        b"h\x50" + text("again") + b"h\x51s0"
+    )  # fmt: skip
+    names = [tensor.name for tensor in read_pickle(b"\x80\x02]" + body + b"a.", Limits()).tensors]
+    assert names == ["0", "0.again"]
