@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test check format lint types samples bench clean
+.PHONY: help demo test check format lint types samples bench fuzz clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -45,5 +45,9 @@ samples: $(STAMP) ## write sample_ckpts/ again from its recipe
 bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 	$(BIN)/python benchmarks/side_by_side.py
 
+fuzz: $(STAMP) ## every fuzzer for a minute, on one core; Linux only
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fuzz]'
+	for target in $$($(BIN)/python -m fuzz --list); do $(BIN)/python -m fuzz $$target -max_total_time=60 || exit 1; done
+
 clean:
-	rm -rf $(VENV) mended.pth build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) fuzz/corpus fuzz/found mended.pth build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

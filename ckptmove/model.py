@@ -13,6 +13,9 @@ Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "r
 ContainerName: TypeAlias = Literal[
     "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory", "archive"
 ]
+FactKind: TypeAlias = Literal[
+    "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
+    "stray-bytes", "kept-for-undo"]  # fmt: skip
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
     "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip
@@ -258,15 +261,13 @@ class ArchiveFact:
     """Something about the container's bytes that a finding rests on.
 
     Attributes:
-        kind: ``short-storage`` (its record is smaller), ``missing-storage`` (no record), ``past-end`` (of the file),
-            ``orphan-record`` (of no storage), ``crc-mismatch``, ``compressed-storage``, ``kept-for-undo``.
+        kind: ``short-storage`` is a record smaller than its storage, ``orphan-record`` one that no storage refers to;
+            ``stray-bytes`` are in no record, or behind a pickle; ``kept-for-undo`` is there on purpose.
         record: the record's name or the storage's key; in a stream, which has no names, what it is.
         nbytes: bytes concerned: missing, unreachable or stored.
     """
 
-    kind: Literal[
-        "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
-        "kept-for-undo"]  # fmt: skip
+    kind: FactKind
     record: str
     nbytes: int
 
@@ -316,9 +317,6 @@ class Inventory:
     facts: tuple[ArchiveFact, ...] = ()
     contents: frozenset[str] = frozenset()
     rng_devices: tuple[tuple[str, int], ...] = ()
-
-
-# --- what is wrong with it -------------------------------------------------------------------------------------------
 
 
 class Severity(Enum):

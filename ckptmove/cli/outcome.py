@@ -140,7 +140,7 @@ def _(error: errors.AccessFailed) -> str:
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     mend, path = _MENDS.get(error.found, "ckptmove reads what torch.save writes"), error.path or ""
-    return mend.format(shell=shlex.quote(path), python=repr(path))
+    return mend.replace("{shell}", shlex.quote(path)) if "{shell}" in mend else mend.replace("{python}", repr(path))
 
 
 @hint_for.register(directories.EmptyDirectory)

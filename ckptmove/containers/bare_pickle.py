@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.contract import Container
-from ckptmove.containers.nested_streams import find_streams, graft
+from ckptmove.containers.nested_streams import find_streams, graft, name_long_keys
 from ckptmove.containers.pickle_outline import read_outline
 from ckptmove.contracts import CopySegment
 from ckptmove.errors import DamagedPickle, UneditablePickle
@@ -55,6 +55,7 @@ class BarePickle(Container):
             raise DamagedPickle(error.detail, offset=self._outline.file_offset(error.offset)) from error
         self._streams = find_streams(self._machine.root, self._outline, source, limits)
         graft(self._machine, self._streams, limits)
+        name_long_keys(self._machine.root, self._outline)
         self._pickle = self._machine.data
         self.byteorder = next((stream.container.byteorder for stream in self._streams), "little")
 

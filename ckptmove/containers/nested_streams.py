@@ -16,7 +16,7 @@ from ckptmove.containers.torch_zip import TorchZip
 from ckptmove.containers.zip_index import read_directory
 from ckptmove.errors import DamagedArchive
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.tree import Call, Tuple
+from ckptmove.pickles.tree import Call, Dict, Tuple
 from ckptmove.streams.part import MemorySource, PartSource
 
 if TYPE_CHECKING:
@@ -105,9 +105,24 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     replace_nodes(machine, roots)
 
 
+def name_long_keys(root: Value, outline: PickleOutline) -> None:
+    """Call the long strings that are keys of a dict by their place and length: the marks of an outline are no names."""
+    for node in nodes(root) if outline.strings else ():
+        if type(node) is Dict:
+            node.flat[::2] = [_key_name(key, outline) for key in node.flat[::2]]
+
+
+def _key_name(key: Value, outline: PickleOutline) -> Value:
+    place = outline.find(key)
+    return key if place is None else f"<string {place} of {outline.strings[place].span.nbytes} bytes>"
+
+
 def _open(source: ByteSource, limits: Limits) -> Container:
     if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
-        return TorchZip(source, read_directory(source, limits), limits)
+        directory = read_directory(source, limits)
+        if directory.shift:
+            raise DamagedArchive(source.path, f"{directory.shift} bytes stand before the records of a tensor in it")
+        return TorchZip(source, directory, limits)
     return TorchLegacy(source, limits)
 
 

@@ -17,8 +17,9 @@ from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsF
 from ckptmove.containers.tar_index import iterate_members
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_tar import MEMBERS, TorchTar
-from ckptmove.containers.torch_zip import TorchZip, object_folder
+from ckptmove.containers.torch_zip import TorchZip
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
+from ckptmove.containers.zip_names import object_folder
 from ckptmove.directories import ArchiveOfFiles, DistributedFile
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
 from ckptmove.model import Limits

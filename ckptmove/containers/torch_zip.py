@@ -16,10 +16,11 @@ from ckptmove.cast import SHRINK
 from ckptmove.changes import NothingToUndo, Patch
 from ckptmove.containers.contract import Container
 from ckptmove.containers.zip_append import append_records, original_directory, read_undo
+from ckptmove.containers.zip_gaps import hidden_bytes
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
+from ckptmove.containers.zip_names import object_folder, refuse_doubles, refuse_strays
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
-from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
 from ckptmove.inflate import inflate
 from ckptmove.model import ArchiveFact, Span
@@ -39,51 +40,10 @@ _MAX_ALIGNMENT: Final = 1 << 15
 #: The records beside the storages that this module reads hold a word or a number.
 _WORD_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
-#: Records that are read for what they say.
-_KNOWN_RECORDS: Final = frozenset({
-    "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
-    "traced_inputs.pkl", "model.json",
-})  # fmt: skip
 #: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
 #: storage may have more, where its tensors need it.
 INFLATED_BYTES: Final = 1 << 26
 INFLATED_RATIO: Final = 100
-_CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-
-
-def object_folder(directory: ZipDirectory, path: str) -> str:
-    """The folder of the archive that holds ``data.pkl``, with its slash.
-
-    It is the stem that the file had when it was saved, whatever it is called now.
-
-    Raises:
-        ArchiveOfFiles: there is none.
-        DamagedArchive: there are several.
-    """
-    names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
-    folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1]
-    if len(folders) > 1:
-        raise DamagedArchive(path, f"data.pkl stands in it {len(folders)} times")
-    if not folders:
-        # stable-baselines3 and others zip whole checkpoints.
-        held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
-        raise ArchiveOfFiles(path, found, "zip")
-    return folders[0]
-
-
-def _refuse_doubles(directory: ZipDirectory, path: str) -> None:
-    """Refuse names that torch's reader, which folds the case of ASCII letters, could take for another record's."""
-    seen: set[str] = set()
-    for record in directory.records:
-        folded = record.name.lower()
-        if folded in seen:
-            raise DamagedArchive(path, f"two of its records have the same name but for its case: {folded}")
-        seen.add(folded)
-        own = folded.rpartition("/")[2]
-        if own in _KNOWN_RECORDS and not record.name.endswith(own):
-            raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
 
 
 class TorchZip(Container):
@@ -116,7 +76,8 @@ class TorchZip(Container):
         self.limits = limits
         self._headers = LocalHeaders(source, directory)
         self._undo = read_undo(source, directory)
-        _refuse_doubles(directory, source.path)
+        refuse_doubles(directory, source.path)
+        refuse_strays(directory, folder, source.path)
         #: By their names inside of the folder.
         self._inside = {
             record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
@@ -147,6 +108,9 @@ class TorchZip(Container):
 
         Args:
             storages: every storage that the object pickle names.
+
+        Raises:
+            DamagedArchive: records share bytes.
         """
         found: list[ArchiveFact] = []
         for storage in storages:
@@ -167,7 +131,8 @@ class TorchZip(Container):
                 found.append(ArchiveFact("past-end", record.name, past))
         if self._undo is not None:
             found.append(ArchiveFact("kept-for-undo", "what was added in place", self.source.size - self._undo.size))
-        return tuple(found)
+        archive = self._original() or self  # what was added in place is accounted for
+        return (*found, *hidden_bytes(archive._directory, archive._headers, archive._alignment, self.source.path))  # noqa: SLF001  # another of this class
 
     def storage_span(self, key: str) -> Span | None:
         """Where a storage's bytes lie in the source; None where it has none, or they are deflated.

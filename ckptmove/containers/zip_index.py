@@ -98,6 +98,11 @@ class ZipDirectory:
     end_at: int
     shift: int
 
+    @property
+    def behind(self) -> int:
+        """Bytes of the trailer that follow the end record: its comment, and what comes after that."""
+        return len(self.trailer) - self.end_at - _END.size
+
     def raw_name(self, record: ZipRecord) -> bytes:
         """A record's name as its bytes."""
         length = int.from_bytes(self.raw[record.raw_start + 28 : record.raw_start + 30], "little")
@@ -116,7 +121,7 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     path = source.path
     tail_start = max(0, source.size - _END.size - U16_MAX)
     tail = source.read(tail_start, source.size)
-    at = tail.rfind(_END_SIGNATURE, 0, len(tail) - _END.size + len(_END_SIGNATURE))
+    at = tail.rfind(_END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(_END_SIGNATURE)))
     if at < 0:
         raise DamagedArchive(path, "truncated: the directory at its end is missing")
     end_offset = tail_start + at

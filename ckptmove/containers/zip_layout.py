@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.containers.zip_index import (
     FLAG_DESCRIPTOR,
+    FLAG_ENCRYPTED,
     STORED,
     U16_MAX,
     U32_MAX,
@@ -91,7 +92,8 @@ class LocalHeaders:
         """The local header of a record.
 
         Raises:
-            DamagedArchive: there is none, it names another record, or the data reaches into the directory.
+            DamagedArchive: there is none, it names another record or contradicts the directory, or the data reaches
+                into the directory.
         """
         name = self._directory.raw_name(record)
         start = record.header_offset
@@ -102,6 +104,10 @@ class LocalHeaders:
         data_start = start + len(head) + fields[10]
         if data_start + record.stored_bytes > self._directory.start:
             raise DamagedArchive(self._source.path, f"record '{record.name}' reaches into the directory")
+        if _contradicts(fields, record):
+            raise DamagedArchive(
+                self._source.path, f"the header before record '{record.name}' contradicts the directory"
+            )
         return LocalHeader(head[: _LOCAL.size], name, data_start)
 
     def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
@@ -121,6 +127,14 @@ class LocalHeaders:
             self._window = self._source.read(start, max(end, min(start + _WINDOW, size)))
             self._window_start = start
         return self._window[start - self._window_start : end - self._window_start]
+
+
+def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
+    """Whether a local header tells of other bytes than the directory, which torch goes by; what it leaves open is 0."""
+    _, _, flags, method, _, _, _, stored, nbytes, _, _ = fields
+    if method != record.method or (flags ^ record.flags) & FLAG_ENCRYPTED:
+        return True
+    return stored not in {0, U32_MAX, record.stored_bytes} or nbytes not in {0, U32_MAX, record.nbytes}
 
 
 class Layout:

@@ -1,4 +1,4 @@
-"""Rules about the bytes of the file: F801 to F804.
+"""Rules about the bytes of the file: F801 to F805.
 
 Never reads a byte: the container states the facts, and the tensors say what they reach.
 """
@@ -97,6 +97,16 @@ def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
         files = [fact.record.rpartition("/")[0] for fact in facts]
         first = f"{inventory.path.rstrip('/')}/{files[0]}" if files[0] else inventory.path
         yield found("F804", message, [name for name in files if name], f"ckptmove convert {shlex.quote(first)} --undo")
+
+
+def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F805: bytes that torch passes over, and that another reader may take for something."""
+    facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]
+    if facts:
+        nbytes = sum(fact.nbytes for fact in facts)
+        message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
+        fix = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.plain'!r})"
+        yield found("F805", message, [fact.record for fact in facts], fix)
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:

@@ -298,6 +298,16 @@ _ENTRIES: Final = (
         "fails; the file is larger than what it holds, and may tell more than was meant.",
         mend="Save tensor.clone() in place of the view. convert --undo takes back what was done in place.",
     ),
+    Entry(
+        code="F805",
+        name="ambiguous-archive",
+        severity=Severity.WARNING,
+        when="bytes lie in the archive outside of every record, or behind the end of its pickle",
+        why="torch.save leaves none. torch.load passes over them; a scanner, or a reader that looks for records from "
+        "the front, may take them for another checkpoint than the one that torch loads. What is worse (two records of "
+        "one name, records that share bytes, headers that disagree) is an error, and no finding.",
+        mend="Trust the file no more than its source. torch.save(torch.load(PATH), NEW) leaves them out.",
+    ),
 )
 
 #: Every code that a finding can have, in the order of the contract.

@@ -44,6 +44,7 @@ RULES: Final[tuple[Rule, ...]] = (
     archive.truncated,
     archive.compressed_records,
     archive.dead_bytes,
+    archive.hidden_bytes,
 )
 
 

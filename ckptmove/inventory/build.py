@@ -67,11 +67,18 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         facts=(
             *container.locate(storages),
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
+            *_behind(machine),
         ),
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
     )
     return inventory if container.has_devices else complete(inventory)
+
+
+def _behind(machine: Machine) -> tuple[ArchiveFact, ...]:
+    """What stands behind the end of the object pickle, where another one could be."""
+    rest = len(machine.data) - machine.end
+    return (ArchiveFact("stray-bytes", "what follows the end of data.pkl", rest),) if rest > 0 else ()
 
 
 def _script_mentions(container: Container, found: list[Mention]) -> list[Mention]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.inventory.shapes import as_dict, attributes, key_text, members, state_dict_of, string_keys, unique
-from ckptmove.pickles.tree import Call, Node, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Node, Sequence, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.inventory.optimizers import OptimizerDraft
     from ckptmove.inventory.shapes import Member
-    from ckptmove.pickles.tree import Dict, Value
+    from ckptmove.pickles.tree import Value
 
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 #: Classes that TorchScript compiles from the code of its archive.
@@ -30,6 +30,14 @@ def unwrapped(call: Call) -> tuple[Value, int] | None:
         return None
     value = call.args.items[0]
     return None if type(value) is Call else (value, call.args.starts[0])
+
+
+def extent(call: Call) -> int:
+    """How many attributes and arguments have to be looked at before it is known what an object is."""
+    first = call.args.items[0] if isinstance(call.args, Sequence) and call.args.items else None
+    state = attributes(call)
+    pairs = 0 if state is None else len(state.flat)
+    return pairs + (len(first.flat) if type(first) is Dict else len(first.items) if isinstance(first, Sequence) else 0)
 
 
 def module_attributes(call: Call) -> Dict | None:

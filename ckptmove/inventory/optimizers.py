@@ -15,6 +15,8 @@ from ckptmove.optimizers import candidates
 from ckptmove.pickles.tree import Call, Node, Sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Dict, Value
 
@@ -57,14 +59,24 @@ class OptimizerDraft:
         return OptimizerRecord(self.where, self.groups, state, names[0] if names else None, names, self.mistyped)
 
 
-def draft_optimizer(pairs: Dict, where: str) -> OptimizerDraft:
-    """Begin an optimizer from the dict that holds its ``state`` and ``param_groups``."""
+def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
+    """Begin an optimizer from the dict that holds its ``state`` and ``param_groups``.
+
+    Args:
+        pairs: that dict.
+        where: its path.
+        spend: told of what is copied out of each group, before it is: groups may share their lists.
+
+    Raises:
+        LimitExceeded: as ``spend``.
+    """
     object_keys: dict[int, str] = {}
     groups = []
     listed = pairs.get("param_groups")
     for index, item in enumerate(listed.items if isinstance(listed, Sequence) else ()):
         group = as_dict(item)
         if group is not None:
+            spend(len(group.flat) + sum(len(_items(value)) for value in group.flat[1::2]))
             groups.append(
                 _group(group, f"{where}.param_groups.{index}" if where else f"param_groups.{index}", object_keys)
             )

@@ -38,7 +38,9 @@ _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
 _SHARED_PATHS: Final = 200_000
-_PATHS_PER_BYTE: Final = 16
+_PATHS_PER_BYTE: Final = 4
+#: What is kept counts as so many paths: it takes memory, and more of it in a report.
+_RECORD, _MENTION, _SCALAR = 32, 8, 4
 #: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
 _LETTERS: Final = 1 << 25
 _LETTERS_PER_BYTE: Final = 64
@@ -74,6 +76,7 @@ class Walk:
     _objects: set[int] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
     _letters: int = 0
+    _visits: int = 0
 
     def run(self, root: Value) -> None:
         """Visit everything below the root.
@@ -82,23 +85,31 @@ class Walk:
             LimitExceeded: the tree is deeper, or has more or longer paths, than the limits allow.
             DamagedPickle: a tensor is not written as torch writes it.
         """
-        most = min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)
-        visits = 0
         frames = self._frames
         self._visit("", root, -1, Place())
         while frames:
             iterator, place, identity = frames[-1]
             height = len(frames)
             for key, value, start in iterator:
-                visits += 1
+                self._spend(1)
                 self._visit(key, value, start, place)
                 if len(frames) != height:
                     break
             else:
                 frames.pop()
                 self._open.discard(identity)
-            if visits > most:
-                raise LimitExceeded("paths through the pickle", limit=most, actual=visits)
+
+    def _spend(self, visits: int) -> None:
+        """Count what is looked at, a shared value once for each path to it: small files hold a great many paths."""
+        self._visits += visits
+        if self._visits > (most := min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)):
+            raise LimitExceeded("paths through the pickle", limit=most, actual=self._visits)
+
+    def _count(self, letters: int) -> None:
+        """Count letters that are written out once for each path: they must not fill the memory."""
+        self._letters += letters
+        if self._letters > (most := min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)):
+            raise LimitExceeded("the length of all paths", limit=most, actual=self._letters)
 
     def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
         if type(value) is Call:
@@ -121,12 +132,9 @@ class Walk:
             self._atom(key, value, start, place)
 
     def _name(self, key: str, place: Place) -> str:
-        """The path of a member, counted: a deep tree of long keys must not fill the memory."""
+        """The path of a member, counted: a deep tree of long keys makes long ones."""
         name = place.prefix + key
-        self._letters += len(name)
-        most = min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)
-        if self._letters > most:
-            raise LimitExceeded("the length of all paths", limit=most, actual=self._letters)
+        self._count(len(name))
         return name
 
     # --- leaves ------------------------------------------------------------------------------------------------------
@@ -151,9 +159,15 @@ class Walk:
     def _device(self, key: str, call: Call, place: Place) -> None:
         mention = mentions.device_mention(call, self._name(key, place))
         if mention is not None:
-            self.mentions.append(mention)
+            self._mention(mention)
+
+    def _mention(self, mention: Mention) -> None:
+        self._spend(_MENTION)
+        self.mentions.append(mention)
 
     def _keep(self, record: TensorRecord, place: Place) -> None:
+        self._spend(_RECORD + len(record.shape) + len(record.parts))
+        self._count(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
         if place.entry is not None:
             place.entry.tensors.append((record.name[place.entry_length :], record))
@@ -167,10 +181,11 @@ class Walk:
 
     def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
+            self._spend(_SCALAR)
             place.entry.scalars.append((key, value))
         elif type(value) is str:
             if mentions.names_device(key, value):
-                self.mentions.append(Mention(self._name(key, place), "string", value, start))
+                self._mention(Mention(self._name(key, place), "string", value, start))
         elif type(value) is int:
             if key in _COUNTERS and place.depth <= _COUNTER_DEPTH and place.role in {None, "other"}:
                 self.contents.add("counter")
@@ -179,7 +194,7 @@ class Walk:
     def _device_ids(self, key: str, value: Value, place: Place) -> None:
         ids = mentions.device_ids(key, value)
         if ids is not None:
-            self.mentions.append(Mention(self._name(key, place), "device_ids", ids))
+            self._mention(Mention(self._name(key, place), "device_ids", ids))
 
     # --- containers --------------------------------------------------------------------------------------------------
 
@@ -206,6 +221,9 @@ class Walk:
         return Place(prefix, role, place.depth + 1, None, place.entry, place.entry_length, place.repeats)
 
     def _enter_dict(self, key: str, pairs: Dict, node: Node, place: Place) -> None:
+        if id(node) in self._open:
+            return
+        self._spend(len(pairs.flat))
         inner = self._inner(key, place)
         if inner.entry is None:
             keys = shapes.string_keys(pairs)
@@ -235,7 +253,7 @@ class Walk:
         return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
 
     def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: Place) -> None:
-        draft = draft_optimizer(pairs, inner.path)
+        draft = draft_optimizer(pairs, inner.path, self._spend)
         self.optimizers.append(draft)
         inner.role = "optimizer"
         rest = (member for member in shapes.members(pairs) if member[0] != "state")
@@ -244,12 +262,15 @@ class Walk:
         self._push(objects.state_members(state, draft), below, state)
 
     def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
+        if id(value) in self._open:
+            return
+        self._spend(len(value.items))
         inner = self._inner(key, place)
         if inner.entry is None:
             self._device_ids(key, value, place)
             for index, item in enumerate(value.items):
                 if type(item) is str and mentions.names_device(key, item):
-                    self.mentions.append(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
+                    self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
         rows = [member for member in objects.sequence_members(value) if isinstance(member[1], Node)]
         if inner.role == "rng" and value.items:
             self.contents.add("rng")
@@ -259,6 +280,9 @@ class Walk:
             self._push(iter(rows), inner, value)
 
     def _enter_object(self, key: str, call: Call, place: Place) -> None:
+        if id(call) in self._open or id(call) in self._objects:
+            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
+        self._spend(objects.extent(call))
         inside = objects.unwrapped(call)
         if inside is not None:
             self._visit(key, *inside, place)
@@ -271,8 +295,6 @@ class Walk:
         if pairs is not None:
             self._enter_dict(key, pairs, call, place)
             return
-        if id(call) in self._objects:
-            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
         self._objects.add(id(call))
         state = shapes.attributes(call)
         inner = self._inner(key, place)

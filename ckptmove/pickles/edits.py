@@ -122,12 +122,13 @@ def _splice(machine: Machine, changes: Mapping[int, Patch]) -> bytes:
 class _Literals:
     """The literals of one pickle: what they say, and how another value is written in their style."""
 
-    __slots__ = ("_known", "_scratch", "machine", "reads")
+    __slots__ = ("_known", "_made", "_scratch", "machine", "reads")
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.reads = dict(zip(machine.reads[::2], machine.reads[1::2], strict=True))
         self._known: dict[int, tuple[Wanted, int]] = {}
+        self._made: dict[int, Global] | None = None
         self._scratch = Machine(machine.data, machine.limits, machine.begin)
 
     def root(self, site: int) -> int:
@@ -158,11 +159,16 @@ class _Literals:
 
     def _memoised(self, start: int) -> Global:
         """STACK_GLOBAL takes its strings from the stack; Python's picklers put what it makes into the memo."""
-        for index, definition in self.machine.memo_starts.items():
-            value = self.machine.memo[index]
-            if definition == start and type(value) is Global:
-                return value
-        raise UneditablePickle("a global that is not memoised", offset=start - self.machine.begin)
+        if self._made is None:
+            memo = self.machine.memo
+            self._made = {
+                definition: value
+                for index, definition in self.machine.memo_starts.items()
+                if type(value := memo[index]) is Global
+            }
+        if start not in self._made:
+            raise UneditablePickle("a global that is not memoised", offset=start - self.machine.begin)
+        return self._made[start]
 
     def replace(self, changes: dict[int, Patch], site: int, wanted: Wanted) -> None:
         """Put another value into a literal."""

@@ -11,6 +11,8 @@ from typing import Final
 #: Longer names are cut even where there is no terminal: nobody reads them, and a hostile file can hold gigabytes.
 LONGEST_NAME: Final = 500
 _LONGEST_SENTENCE: Final = 4000
+#: What a line begins with that the runner of GitHub's or Azure's CI obeys.
+_COMMANDS: Final = frozenset({"::", "##"})
 _KIB: Final = 1024
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -19,7 +21,8 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
     r"""A text that is safe to print on one line.
 
     Whatever is not printable becomes an escape: control characters (``\x1b``), newlines (``\x0a``), bidirectional
-    controls and other invisible marks (``\u202e``), lone surrogates (``\udc80``).
+    controls and other invisible marks (``\u202e``), lone surrogates (``\udc80``). So does what begins a command of the
+    runners of CI, which look for ``::`` and ``##[`` at the start of every line.
 
     Args:
         text: from a file, a path or the command line.
@@ -27,6 +30,9 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
     """
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
+    if text.lstrip()[:2] in _COMMANDS:
+        lead = len(text) - len(text.lstrip())
+        text = f"{text[:lead]}\\x{ord(text[lead]):02x}{text[lead + 1 :]}"
     return text if text.isprintable() else "".join(map(_escape, text))
 
 

@@ -49,7 +49,7 @@ def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
     indent = " " * len(label)
     yield from page.wrap(label + faults[0], len(label))
     for fault in faults[1:]:
-        yield from page.wrap(indent + fault, len(label))
+        yield from page.wrap(indent + sentence(fault), len(label))
     if fix:
         yield f"{indent}fix: {fix}"
 

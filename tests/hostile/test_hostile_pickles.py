@@ -8,7 +8,6 @@ import sys
 import tracemalloc
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +18,7 @@ from ckptmove.model import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import SHAPE_OF, operations
 from ckptmove.pickles.tree import Call, Dict, Sequence
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from fuzz.payloads import BODIES, EXTENSIONS, armed, text
 
 MANY = settings(max_examples=800, deadline=None)
 
@@ -29,68 +26,9 @@ MANY = settings(max_examples=800, deadline=None)
 # --- nothing is executed ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A marker that stays absent unless a module is imported or one of its names is called."""
-    marker = tmp_path / "sprung"
-    body = f"""
-def spring(*args, **kwargs):
-    open({str(marker)!r}, "a").close()
-
-class Spring:
-    __new__ = __init__ = __setstate__ = append = extend = __setitem__ = add = spring
-spring()
-"""
-    (tmp_path / "trap_module.py").write_text(body)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield marker
-    sys.modules.pop("trap_module", None)
-
-
-def text(word: str) -> bytes:
-    return b"X" + len(word).to_bytes(4, "little") + word.encode()
-
-
-SPRING = b"ctrap_module\nspring\n"
-TYPE = b"ctrap_module\nSpring\n"
-PAYLOADS = {
-    "GLOBAL": SPRING + b".",
-    "STACK_GLOBAL": b"\x80\x04" + text("trap_module") + text("spring") + b"\x93.",
-    "REDUCE": SPRING + b")R.",
-    "INST": b"(itrap_module\nspring\n.",
-    "OBJ": b"(" + SPRING + b"o.",
-    "NEWOBJ": b"\x80\x02" + TYPE + b")\x81.",
-    "NEWOBJ_EX": b"\x80\x04" + TYPE + b")}\x92.",
-    "BUILD": TYPE + b")R}b.",
-    "BUILD of a global": TYPE + b"}X\x01\0\0\0aK\x01sb.",
-    "APPEND": TYPE + b")RNa.",
-    "APPENDS": TYPE + b")R(NNe.",
-    "ADDITEMS": b"\x80\x04" + TYPE + b")R(N\x90.",
-    "SETITEM": TYPE + b")RNNs.",
-    "SETITEMS": TYPE + b")R(NNu.",
-    "EXT1": b"\x80\x02\x82\x70.",
-    "EXT2": b"\x80\x02\x83\x70\x70.",
-    "EXT4": b"\x80\x02\x84\x70\x70\x70\x00.",
-    "system": b"cos\nsystem\n" + text("echo > {marker}") + b"\x85R.",
-    "eval": b"cbuiltins\neval\n" + text("open({marker!r}, 'w').close()") + b"\x85R.",
-    "exec": b"cbuiltins\nexec\n" + text("open({marker!r}, 'w').close()") + b"\x85R.",
-}
-
-
-EXTENSIONS = {"EXT1": 0x70, "EXT2": 0x7070, "EXT4": 0x707070}
-
-
-def armed(name: str, marker: Path) -> bytes:
-    if name not in {"system", "eval", "exec"}:
-        return PAYLOADS[name]
-    template = PAYLOADS[name].partition(b"X")[2][4:-3].decode()
-    command = text(template.format(marker=str(marker)))
-    return PAYLOADS[name].partition(b"X")[0] + command + b"\x85R."
-
-
-@pytest.mark.parametrize("name", PAYLOADS)
+@pytest.mark.parametrize("name", BODIES)
 def test_a_payload_that_springs_in_pickle_leaves_no_trace_here(name, trap):
-    data = armed(name, trap)
+    data = armed(name, str(trap))
     before = set(sys.modules)
     interpret(data, Limits())
     assert not trap.exists()
@@ -122,8 +60,8 @@ def test_a_persistent_id_is_resolved_by_nobody(data):
 
 
 def test_globals_of_a_payload_are_named():
-    assert interpret(PAYLOADS["system"], Limits()).globals == {"os.system": 0}
-    assert interpret(PAYLOADS["STACK_GLOBAL"], Limits()).globals.keys() == {"trap_module.spring"}
+    assert interpret(armed("system", "mark"), Limits()).globals == {"os.system": 2}
+    assert interpret(armed("STACK_GLOBAL", ""), Limits()).globals.keys() == {"trap_module.spring"}
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -135,7 +73,7 @@ _SAMPLE = {
     "é😀": frozenset({2.5}),
 }
 _SHARED = ["cpu", _SAMPLE, _SAMPLE, bytearray(b"abc"), OrderedDict, 3j]
-SAMPLES = [pickle.dumps(_SHARED, protocol) for protocol in range(6)] + list(PAYLOADS.values())
+SAMPLES = [pickle.dumps(_SHARED, protocol) for protocol in range(6)] + [armed(name, "mark") for name in BODIES]
 
 
 def survives(data: bytes, begin: int = 0) -> None:

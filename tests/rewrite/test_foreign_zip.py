@@ -160,8 +160,11 @@ def test_headers_that_are_elsewhere(tmp_path, offset, detail, opened):
         data = patched(data, entry + 42, "<L", offset)
     (tmp_path / "a.pt").write_bytes(data)
     with opened(tmp_path / "a.pt") as container:
-        facts = {fact.kind for fact in container.locate(())}
-        assert facts == ({"orphan-record"} if offset == 1 else {"orphan-record", "past-end"})
+        if offset == 1:
+            with pytest.raises(DamagedArchive, match="inside of another one"):
+                container.locate(())
+        else:
+            assert {fact.kind for fact in container.locate(())} >= {"orphan-record", "past-end"}
         with pytest.raises(DamagedArchive, match=detail):
             container.storage_span("0")
         with pytest.raises(DamagedArchive, match=detail):

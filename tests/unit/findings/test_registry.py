@@ -131,6 +131,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
             "F802": "short-storage",
             "F803": "compressed-storage",
             "F804": "orphan-record",
+            "F805": "stray-bytes",
         }.items()
     },
 }  # fmt: skip
@@ -175,7 +176,7 @@ class TestEachRule:
         assert make.findings(healthy(make), code, **context) == ()
 
 
-@pytest.mark.parametrize("code", ["K601", "R301", "R303", "S701", "F803", "F804"])
+@pytest.mark.parametrize("code", ["K601", "R301", "R303", "S701", "F803", "F804", "F805"])
 def test_a_fix_in_python_can_be_typed(make, code) -> None:
     trip, context, _ = TRIPS[code]
 

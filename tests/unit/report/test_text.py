@@ -23,6 +23,9 @@ from ckptmove.wording import amount
         ("a\u2028b", "a\\u2028b"),
         ("\udc80", "\\udc80"),
         ("\U000e0001", "\\U000e0001"),
+        ("::add-mask::x", "\\x3a:add-mask::x"),
+        ("  ##[error]x", "  \\x23#[error]x"),
+        ("a::b", "a::b"),
     ],
 )
 def test_what_a_terminal_would_obey_is_escaped(text, expected) -> None:

@@ -1,0 +1,131 @@
+"""What the worst files cost: time and memory of `inspect`, `convert` and `verify` on files that ask for much.
+
+    python benchmarks/hostile.py [FAMILY...] [--size 1000000] [--verify]
+
+Never a test: it prints a table, a row for each family, and names what was worst in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fuzz.bombs import by_family  # noqa: E402  # which lies beside this folder
+from fuzz.folders import folders  # noqa: E402  # which lies beside this folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds after which a run is called a hang.
+PATIENCE = 300
+COMMANDS = {
+    "inspect": ["inspect", "{path}", "--tensors", "--tree", "--globals", "--check", "--expect", "cpu", "-v"],
+    "json": ["inspect", "{path}", "--json"],
+    "convert": ["convert", "{path}", "--to", "mps", "--cast", "--rewrite-strings", "--force", "-o", "{out}"],
+}
+#: In a small process of its own: what a process took before it started another one would count as the other's.
+MEASURE = """
+import os, signal, sys, time
+began = time.perf_counter()
+pid = os.fork()
+if not pid:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    os.execv(sys.argv[2], sys.argv[2:])
+signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
+signal.alarm(int(sys.argv[1]))
+_, status, usage = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), time.perf_counter() - began, usage.ru_maxrss / 1024)
+"""
+VERIFY = {"verify": ["verify", "{path}", "--to", "cuda:0"]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command on one file."""
+
+    name: str
+    command: str
+    code: int
+    seconds: float
+    mib: float
+
+
+def measured(name: str, command: str, words: list[str]) -> Run:
+    """Run a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", MEASURE, str(PATIENCE), sys.executable, "-m", "ckptmove", *words],
+        stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, text=True,
+    )  # fmt: skip
+    code, seconds, mib = done.stdout.split()
+    return Run(name, command, int(code), float(seconds), float(mib))
+
+
+def family(name: str, recipes: dict[str, Callable[[Path], None]], commands: dict[str, list[str]]) -> list[Run]:
+    """Every command on every file of a family; one row of the table."""
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for recipe, make in recipes.items():
+            path, out = Path(folder) / "hostile", Path(folder) / "out"
+            make(path)
+            for command, words in commands.items():
+                run = measured(recipe, command, [word.format(path=path, out=out) for word in words])
+                runs.append(run)
+                subprocess.run(["rm", "-rf", str(out)], check=True)
+                if os.environ.get("EACH"):
+                    print(
+                        f"    {recipe:45} {command:8} {run.code:4} {run.seconds:7.2f} s {run.mib:8.0f} MiB", flush=True
+                    )
+            subprocess.run(["rm", "-rf", str(path)], check=True)
+    slowest, largest = max(runs, key=lambda run: run.seconds), max(runs, key=lambda run: run.mib)
+    codes = ", ".join(f"{code}: {count}" for code, count in sorted(Counter(run.code for run in runs).items()))
+    print(
+        f"| {name} | {len(recipes)} | {codes} | {slowest.seconds:.1f} s ({slowest.name}, {slowest.command})"
+        f" | {largest.mib:.0f} MiB ({largest.name}, {largest.command}) |",
+        flush=True,
+    )
+    return runs
+
+
+def written(make: Callable[[], bytes]) -> Callable[[Path], None]:
+    """A recipe of bytes as one that writes a file."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(make())
+
+    return write
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--size", type=int, default=1_000_000)
+    parser.add_argument("--verify", action="store_true", help="verify them, too: torch is imported for each")
+    asked = parser.parse_args()
+    commands = COMMANDS | (VERIFY if asked.verify else {})
+    print("| family | inputs | exit codes | worst time | worst memory |\n|---|---:|---|---|---|")
+    runs: list[Run] = []
+    every = {
+        name: {recipe: written(make) for recipe, make in recipes.items()}
+        for name, recipes in by_family(asked.size).items()
+    }
+    every["directories"] = folders(asked.size)
+    for name, recipes in every.items():
+        if not asked.families or name in asked.families:
+            runs += family(name, recipes, commands)
+    sys.exit(any(run.code not in {0, 1, 3, 4} for run in runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The names of the records in an archive of torch's: where its object lies, and what they could be taken for.
+
+Never reads a record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.directories import ArchiveOfFiles
+from ckptmove.errors import DamagedArchive
+
+if TYPE_CHECKING:
+    from ckptmove.containers.zip_index import ZipDirectory
+
+#: Records that are read for what they say.
+_KNOWN_RECORDS: Final = frozenset({
+    "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
+    "traced_inputs.pkl", "model.json",
+})  # fmt: skip
+_CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+
+
+def object_folder(directory: ZipDirectory, path: str) -> str:
+    """The folder of the archive that holds ``data.pkl``, with its slash.
+
+    It is the stem that the file had when it was saved, whatever it is called now.
+
+    Raises:
+        ArchiveOfFiles: there is none.
+        DamagedArchive: there are several.
+    """
+    names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
+    folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1]
+    if len(folders) > 1:
+        raise DamagedArchive(path, f"data.pkl stands in it {len(folders)} times")
+    if not folders:
+        # stable-baselines3 and others zip whole checkpoints.
+        held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
+        raise ArchiveOfFiles(path, found, "zip")
+    return folders[0]
+
+
+def refuse_doubles(directory: ZipDirectory, path: str) -> None:
+    """Refuse names that torch's reader, which folds the case of ASCII letters, could take for another record's.
+
+    Raises:
+        DamagedArchive: there is one.
+    """
+    seen: set[bytes] = set()
+    for record in directory.records:
+        folded = directory.raw_name(record).lower()
+        if folded in seen:
+            raise DamagedArchive(path, f"two of its records have the same name but for its case: {record.name.lower()}")
+        seen.add(folded)
+        own = record.name.lower().rpartition("/")[2]
+        if own in _KNOWN_RECORDS and not record.name.endswith(own):
+            raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
+        if b"\0" in folded:
+            raise DamagedArchive(path, f"the name of record '{record.name}' goes on behind its end")
+
+
+def refuse_strays(directory: ZipDirectory, folder: str, path: str) -> None:
+    """Refuse what torch's reader refuses: it takes the first record's folder for that of all.
+
+    From caffe2/serialize/inline_container.cc ``PyTorchStreamReader::init`` and ``getAllRecords``.
+
+    Raises:
+        DamagedArchive: there is some.
+    """
+    stray = next((record.name for record in directory.records if not record.name.startswith(folder)), None)
+    if stray is not None:
+        raise DamagedArchive(path, f"record '{stray}' is not in the folder '{folder}' of the others: torch refuses it")

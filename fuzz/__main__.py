@@ -1,0 +1,58 @@
+"""``python -m fuzz TARGET [libFuzzer's own options]``: run one target until it is stopped, or finds something.
+
+Never leaves anything behind but what it found, in ``fuzz/found/TARGET``, and the inputs that reached new code, in
+``fuzz/corpus/TARGET``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import atheris
+
+with atheris.instrument_imports(include=["ckptmove"]):
+    from fuzz import mutators, seeds
+    from fuzz.harness import guarded
+    from fuzz.targets import TARGETS
+
+_HERE: Final = Path(__file__).parent
+#: Seconds and MiB that one input may take, and bytes that it may have.
+_BOUNDS: Final = ("-timeout=20", "-rss_limit_mb=1500", "-max_len=65536", "-print_final_stats=1")
+
+
+def main() -> None:
+    """Write the seeds, and start the fuzzer."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name == "--list":
+        sys.stdout.write(" ".join(TARGETS) + "\n")
+        return
+    if name not in TARGETS:
+        sys.exit(f"python -m fuzz TARGET [-max_total_time=60]; the targets are {', '.join(TARGETS)}")
+    target, corpus, found = TARGETS[name], _HERE / "corpus" / name, _HERE / "found" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    found.mkdir(parents=True, exist_ok=True)
+    for data in seeds.by_target()[name]:
+        (corpus / hashlib.sha1(data).hexdigest()).write_bytes(data)
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        return mutators.mixed(target.mutator, data, Random(seed), _plain)[:most]
+
+    def run(data: bytes) -> None:
+        guarded(target.run, data)
+
+    atheris.Setup(
+        [sys.argv[0], *_BOUNDS, f"-artifact_prefix={found}/", *sys.argv[2:], str(corpus)], run, custom_mutator=mutate
+    )
+    atheris.Fuzz()
+
+
+def _plain(data: bytes) -> bytes:
+    """The mutations of libFuzzer itself."""
+    return bytes(atheris.Mutate(data, len(data) + 64))
+
+
+main()

@@ -1,0 +1,121 @@
+"""What the fuzzers start from, made by a recipe: the samples, and small files of our own for what no sample has.
+
+Never a file that was found anywhere, and never a binary in the repository.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.containers.sniff import container_of, recognise
+from ckptmove.model import Limits
+from ckptmove.streams.part import MemorySource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SAMPLES: Final = Path(__file__).resolve().parents[1] / "sample_ckpts"
+#: Larger samples would slow a fuzzer more than they teach it.
+_LARGEST: Final = 40_000
+_PLAIN: Final = {
+    "state_dict": OrderedDict(weight=("storage", "cuda:0", 4), bias=[1.5, None, True, 2**80, -3]),
+    "set": {1, "a"},
+    "bytes": b"\x00\xff" * 3,
+    "é😀": frozenset({2.5}),
+    "shared": ["cpu"] * 3,
+}
+_TORCH: Final = b"\x80\x02ctorch._utils\n"
+STORAGE: Final = (
+    b"((X\x07\0\0\0storageqYctorch\nFloatStorage\nX\x01\0\0\x000X\x06\0\0\0cuda:0K\x04tQK\0K\x04\x85K\x01\x85\x89"
+    b"ccollections\nOrderedDict\n)RtR"
+)
+
+
+def by_target() -> dict[str, list[bytes]]:
+    """Seeds for each target by its name."""
+    found: dict[str, list[bytes]] = {name: [] for name in ("torch-zip", "torch-legacy", "safetensors", "pickle")}
+    found |= {"torchscript": [_script(), _model_json()], "machine": list(_pickles())}
+    for path in sorted(_SAMPLES.iterdir()):
+        if path.suffix in {".pt", ".pth", ".ckpt", ".pkl", ".safetensors"} and path.stat().st_size <= _LARGEST:
+            data = path.read_bytes()
+            found[recognise(MemorySource(path.name, data))].append(data)
+    found["machine"] += [
+        container_of(MemorySource("seed", data), Limits()).object_pickle() for data in found["torch-zip"]
+    ]
+    found["torch-zip"] += [archive_of(pickled, {"0": bytes(16)}) for pickled in _tensors()]
+    found["safetensors"] += [_table()]
+    return found
+
+
+def archive_of(pickled: bytes, storages: dict[str, bytes], **more: bytes) -> bytes:
+    """An archive of ``torch.save``, stored and aligned by nobody."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a/data.pkl", pickled)
+        for key, data in storages.items():
+            archive.writestr(f"a/data/{key}", data)
+        for name, data in more.items():
+            archive.writestr(f"a/{name}", data)
+        archive.writestr("a/version", b"3\n")
+    return stream.getvalue()
+
+
+def _pickles() -> Iterator[bytes]:
+    for protocol in range(6):
+        yield pickle.dumps(_PLAIN, protocol)
+    yield from _tensors()
+
+
+def _tensors() -> Iterator[bytes]:
+    """Tensors of every kind over one storage of four floats."""
+    dense = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
+    yield b"\x80\x02}X\x06\0\0\0weight" + dense + b"s."
+    yield b"\x80\x02]" + dense + b"q\x01ah\x01a."
+    yield _TORCH + b"_rebuild_parameter\n" + dense + b"\x88ccollections\nOrderedDict\n)R\x87R."
+    yield (
+        b"\x80\x02}(X\x05\0\0\0state}K\0}(X\x04\0\0\0step" + dense + b"X\x07\0\0\0exp_avg" + dense
+        + b"usX\x0c\0\0\0param_groups](}(X\x02\0\0\0lrG?PbM\xd2\xf1\xa9\xfcX\x05\0\0\0fused\x89"
+        + b"X\x06\0\0\0params]K\0aueu."
+    )  # fmt: skip
+    yield b"\x80\x02(X\x06\0\0\0deviceX\x06\0\0\0cuda:0q\x05X\x01\0\0\0dctorch\ndevice\nX\x04\0\0\0cudaK\x01\x86Rd."
+    yield b"\x80\x02c__main__\nNet\n)\x81}(X\x06\0\0\0deviceX\x06\0\0\0cuda:1X\x01\0\0\0w" + dense + b"ub."
+
+
+def _script() -> bytes:
+    pickled = (
+        b"\x80\x02c__torch__\nModule\n)\x81}X\x06\0\0\0weightctorch._utils\n_rebuild_tensor_v2\n" + STORAGE + b"sb."
+    )
+    constants = b"\x80\x02(ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE + b"t."
+    code = b'class Module(Module):\n  def forward(self):\n    return torch.zeros([2], device=torch.device("cuda:0"))\n'
+    return archive_of(pickled, {"0": bytes(16)}, **{
+        "constants.pkl": constants, "constants/0": bytes(16), "code/__torch__.py": code,
+    })  # fmt: skip
+
+
+def _model_json() -> bytes:
+    tensor = {"dims": ["2"], "offset": "0", "strides": ["1"], "requiresGrad": False, "dataType": "FLOAT",
+              "data": {"key": "tensors/0"}, "device": "cuda:0"}  # fmt: skip
+    module = {"name": "M", "parameters": [{"isBuffer": False, "tensorId": "0", "name": "weight"}], "submodules": []}
+    model = {"protoVersion": "2", "mainModule": module, "producerName": "pytorch", "producerVersion": "1.0",
+             "tensors": [tensor, tensor]}  # fmt: skip
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a/model.json", json.dumps(model))
+        archive.writestr("a/tensors/0", bytes(8))
+    return stream.getvalue()
+
+
+def _table() -> bytes:
+    rows = {
+        "a.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+        "b": {"dtype": "F4", "shape": [4], "data_offsets": [16, 18]},
+        "__metadata__": {"format": "pt"},
+    }
+    raw = json.dumps(rows).encode()
+    return len(raw).to_bytes(8, "little") + raw + bytes(18)

@@ -1,0 +1,40 @@
+"""The targets: what is run on an input, and how an input is changed.
+
+Never more than that: what must hold is in the harness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fuzz import mutators
+from fuzz.harness import examine_file, examine_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fuzz.mutators import Mutator
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target.
+
+    Attributes:
+        run: raises where the invariant does not hold.
+        mutator: changes an input.
+    """
+
+    run: Callable[[bytes], None]
+    mutator: Mutator
+
+
+TARGETS: Final[dict[str, Target]] = {
+    "machine": Target(examine_pickle, mutators.pickle_mutator),
+    "torch-zip": Target(examine_file, mutators.zip_mutator),
+    "torchscript": Target(examine_file, mutators.zip_mutator),
+    "torch-legacy": Target(examine_file, mutators.legacy_mutator),
+    "pickle": Target(examine_file, mutators.bare_mutator),
+    "safetensors": Target(examine_file, mutators.safetensors_mutator),
+}

@@ -1,0 +1,150 @@
+"""Archives that two readers could take for two checkpoints: an error, or F805; and never another one than torch's."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
+
+
+def first(archives, **changes):
+    """The record of the pickle, changed."""
+    return archives.records(data_pkl=archives.Record(b"a/data.pkl", archives.pickle, **changes))
+
+
+REFUSED = {
+    "a second data.pkl": lambda a: [*a.records(), a.Record(b"a/data.pkl", a.other)],
+    "a second data.pkl in capitals": lambda a: [*a.records(), a.Record(b"a/DATA.PKL", a.other)],
+    "capitals first": lambda a: [a.Record(b"a/DATA.PKL", a.other), *a.records()],
+    "a folder in capitals": lambda a: [*a.records(), a.Record(b"A/data.pkl", a.other)],
+    "data.pkl in two folders": lambda a: [*a.records(), a.Record(b"b/data.pkl", a.other)],
+    "a second storage 0": lambda a: [*a.records(), a.Record(b"a/data/0", bytes(16))],
+    "one name in two encodings": lambda a: [
+        *a.records(),
+        a.Record("a/data/é".encode(), b"1", {"flags": 0x800}, {"flags": 0x800}),
+        a.Record("a/data/é".encode(), b"2"),
+    ],
+    "a name that goes on behind NUL": lambda a: [*a.records(), a.Record(b"a/data.pkl\0x", a.other)],
+    "another folder first": lambda a: [a.Record(b"b/x", b""), *a.records()],
+    "another folder last": lambda a: [*a.records(), a.Record(b"b/x", b"hello")],
+    "a record without a folder": lambda a: [*a.records(), a.Record(b"x", b"hello")],
+    "a backslash for a folder": lambda a: [*a.records(), a.Record(b"a\\data.pkl", a.other)],
+    "another name before the data": lambda a: first(a, local_name=b"a/DATA.pkl"),
+    "another method before the data": lambda a: first(a, local={"method": 8}),
+    "encrypted before the data": lambda a: first(a, local={"flags": 1}),
+    "another length before the data": lambda a: first(a, local={"size": 3}),
+    "another stored length before the data": lambda a: first(a, local={"stored": 3}),
+    "two entries for one record": lambda a: [*a.records(), a.Record(b"a/data/1", b"", central={"offset": 0})],
+    "a directory in the comment": lambda a: (a.records(), {"comment": a.end(0, 0, 0)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(archives, file_of, tmp_path, name) -> None:
+    made = REFUSED[name](archives)
+    pieces, more = made if isinstance(made, tuple) else (made, {})
+    path = file_of(archives.build(*pieces, **more))
+    with pytest.raises((DamagedArchive, NotACheckpoint)):
+        ckptmove.inspect(path)
+    with pytest.raises((DamagedArchive, NotACheckpoint)):
+        ckptmove.convert(path, to="cuda:0", output=str(tmp_path / "out.pt"))
+    assert [one.name for one in tmp_path.iterdir()] == ["hostile.pt"]
+
+
+def test_a_header_that_lies_about_a_storage_is_seen_where_storages_are_read(archives, file_of, tmp_path) -> None:
+    lies = archives.Record(b"a/data/0", bytes(16), local={"size": 4, "stored": 4})
+    path = file_of(archives.build(*archives.records(data_0=lies)))
+    ckptmove.inspect(path)  # which reads no header before a storage
+    with pytest.raises(DamagedArchive, match="contradicts the directory"):
+        ckptmove.inspect(path, check=True)
+    with pytest.raises(DamagedArchive, match="contradicts the directory"):
+        ckptmove.convert(path, to="cuda:0", output=str(tmp_path / "out.pt"))
+
+
+def hidden(archives):
+    return archives.Record(b"a/data.pkl", archives.other).header() + archives.other
+
+
+STRAY = {
+    "behind STOP": lambda a: (
+        a.records(data_pkl=a.Record(b"a/data.pkl", a.pickle + b"more")), {}, 4, "what follows the end of data.pkl",
+    ),
+    "a second pickle behind the first": lambda a: (
+        a.records(data_pkl=a.Record(b"a/data.pkl", a.pickle + a.other)), {}, len(a.other),
+        "what follows the end of data.pkl",
+    ),
+    "between two records": lambda a: (
+        [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "what follows a/byteorder",
+    ),
+    "a record that the directory does not name": lambda a: (
+        [*a.records()[:2], hidden(a), *a.records()[2:]], {}, len(hidden(a)), "what follows a/byteorder",
+    ),
+    "before the directory": lambda a: ([*a.records(), b"G" * 5000], {}, 5000, "what follows a/version"),
+    "before the first record": lambda a: (
+        [hidden(a), *a.records()], {}, len(hidden(a)), "what stands before the records",
+    ),
+    "behind the directory": lambda a: (a.records(), {"behind": b"more"}, 4, "what follows the directory"),
+    "a comment": lambda a: (a.records(), {"comment": b"a comment"}, 9, "what follows the directory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRAY)
+def test_what_torch_passes_over_is_a_finding_and_is_read_as_torch_reads_it(archives, file_of, tmp_path, name) -> None:
+    pieces, more, nbytes, where = STRAY[name](archives)
+    path, output = file_of(archives.build(*pieces, **more)), tmp_path / "out.pt"
+    found = ckptmove.inspect(path, check=True)
+    [finding] = [one for one in found.findings if one.code == "F805"]
+    assert finding.where == (where,)
+    assert finding.message.startswith(f"{nbytes:,} bytes in 1 place ")
+    read = torch.load(path, weights_only=True)
+    assert (read["weight"].tolist(), read["n"]) == ([0.0, 1.0, 2.0, 3.0], 1)
+    assert [one.name for one in found.inventory.tensors] == ["weight"]
+    ckptmove.convert(path, to="cuda:0", output=str(output))
+    moved = torch.load(output, weights_only=True, map_location="cpu")
+    assert (moved["weight"].tolist(), moved["n"]) == ([0.0, 1.0, 2.0, 3.0], 1)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        lambda a: a.records(),
+        lambda a: a.records()[::-1],  # data.pkl last
+        lambda a: a.records(data_0=a.Record(b"a/data/0", bytes(16), {"size": 0, "stored": 0, "crc": 0, "flags": 8})),
+        lambda a: a.records(data_0=a.Record(b"a/data/0", bytes(16), {"size": 2**32 - 1, "stored": 2**32 - 1})),
+        lambda a: a.records(byteorder=a.Record(b"a/byteorder", b"little", extra=b"FB" + b"\xf0\1" + bytes(0x1F0))),
+        lambda a: [*a.records()[:2], bytes(24), *a.records()[2:]],  # a data descriptor
+    ],
+)
+def test_what_is_plain_is_no_finding(archives, file_of, pieces) -> None:
+    found = ckptmove.inspect(file_of(archives.build(*pieces(archives))), check=True)
+    assert [one.code for one in found.findings] == []
+
+
+def test_bytes_before_the_archive_of_a_tensor_inside_of_a_pickle(archives, file_of) -> None:
+    class Stream:
+        def __init__(self, data):
+            self.data = data
+
+        def __reduce__(self):
+            return torch.storage._load_from_bytes, (self.data,)
+
+    sound = archives.build(*archives.records())
+    assert ckptmove.inspect(file_of(pickle.dumps(Stream(sound), 4))).inventory.tensors
+    shifted = sound[:-22] + b"G" * 64 + sound[-22:]
+    with pytest.raises(DamagedArchive):
+        ckptmove.inspect(file_of(pickle.dumps(Stream(b"PK\3\4" + sound), 4)))
+    with pytest.raises(CkptMoveError):
+        ckptmove.inspect(file_of(pickle.dumps(Stream(shifted), 4)))
+
+
+def test_a_stream_is_read_as_torch_reads_it_whatever_follows(file_of) -> None:
+    stream = io.BytesIO()
+    torch.save({"weight": torch.arange(4.0)}, stream, _use_new_zipfile_serialization=False)
+    found = ckptmove.inspect(file_of(stream.getvalue() + stream.getvalue()))
+    [finding] = [one for one in found.findings if one.code == "F804"]
+    assert finding.where == ("what follows the last storage",)

@@ -1,0 +1,116 @@
+"""Small files that ask for much: every one ends, by an answer or by a limit that names itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptmove.cli.app import app
+from ckptmove.errors import LimitExceeded
+from ckptmove.model import Limits
+from fuzz.bombs import by_family
+from fuzz.folders import folders
+from fuzz.payloads import text
+from fuzz.seeds import STORAGE, archive_of
+
+BOMBS = {f"{family}: {name}": make for family, recipes in by_family(2000).items() for name, make in recipes.items()}
+DENSE = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
+
+
+def run(*words):
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    document = json.loads(result.stdout)
+    error = document["error"]
+    assert result.exit_code in {0, 1, 3, 4}
+    assert (error is None) == (result.exit_code in {0, 1})
+    if result.exit_code == 4 and error["kind"] == "limit-exceeded":
+        assert "the file exceeds the limit on " in error["message"]
+        assert error["hint"]
+    return error
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_every_bomb_ends(name, tmp_path) -> None:
+    path, output = tmp_path / "bomb", tmp_path / "out"
+    path.write_bytes(BOMBS[name]())
+    run("inspect", str(path), "--tree", "--check", "--expect", "cpu")
+    run("convert", str(path), "--to", "mps", "--cast", "--rewrite-strings", "-o", str(output))
+
+
+@pytest.mark.parametrize("name", sorted(folders(100)))
+def test_every_folder_ends(name, tmp_path) -> None:
+    folders(100)[name](tmp_path / "run")
+    run("inspect", str(tmp_path / "run"), "--tree")
+    run("convert", str(tmp_path / "run"), "--to", "mps", "-o", str(tmp_path / "out"))
+
+
+def shared(container, count):
+    """A list of one container, many times."""
+    return b"(" + container + b"q\x00" + b"h\x00" * count + b"l"
+
+
+ATOMS = b"(" + b"K\x01" * 3000 + b"l"
+SHARED = {
+    "a list of numbers": shared(ATOMS, 3000),
+    "a list of devices": shared(b"}" + text("device") + b"(" + text("cuda:0") * 3000 + b"ls", 3000),
+    "a tensor of many axes": shared(
+        DENSE.replace(b"K\x04\x85", b"(" + b"K\x01" * 900 + b"t").replace(b"K\x01\x85", b"(" + b"K\0" * 900 + b"t"),
+        3000,
+    ),
+    "an optimizer": shared(
+        b"}(" + text("state") + b"}" + text("param_groups") + b"](}" + text("params") + ATOMS + b"seu", 3000
+    ),
+    "parameters of groups": (
+        b"}(" + text("state") + b"}" + text("param_groups") + b"(" + ATOMS + b"q\x000"
+        + b"".join(b"}" + text("params") + b"h\x00s" for _ in range(3000)) + b"lu"
+    ),
+    "a long tag": shared(DENSE.replace(b"X\x06\0\0\0cuda:0", text("x" * 100_000)), 3000),
+    "an object of a large state": shared(b"c__main__\nA\n)\x81}(" + b"K\x01N" * 3000 + b"ub", 3000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if name != "an object of a large state"])
+def test_what_is_shared_counts_once_for_each_path(name, read_pickle) -> None:
+    with pytest.raises(LimitExceeded, match=r"the limit on (paths through the pickle|the length of all paths)"):
+        read_pickle(b"\x80\x02" + SHARED[name] + b".", Limits(visits=300_000))
+
+
+def test_an_object_is_looked_at_once_wherever_it_hangs(read_pickle) -> None:
+    read_pickle(b"\x80\x02" + SHARED["an object of a large state"] + b".", Limits(visits=30_000))
+
+
+@pytest.mark.parametrize(
+    "itself",
+    [
+        b"]q\x00(" + b"h\x00" * 3000 + b"e",
+        b"}q\x00(" + b"Nh\x00" * 3000 + b"u",
+        b"c__main__\nA\n)\x81q\x00}(" + b"".join(text(f"a{one}") + b"h\x00" for one in range(3000)) + b"ub",
+        b"ccollections\nOrderedDict\n)Rq\x00(" + b"Nh\x00" * 3000 + b"u",
+    ],
+)
+def test_what_holds_itself_is_looked_at_once(itself, read_pickle) -> None:
+    assert read_pickle(b"\x80\x02" + itself + b".", Limits(visits=40_000)).tensors == ()
+
+
+@pytest.fixture
+def read_pickle(file_of):
+    """The inventory of an archive that holds a pickle."""
+    from ckptmove.checkpoint import open_checkpoint
+
+    def read(pickled, limits):
+        with open_checkpoint(file_of(archive_of(pickled, {"0": bytes(16)})), limits) as checkpoint:
+            return checkpoint.inventory
+
+    return read
+
+
+def test_a_parameter_that_hangs_on_itself_is_listed_and_left(read_pickle) -> None:
+    body = (
+        b"ctorch._utils\n_rebuild_parameter_with_state\n(" + DENSE + b"\x88ccollections\nOrderedDict\n)R}q\x50tRq\x51"
+        b"h\x50" + text("again") + b"h\x51s0"
+    )  # fmt: skip
+    names = [tensor.name for tensor in read_pickle(b"\x80\x02]" + body + b"a.", Limits()).tensors]
+    assert names == ["0", "0.again"]
