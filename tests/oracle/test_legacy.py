@@ -10,6 +10,8 @@ from torch import nn
 
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
+from ckptmove.layouts.whole import open_whole
+from ckptmove.model import Limits
 from ckptmove.verification.loaded import load, named_tensors
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint
@@ -64,7 +66,7 @@ def saved(request, tmp_path):
 def test_facts_and_values_are_those_of_torch(saved):
     root = torch.load(saved, weights_only=True)
     expected = list(named_tensors(root))
-    with open_checkpoint(str(saved)) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         records = [part for tensor in checkpoint.inventory.tensors for part in tensor.dense()]
         assert [record.name for record in records] == [name for name, _ in expected]
         for record, (name, own) in zip(records, expected, strict=True):
@@ -104,7 +106,7 @@ def test_a_step_is_made_from_a_stream(tmp_path):
 def test_an_untyped_storage_is_read_and_moved(tmp_path, dtype):
     path, moved, back = (tmp_path / name for name in ("saved.pth", "moved.pth", "back.pth"))
     torch.save({"w": torch.arange(7).to(dtype)}, path, _use_new_zipfile_serialization=False)
-    with open_checkpoint(str(path)) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         (record,) = checkpoint.inventory.tensors
         assert record.dtype == str(dtype).removeprefix("torch.")
         assert torch.equal(bits(stored.tensor(record)), bits(torch.arange(7).to(dtype)))

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from ckptmove.api import convert, inspect
-from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import UncastableDtype
+from ckptmove.layouts.whole import open_whole
+from ckptmove.model import Limits
 from ckptmove.verification.state import StoredTensors
 
 OFFSET = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -154,7 +155,7 @@ def test_names_and_facts_are_those_of_the_state_dict(saved):
 
 def test_values_are_those_of_the_state_dict(saved):
     expected = torch.jit.load(saved, map_location="cpu").state_dict()
-    with open_checkpoint(str(saved)) as checkpoint, StoredTensors(checkpoint.container) as stored:
+    with open_whole(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
         for record in checkpoint.inventory.tensors:
             if record.name in expected:
                 assert torch.equal(stored.tensor(record), expected[record.name])
