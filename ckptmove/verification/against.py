@@ -21,7 +21,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.layouts.whole import StoredFile, WholeCheckpoint
+    from ckptmove.layouts.whole import WholeCheckpoint
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.verification.state import StoredTensors
 
@@ -90,7 +90,8 @@ def _file_differences(checkpoint: WholeCheckpoint, original: WholeCheckpoint) ->
     for name, file in ours.items():
         if name in theirs:
             other = theirs[name]
-            for change in tree_changes(file.root, device_sites(file), other.root, device_sites(other)):
+            sites, other_sites = (device_sites(one.inventory, one.base) for one in (file, other))
+            for change in tree_changes(file.root, sites, other.root, other_sites):
                 yield f"{name}: {change}" if name else str(change)
     for name, path in checkpoint.others.items():
         if name in original.others and not cmp(path, original.others[name], shallow=False):
@@ -108,9 +109,13 @@ def casts(inventory: Inventory, original: Inventory) -> str:
     return ", ".join(f"{amount(count, 'tensor')} cast from {one} to {other}" for (one, other), count in pairs.items())
 
 
-def device_sites(file: StoredFile) -> frozenset[int]:
-    """The places in a file's object pickle that a conversion may change: tags, named devices, flags, cast classes."""
-    inventory = file.inventory
+def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
+    """The places in an object pickle that a conversion may change: tags, named devices, flags, cast classes.
+
+    Args:
+        inventory: what the pickle holds.
+        base: what was added to the sites in it, where it is a part of a directory's.
+    """
     sites: set[int | None] = set()
     for storage in inventory.storages:
         sites.update(storage.tag_sites, storage.class_sites)
@@ -120,7 +125,7 @@ def device_sites(file: StoredFile) -> frozenset[int]:
         sites |= {mention.site, mention.index_site, mention.tuple_site}
     for optimizer in inventory.optimizers:
         sites.update(flag.site for group in optimizer.groups for flag in group.flags)
-    return frozenset(site - file.base for site in sites if site is not None)
+    return frozenset(site - base for site in sites if site is not None)
 
 
 def _by_name(inventory: Inventory) -> dict[str, list[TensorRecord]]:

@@ -88,7 +88,7 @@ def read(value, path):
     torch.save(value, path)
     with open_whole(str(path), Limits()) as checkpoint:
         (file,) = checkpoint.files
-        return file.root, device_sites(file)
+        return file.root, device_sites(file.inventory)
 
 
 def compared(ours, theirs, folder):
