@@ -269,7 +269,10 @@ def diff(first: str, second: str, *, progress: Progress | None = None, limits: L
     for named in (first, second):
         if is_folder(named):
             raise OneFileAtATime(os.fspath(named), "diff")
-    return compare_files(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
+    try:
+        return compare_files(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
+    except ArchiveOfFiles as error:
+        raise OneFileAtATime(error.path or "", "diff", "an archive of files") from error
 
 
 def default_output(path: str, to: str) -> str:

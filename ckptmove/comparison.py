@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.differences import Change, DiffResult, Gap, Uncompared
 from ckptmove.dtypes import PACKED
-from ckptmove.elements import blocks, extent, overlaps, raw_blocks
+from ckptmove.elements import blocks, extent, is_dense, overlaps, raw_blocks
 from ckptmove.inventory.difference import tree_changes
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import Progress
+    from ckptmove.differences import What
     from ckptmove.model import Inventory, Limits, TensorRecord
 
     #: How far two blocks of equally many elements lie apart, each with its dtype; None where that cannot be said.
@@ -68,7 +69,7 @@ class _Comparison:
         self._total = sum(record.nbytes for record, _ in pairs)
         for mine, other in pairs:
             self._pair(mine, other)
-        known = {*added, *removed, *(change.name for change in self._changed)}
+        known = {*ours, *theirs}
         return DiffResult(
             first=self._one.inventory.path,
             second=self._other.inventory.path,
@@ -81,19 +82,18 @@ class _Comparison:
 
     def _pair(self, mine: TensorRecord, other: TensorRecord) -> None:
         """Two tensors of one name."""
-        sides = {
-            "object": (mine.kind, other.kind),
-            "role": (mine.role, other.role),
-            "device": (mine.device, other.device),
-            "dtype": (mine.dtype, other.dtype),
-            "shape": (_sizes(mine), _sizes(other)),
-        }
-        for what, (before, after) in sides.items():
+        for (what, before), (_, after) in zip(_properties(mine), _properties(other), strict=True):
             if before != after:
-                self._changed.append(Change(mine.name, what, before, after))  # type: ignore[arg-type]  # keys are What
+                self._changed.append(Change(mine.name, what, before, after))
         if (mine.kind, mine.shape) == (other.kind, other.shape):
-            for part, counterpart in zip(mine.dense(), other.dense(), strict=False):
-                self._values(part, counterpart)
+            if mine.stride != other.stride:
+                self._changed.append(Change(mine.name, "object", f"stride {mine.stride}", f"stride {other.stride}"))
+            parts = mine.dense(), other.dense()
+            if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
+                for part, counterpart in zip(*parts, strict=True):
+                    self._values(part, counterpart)
+            else:  # sparse ones with another number of values
+                self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
         self._done += mine.nbytes
         if self._progress is not None:
             self._progress(self._done, self._total)
@@ -104,18 +104,29 @@ class _Comparison:
             return
         spans = extent(self._one.container, mine), extent(self._other.container, other)
         if spans[0] is None or spans[1] is None:
-            self._uncompared.append(Uncompared(mine.name, "its bytes are not stored plainly, or not whole"))
+            reasons = self._why_not(self._one, mine), self._why_not(self._other, other)
+            self._uncompared.append(Uncompared(mine.name, "; ".join(filter(None, reasons))))
             return
-        read = blocks
-        if overlaps(mine) or overlaps(other) or mine.dtype in PACKED:
-            if (mine.stride, mine.dtype) != (other.stride, other.dtype):
-                self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
-                return
-            read = raw_blocks
+        alike = (mine.stride, mine.dtype) == (other.stride, other.dtype)
+        share = overlaps(mine) or overlaps(other) or mine.dtype in PACKED
+        if share and not alike:
+            self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
+            return
+        # Elements without gaps in one order on both sides need not be put into torch's order first.
+        read = raw_blocks if alike and (share or is_dense(mine)) else blocks
         sides = read(self._one.container, mine, spans[0]), read(self._other.container, other, spans[1])
         differ, gap = self._gap(zip(*sides, strict=True), mine.dtype, other.dtype)
         if differ:
             self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other), gap))
+
+    def _why_not(self, side: Checkpoint, record: TensorRecord) -> str:
+        """Why the bytes of a tensor cannot be read as they lie; empty where they can."""
+        if extent(side.container, record) is not None:
+            return ""
+        facts = {fact.storage_key: fact.kind for fact in side.inventory.facts}
+        if facts.get(record.storage or "") == "compressed-storage":
+            return f"compressed in {side.inventory.path}: ckptmove convert stores it plainly"
+        return f"missing or cut off in {side.inventory.path}"
 
     def _gap(self, pairs: Iterable[tuple[bytes, bytes]], dtype: str, other: str) -> tuple[bool, Gap | None]:
         """Whether any block differs from its counterpart, and how far they lie apart."""
@@ -132,9 +143,15 @@ class _Comparison:
         return differ, gap if differ else None
 
     def _objects(self, known: set[str]) -> Iterator[Change]:
-        """What differs besides tensors: everything in the trees that is not a part of one of the tensors told of."""
+        """What differs besides tensors: everything in the trees that is not a part of one, and what is in no tree."""
+        ours, theirs = dict(self._one.container.extras()), dict(self._other.container.extras())
+        for name in (*ours, *(name for name in theirs if name not in ours)):
+            if ours.get(name) != theirs.get(name):
+                yield Change(name, "object", _digest(ours.get(name)), _digest(theirs.get(name)))
         parents = {name[:place] for name in known for place in _dots(name)}
         for one in tree_changes(self._other.machine.root, (), self._one.machine.root, ()):
+            if _stands_in(self._one, one.theirs) and _stands_in(self._other, one.ours):
+                continue  # for a long string: those are compared above
             name = ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS)
             if name in known or name in parents or any(name[:place] in known for place in _dots(name)):
                 continue
@@ -149,8 +166,29 @@ def _by_name(inventory: Inventory) -> dict[str, list[TensorRecord]]:
     return found
 
 
+def _stands_in(side: Checkpoint, shown: str) -> bool:
+    placeholder = side.container.placeholder
+    return bool(placeholder) and placeholder in shown
+
+
+def _digest(found: bytes | None) -> str:
+    return "absent" if found is None else f"sha256 {found.hex()[:12]}"
+
+
 def _dots(name: str) -> Iterator[int]:
     return (place for place, letter in enumerate(name) if letter == ".")
+
+
+def _properties(record: TensorRecord) -> tuple[tuple[What, str], ...]:
+    """What a tensor is besides its values. Where shapes differ strides do, and are not told of."""
+    grad = ", requires_grad" if record.requires_grad else ""
+    return (
+        ("object", f"{record.kind}{f' {record.subclass}' if record.subclass else ''}{grad}"),
+        ("role", record.role),
+        ("device", record.device),
+        ("dtype", record.dtype),
+        ("shape", _sizes(record)),
+    )
 
 
 def _sizes(record: TensorRecord) -> str:

@@ -166,16 +166,16 @@ class DistributedFile(UnsupportedContainer):
 
 
 class OneFileAtATime(UnsupportedContainer):
-    """A checkpoint directory where a command takes a file.
+    """A checkpoint directory, or an archive of files, where a command takes a file.
 
     Attributes:
         command: which one.
     """
 
-    def __init__(self, path: str, command: str) -> None:
-        super().__init__(path, "directory", "a directory")
+    def __init__(self, path: str, command: str, described: str = "a directory") -> None:
+        super().__init__(path, "directory", described)
         self.command = command
-        self.message = f"a directory; {command} takes one file"
+        self.message = f"{described}; {command} takes one file"
 
 
 class UnverifiedArchive(UnsupportedContainer):

@@ -50,6 +50,11 @@ def overlaps(record: TensorRecord) -> bool:
     return prod(record.shape) > reach(record.shape, record.stride)
 
 
+def is_dense(record: TensorRecord) -> bool:
+    """Whether there are no gaps between a tensor's elements, in whatever order they lie."""
+    return prod(record.shape) == reach(record.shape, record.stride)
+
+
 def blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[bytes]:
     """A tensor's elements in order, in this machine's byte order; every block but the last has ``BLOCK_ELEMENTS``.
 
@@ -66,14 +71,19 @@ def blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[b
         found = _read(container, span, item * BLOCK_ELEMENTS)
     else:
         found = _cut(_gathered(container.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
-    word = item // 2 if record.dtype.startswith("complex") else item
-    swaps = container.byteorder != sys.byteorder and word > 1
-    return (_swapped(block, word) for block in found) if swaps else found
+    return _native(container, record, found)
 
 
 def raw_blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[bytes]:
-    """The bytes of a tensor's extent as they lie there, gaps included."""
-    return _read(container, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS)
+    """The elements of a tensor's extent as they lie there, gaps included, in this machine's byte order."""
+    return _native(container, record, _read(container, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
+
+
+def _native(container: Container, record: TensorRecord, found: Iterator[bytes]) -> Iterator[bytes]:
+    item = ITEM_BYTES[record.dtype]
+    word = item // 2 if record.dtype.startswith("complex") else item
+    swaps = container.byteorder != sys.byteorder and word > 1
+    return (_swapped(block, word) for block in found) if swaps else found
 
 
 def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -154,7 +154,7 @@ def _(error: directories.EmptyDirectory) -> str:
 
 @hint_for.register(directories.OneFileAtATime)
 def _(error: directories.OneFileAtATime) -> str:
-    return f"name a file of it: ckptmove {error.command} {shlex.quote(error.path or '')}/FILE"
+    return f"name a file on both sides; ckptmove verify {shlex.quote(error.path or '')} --against ORIGINAL compares all"
 
 
 @hint_for.register(directories.MustBeUnpacked)

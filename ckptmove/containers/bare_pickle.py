@@ -5,6 +5,7 @@ Never runs it, and never reads the bytes of a tensor or an array.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,12 +20,13 @@ from ckptmove.pickles.scan import operations
 from ckptmove.segments import length, shifted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.model import ContainerName, Limits, StorageRef
     from ckptmove.pickles.state import Machine
 
+_BLOCK: Final = 1 << 20
 _AS_TEXT: Final = "tensors written as text, as pickle protocols 0 to 2 write bytes,"
 
 
@@ -49,6 +51,7 @@ class BarePickle(Container):
         """
         self.source, self.limits = source, limits
         self._outline = read_outline(source, limits)
+        self.placeholder = self._outline.marks.decode()
         try:
             self._machine = interpret(self._outline.data, limits)
         except DamagedPickle as error:
@@ -66,6 +69,16 @@ class BarePickle(Container):
     def object_pickle(self) -> bytes:
         """The pickle without its long strings, and behind it the object pickles of the streams in it."""
         return self._pickle
+
+    def extras(self) -> Iterator[tuple[str, bytes]]:
+        """The long strings that are no streams, in the order of the file: only marks of them stand in the tree."""
+        streams = {stream.string for stream in self._streams}
+        for place, string in enumerate(self._outline.strings):
+            if place not in streams:
+                digest = hashlib.sha256()
+                for block in self.source.blocks(string.span, _BLOCK):
+                    digest.update(block)
+                yield f"long string {place}", digest.digest()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Find the bytes of the storages in the streams.

@@ -31,6 +31,7 @@ class Container(ABC):
         torch_version: version of torch that wrote it, where it says so.
         producer: who else wrote it, where it says so.
         has_devices: whether the format keeps a device for each storage.
+        placeholder: what begins a string in the tree that stands for a long one; empty where there are none.
     """
 
     name: ContainerName
@@ -40,6 +41,7 @@ class Container(ABC):
     torch_version: str | None = None
     producer: str | None = None
     has_devices: bool = True
+    placeholder: str = ""
 
     @abstractmethod
     def object_pickle(self) -> bytes:
@@ -68,6 +70,15 @@ class Container(ABC):
         Raises:
             LimitExceeded: it is larger than the limits allow.
             CrcMismatch: its bytes differ from their CRC.
+        """
+        return ()
+
+    def extras(self) -> Iterable[tuple[str, bytes]]:
+        """The SHA-256 of each part of the checkpoint that is neither in its tree nor in a storage, by its name.
+
+        Raises:
+            CrcMismatch: the bytes of one differ from their CRC.
+            SourceChanged, AccessFailed: as the source.
         """
         return ()
 

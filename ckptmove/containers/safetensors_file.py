@@ -8,6 +8,7 @@ does not say where a tensor's bytes lie.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from math import prod
@@ -94,7 +95,8 @@ class SafetensorsFile(Container):
         if self._data_start > source.size:
             raise self._damage(f"its header takes {length} bytes, and the file ends before")
         header = self._parse(source.read(_LENGTH_BYTES, self._data_start))
-        self.producer = self._format(header.pop(_METADATA, None))
+        self._metadata = header.pop(_METADATA, None)
+        self.producer = self._format(self._metadata)
         if len(header) > limits.records:
             raise LimitExceeded("the number of tensors", limit=limits.records, actual=len(header))
         self._tensors = [self._tensor(name, row) for name, row in header.items()]
@@ -119,6 +121,11 @@ class SafetensorsFile(Container):
     def object_pickle(self) -> bytes:
         """Nothing: there is no pickle in the format."""
         return b""
+
+    def extras(self) -> tuple[tuple[str, bytes], ...]:
+        """The metadata: strings by strings, beside the tensors."""
+        text = json.dumps(self._metadata, sort_keys=True)
+        return ((_METADATA, hashlib.sha256(text.encode()).digest()),) if self._metadata else ()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Nothing is amiss with the tensors of the file: its table has been checked.

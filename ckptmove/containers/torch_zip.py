@@ -9,6 +9,7 @@ Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_c
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,7 @@ from ckptmove.containers.zip_append import append_records, original_directory, r
 from ckptmove.containers.zip_gaps import hidden_bytes
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
-from ckptmove.containers.zip_names import object_folder, refuse_doubles, refuse_strays
+from ckptmove.containers.zip_names import KNOWN_RECORDS, object_folder, refuse_doubles, refuse_strays
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
 from ckptmove.inflate import inflate
@@ -102,6 +103,20 @@ class TorchZip(Container):
             DamagedArchive: its header is not one, or it reaches into the directory.
         """
         return self._read(self._inside["data.pkl"], "pickle bytes")
+
+    def extras(self) -> Iterator[tuple[str, bytes]]:
+        """What lies in the archive besides pickles and storages: code, and files that somebody has put there.
+
+        What every save writes anew is left out: versions, an identity, places in the source that code came from.
+        """
+        storages = {record.name for record in self._storages.values()}
+        for name, record in self._inside.items():
+            own = record.name in storages or name in KNOWN_RECORDS or name.endswith((".debug_pkl", "/"))
+            if not own and not name.startswith((".data/", "data/")):
+                digest = hashlib.sha256()
+                for block in self._contents(record):
+                    digest.update(block)
+                yield name, digest.digest()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """What is amiss with the records of the storages, seen from the directory, which says where they lie.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptmove.containers.zip_index import ZipDirectory
 
 #: Records that are read for what they say.
-_KNOWN_RECORDS: Final = frozenset({
+KNOWN_RECORDS: Final = frozenset({
     "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
     "traced_inputs.pkl", "model.json",
 })  # fmt: skip
@@ -56,7 +56,7 @@ def refuse_doubles(directory: ZipDirectory, path: str) -> None:
             raise DamagedArchive(path, f"two of its records have the same name but for its case: {record.name.lower()}")
         seen.add(folded)
         own = record.name.lower().rpartition("/")[2]
-        if own in _KNOWN_RECORDS and not record.name.endswith(own):
+        if own in KNOWN_RECORDS and not record.name.endswith(own):
             raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
         if b"\0" in folded:
             raise DamagedArchive(path, f"the name of record '{record.name}' goes on behind its end")

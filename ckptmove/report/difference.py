@@ -36,8 +36,11 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
     yield from _names(page, f"only in {clean(result.first)}", result.removed, verbose=verbose)
     yield from _names(page, f"only in {clean(result.second)}", result.added, verbose=verbose)
     yield from _changes(page, result.changed, verbose=verbose)
-    for one in result.uncompared:
-        yield from page.wrap(f"not compared: {clean(one.name)}: {one.reason}", 2)
+    shown = result.uncompared if verbose else result.uncompared[:_SHOWN]
+    for one in shown:
+        yield from page.wrap(f"not compared: {clean(one.name)}: {clean(one.reason)}", 2)
+    if len(result.uncompared) > len(shown):
+        yield f"not compared: {len(result.uncompared) - len(shown):,} more (-v shows them)"
     if not result.same:
         yield ""
     yield page.paint(_answer(result), "bold green" if result.same else "bold yellow")
@@ -51,6 +54,8 @@ def brief_line(result: DiffResult) -> str:
 def _answer(result: DiffResult) -> str:
     if result.same:
         return f"the same: {amount(result.tensors, 'tensor')} bit for bit, on the same devices, and all else"
+    if result.uncompared and not (result.changed or result.added or result.removed):
+        return f"no difference was found, and {amount(len(result.uncompared), 'tensor')} could not be compared"
     counts: dict[str, int] = {}
     for change in result.changed:
         counts[change.what] = counts.get(change.what, 0) + 1

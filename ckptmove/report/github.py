@@ -65,9 +65,10 @@ def verification_lines(result: VerifyResult) -> Iterator[str]:
 def difference_lines(result: DiffResult) -> Iterator[str]:
     """An annotation for each change, and one for the answer."""
     for change in result.changed:
-        yield _annotation(
-            "warning", result.second, f"diff {change.what}", f"{change.name}: {change.source} -> {change.target}"
-        )
+        how = f"{change.source} -> {change.target}"
+        if change.gap is not None:
+            how = f"differs by at most {change.gap.max_abs:.3g} (relative {change.gap.max_rel:.3g})"
+        yield _annotation("warning", result.second, f"diff {change.what}", f"{change.name}: {how}")
     yield _annotation("notice" if result.same else "error", result.second, "diff", difference.brief_line(result))
 
 

@@ -6,13 +6,16 @@ Never compares devices or the flags that follow them: those are what a conversio
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from filecmp import cmp
 from typing import TYPE_CHECKING
 
 import torch
 
+from ckptmove.containers.sniff import open_container
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_changes
+from ckptmove.model import Limits
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
@@ -21,7 +24,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.layouts.whole import WholeCheckpoint
+    from ckptmove.layouts.whole import StoredFile, WholeCheckpoint
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.verification.state import StoredTensors
 
@@ -93,9 +96,23 @@ def _file_differences(checkpoint: WholeCheckpoint, original: WholeCheckpoint) ->
             sites, other_sites = (device_sites(one.inventory, one.base) for one in (file, other))
             for change in tree_changes(file.root, sites, other.root, other_sites):
                 yield f"{name}: {change}" if name else str(change)
+            for part in _other_parts(file, other):
+                yield f"{name}: {part} is another one" if name else f"{part} is another one"
     for name, path in checkpoint.others.items():
         if name in original.others and not cmp(path, original.others[name], shallow=False):
             yield f"{name}: other bytes"
+
+
+def _other_parts(file: StoredFile, original: StoredFile) -> Iterator[str]:
+    """What is neither in the tree nor in a storage, and differs: code, long strings, records that somebody added."""
+    ours, theirs = (_extras(one.path) for one in (file, original))
+    return (name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
+
+
+def _extras(path: str) -> dict[str, bytes]:
+    container = open_container(path, Limits())
+    with closing(container.source):
+        return dict(container.extras())
 
 
 def casts(inventory: Inventory, original: Inventory) -> str:

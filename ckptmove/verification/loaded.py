@@ -108,19 +108,20 @@ def _load_one(file: StoredFile) -> Loaded:
     if file.name and file.container.name == "pickle":
         # By itself it would have been meant for torch.load; beside checkpoints it is something that a script keeps.
         return Loaded(refusal="it is a bare pickle, which pickle.load restores")
-    return load(file.container)
+    return load(file.container, is_packed=any(fact.kind == "compressed-storage" for fact in file.inventory.facts))
 
 
-def load(container: Container) -> Loaded:
+def load(container: Container, *, is_packed: bool = False) -> Loaded:
     """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
-    A safetensors file goes through that library's ``load_file``, which is what ``torch.load`` would ask, too.
+    Deflated storages cannot be mapped, and are loaded without. A safetensors file goes through that library's
+    ``load_file``, which is what ``torch.load`` would ask, too.
     """
     if container.name == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
     if container.name == "torch-tar":
         return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none")
-    is_mapped = container.name == "torch-zip"  # torch maps no other one
+    is_mapped = container.name == "torch-zip" and not is_packed  # torch maps no other one
     try:
         if container.name == "safetensors":
             weights = load_file(container.source.path)

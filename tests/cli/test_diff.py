@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 import torch
 
@@ -71,6 +73,17 @@ def test_values_are_measured_largest_first(say, ask, pair) -> None:
     }  # fmt: skip
 
 
+def test_an_annotation_says_how_far_values_lie_apart(say, pair) -> None:
+    pair({"a": torch.ones(2)}, {"a": torch.full((2,), 4.0)})
+    first = say("diff", "a.pt", "b.pt", "--format", "github").out.splitlines()[0]
+    assert first == "::warning file=b.pt,title=diff value::a: differs by at most 3 (relative 0.75)"
+
+
+def test_many_that_were_not_compared_are_counted(say, pair) -> None:
+    pair(*({f"w{n}": torch.ones(*shape).expand(3, 4) for n in range(25)} for shape in ((1, 4), (3, 1))))
+    assert "not compared: 5 more (-v shows them)" in say("diff", "a.pt", "b.pt").out.splitlines()
+
+
 def test_infinity_is_a_word_in_json(ask, pair) -> None:
     pair({"a": torch.zeros(1)}, {"a": torch.full((1,), float("inf"))})
     document = ask("diff", "a.pt", "b.pt")
@@ -93,10 +106,22 @@ def test_many_differences_are_counted(say, pair) -> None:
 
 def test_what_was_not_compared_is_said(say, ask, pair) -> None:
     pair({"w": torch.ones(1, 4).expand(3, 4)}, {"w": torch.ones(3, 1).expand(3, 4)})
-    assert "not compared: w: its elements share bytes in another way\n" in say("diff", "a.pt", "b.pt").out
+    lines = say("diff", "a.pt", "b.pt").out.splitlines()
+    assert "not compared: w: its elements share bytes in another way" in lines
+    assert lines[-1] == "they differ: object 1, not compared 1"
     document = ask("diff", "a.pt", "b.pt")
     assert document["exit_code"] == 1
     assert document["uncompared"] == [{"name": "w", "reason": "its elements share bytes in another way"}]
+
+
+def test_what_could_not_be_compared_is_no_difference(say, pair) -> None:
+    pair({"w": torch.ones(2)}, {})
+    with zipfile.ZipFile("a.pt") as source, zipfile.ZipFile("packed.pt", "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    said = say("diff", "packed.pt", "packed.pt")
+    assert said.code == 1
+    assert said.out.splitlines()[-1] == "no difference was found, and 1 tensor could not be compared"
 
 
 def test_errors_leave_the_answer_open(ask) -> None:

@@ -185,7 +185,7 @@ ERRORS = {
     directories.ArchiveOfFiles("a", "a tar archive", "tar"): (3, "torch.save"),
     directories.MustBeUnpacked("a b", "c", "zip"): (3, "python -m zipfile -e 'a b' 'a b.unpacked'"),
     directories.UnverifiedArchive("a b", "tar"): (3, "python -m tarfile -e 'a b' 'a b.unpacked'"),
-    directories.OneFileAtATime("a b", "diff"): (3, "a file of it: ckptmove diff 'a b'/FILE"),
+    directories.OneFileAtATime("a b", "diff"): (3, "ckptmove verify 'a b' --against ORIGINAL"),
     errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
     errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),
     errors.DamagedArchive("a", "b"): (3, "download it again"),

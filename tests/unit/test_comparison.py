@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import ckptmove
@@ -217,7 +218,7 @@ def test_bytes_that_are_not_stored_plainly_are_not_compared(compare, tmp_path):
             if "/data/" not in name:
                 target.writestr(name, source.read(name))
     result = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "c.pt"))
-    assert result.uncompared == (Uncompared("w", "its bytes are not stored plainly, or not whole"),)
+    assert result.uncompared == (Uncompared("w", f"missing or cut off in {tmp_path / 'c.pt'}"),)
     assert not result.same
 
 
@@ -280,3 +281,76 @@ def test_what_cannot_be_compared_is_an_error(tmp_path):
         ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     with pytest.raises(UnsupportedContainer, match="diff takes one file"):
         ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.write(tmp_path / "a.pt", "policy.pth")
+    with pytest.raises(UnsupportedContainer, match="an archive of files; diff takes one file"):
+        ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "model.zip"))
+
+
+def test_compressed_bytes_are_not_compared_and_the_way_is_named(compare, tmp_path):
+    compare({"w": torch.ones(2)}, {"w": torch.ones(2)})
+    with zipfile.ZipFile(tmp_path / "a.pt") as source, zipfile.ZipFile(tmp_path / "d.pt", "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name), zipfile.ZIP_DEFLATED)
+    packed = str(tmp_path / "d.pt")
+    (one,) = ckptmove.diff(packed, packed).uncompared
+    told = f"compressed in {packed}: ckptmove convert stores it plainly"
+    assert one == Uncompared("w", f"{told}; {told}")
+    ckptmove.convert(packed, to="cpu", output=tmp_path / "plain.pt")
+    assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "plain.pt")).same
+
+
+def test_sparse_tensors_with_other_numbers_of_values_differ(compare):
+    one, two = torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse()
+    assert compare({"w": one}, {"w": two}).changed == (Change("w", "value", "[3, 3]", "[3, 3]"),)
+
+
+def test_elements_in_one_order_are_compared_as_they_lie(compare, monkeypatch):
+    def refuse(*_arguments):
+        raise AssertionError("put into another order first")
+
+    monkeypatch.setattr("ckptmove.elements._gathered", refuse)
+    image = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    [change] = compare({"w": image}, {"w": (image + 2).to(memory_format=torch.channels_last)}).changed
+    assert change.gap == Gap(2.0, 1.0)
+
+
+def test_what_is_in_no_tree_is_compared_too(tmp_path):
+    for name, long, epoch in (("a", b"x" * 500, 1), ("b", b"y" * 500, 1), ("c", b"x" * 500, 2)):
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": torch.ones(1), "long": long, "epoch": epoch}))
+    [change] = ckptmove.diff(str(tmp_path / "a.pkl"), str(tmp_path / "b.pkl")).changed
+    assert (change.what, change.name.partition(" ")[0]) == ("object", "long")
+    assert whats(ckptmove.diff(str(tmp_path / "a.pkl"), str(tmp_path / "c.pkl"))) == [("epoch", "object")]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_code_of_a_script_is_compared(tmp_path):
+    class Adds(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    class Subtracts(torch.nn.Module):
+        def forward(self, x):
+            return x - 1
+
+    for name, kind in (("a", Adds), ("b", Subtracts), ("c", Adds)):
+        kind.__qualname__ = kind.__name__ = "Steps"
+        torch.jit.save(torch.jit.trace(kind(), torch.ones(1)), tmp_path / f"{name}.pt")
+    [change] = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")).changed
+    assert change.name.startswith("code/")
+    assert change.name.endswith(".py")
+    assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "c.pt")).same
+
+
+def test_records_and_metadata_are_compared(compare, tmp_path):
+    compare({"w": torch.ones(1)}, {"w": torch.ones(1)})
+    with zipfile.ZipFile(tmp_path / "b.pt", "a") as archive:
+        archive.writestr("b/notes.txt", "by hand")
+    [change] = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")).changed
+    assert (change.name, change.source) == ("notes.txt", "absent")
+    assert change.target.startswith("sha256 ")
+    for name, metadata in (("a", {"format": "pt"}), ("b", {"format": "np"}), ("c", None)):
+        safetensors.torch.save_file({"w": torch.ones(1)}, tmp_path / f"{name}.safetensors", metadata)
+    paths = [str(tmp_path / f"{name}.safetensors") for name in "abc"]
+    assert whats(ckptmove.diff(paths[0], paths[1])) == [("__metadata__", "object")]
+    assert ckptmove.diff(paths[2], paths[2]).same

@@ -126,6 +126,7 @@ def test_a_deflated_storage_fails(make, tmp_path):
             target.writestr(item.filename, source.read(item), zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED)
     check = restore(str(packed))
     assert check.status == "failed"
+    assert check.detail == "bytes not stored plainly and whole: model.0.weight"
 
 
 def test_a_refusal_of_weights_only_is_said_and_not_got_around(make):
