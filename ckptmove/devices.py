@@ -122,7 +122,7 @@ def parse_target(text: str) -> str:
     """Read the device that a checkpoint is to be moved to.
 
     Args:
-        text: what the user typed: ``cuda``, ``cuda:1``, ``mps``.
+        text: what the user typed: ``cuda``, ``cuda:1``, ``mps``; a ``torch.device`` reads the same.
 
     Returns:
         The tag as ``torch.save`` would write it there: ``cuda:0``, ``cuda:1``, ``mps``.
@@ -131,6 +131,7 @@ def parse_target(text: str) -> str:
         UnknownDevice: torch knows no such device.
         UsageError: torch knows it, but no storage in a file can be tagged with it.
     """
+    text = str(text)
     match = _GRAMMAR.fullmatch(text)
     kind, index = (match[1], int(match[2] or 0)) if match else ("", 0)
     if kind in _TORCH_TYPES - _TAGGED:

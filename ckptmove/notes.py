@@ -46,6 +46,13 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     for glob in plan.request.keep:
         if not any(fnmatchcase(name, glob) for name in names):
             yield f"--keep {glob} matches no whole name; {_neighbours(glob, names)}"
+    dragged = [
+        one.name
+        for one in plan.kept
+        if one.reason == "keep" and not any(fnmatchcase(one.name, glob) for glob in plan.request.keep)
+    ]
+    if dragged:
+        yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
     tags = {record.device for record in inventory.tensors}
     for glob, _ in plan.request.mapping:
         if not any(devices.matches(glob, tag) for tag in tags):

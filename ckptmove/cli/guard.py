@@ -20,6 +20,7 @@ from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
+from ckptmove.devices import is_device_string
 from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice
 from ckptmove.report.answers import Failure
 from ckptmove.report.text import clean, sentence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
 #: What other programs call the target.
+_ONE_TOO_MANY: Final = "Got unexpected extra argument"
 _MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
 #: Typer's own error of usage. It exports only this child of it, and the module of the parent has moved before.
 _TyperUsageError: Final[type[Any]] = typer.BadParameter.__mro__[1]
@@ -101,9 +103,18 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"
-    elif command == f"{PROGRAM} convert" and message.startswith("Got unexpected extra argument"):
+    elif command == f"{PROGRAM} convert" and (word := _target_among(words)) and message.startswith(_ONE_TOO_MANY):
+        hint = f"did you mean: {retyped(PROGRAM, words, word, f'--to={word}')}"
+    elif command == f"{PROGRAM} convert" and message.startswith(_ONE_TOO_MANY):
         hint = f"convert takes one PATH; name the new file with --output: {hint}"
     return Failure(kind="usage", message=message, hint=hint, path=None, exit_code=USAGE)
+
+
+def _target_among(words: Sequence[str]) -> str | None:
+    """The one word that is a device with its index, or mps, and no value of an option."""
+    before = ["", *words]
+    devices = [word for last, word in zip(before, words, strict=False) if is_device_string(word) and last[:1] != "-"]
+    return devices[0] if len(devices) == 1 and "--to" not in words else None
 
 
 def _bug(error: Exception) -> Failure:

@@ -42,7 +42,7 @@ def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: b
 def brief_line(path: str, result: ConvertResult) -> str:
     """What was done, in one line."""
     if result.output is None:
-        return f"{clean(path)}: dry run, nothing was written"
+        return f"{clean(path)}: {'nothing' if result.plan.is_empty else 'dry run, nothing'} was written"
     if result.in_place and result.plan.is_empty:
         return f"{clean(path)}: left as it was"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""

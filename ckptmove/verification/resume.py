@@ -29,7 +29,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult
     from ckptmove.layouts.whole import WholeCheckpoint
-    from ckptmove.model import OptimizerRecord
+    from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.pairing import Pairing
     from ckptmove.verification.against import OriginalTensors
     from ckptmove.verification.loaded import LoadedFiles
@@ -154,6 +154,9 @@ def _try(
         return
     around.classes.append(choice.name)
     around.notes += [choice.note] * bool(choice.note)
+    elsewhere = _elsewhere(bench.checkpoint.inventory, optimizer, pairing)
+    if elsewhere:
+        around.assumed.append(elsewhere)
     if recipe.assumed:
         around.assumed.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
     stated = {entry.key for entry in optimizer.state}
@@ -202,3 +205,13 @@ def _refused_flag(bench: Bench, recipe: Recipe, optimizer: OptimizerRecord) -> s
         if options.get("capturable"):
             return f"{group.where}.capturable=True is not supported there"
     return ""
+
+
+def _elsewhere(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing) -> str:
+    """What is to be doubted where a model lies in another folder than its optimizer: another save, perhaps."""
+    if not isinstance(inventory, DirectoryInventory):
+        return ""
+    home = inventory.folder_of(optimizer.where)
+    folders = {inventory.folder_of(tensor.name) for _, tensor in pairing.matches if tensor is not None}
+    others = sorted(folders - {home})
+    return f"its parameters lie in another folder, '{others[0]}', and may be those of another save" if others else ""

@@ -141,3 +141,18 @@ def test_standard_output_is_no_place_for_a_checkpoint(ask, bench) -> None:
 def test_a_folder_that_is_not_there(ask) -> None:
     error = ask("convert", "run.pth", "--to", "cpu", "-o", "nowhere/out.pth")["error"]
     assert (error["kind"], error["exit_code"]) == ("write-failed", 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("run.pth", "cuda:0"), "did you mean: ckptmove convert run.pth --to=cuda:0"),
+        (("cuda:0", "run.pth", "--force"), "did you mean: ckptmove convert --to=cuda:0 run.pth --force"),
+        (("run.pth", "other.pth"), "name the new file with --output"),
+        (("run.pth", "cuda:1", "--to", "cuda:0"), "name the new file with --output"),
+    ],
+)
+def test_a_device_without_its_option_is_given_it(say, words, meant) -> None:
+    said = say("convert", *words)
+    assert said.code == 2
+    assert meant in said.err

@@ -414,3 +414,18 @@ def test_a_file_is_not_held_against_a_directory(build):
         ckptmove.verify(folder, against=folder / "optimizer.pt")
     with pytest.raises(UsageError, match=r"optimizer\.pt is a file, and --against names a directory: .*checkpoint-2"):
         ckptmove.verify(folder / "optimizer.pt", against=folder)
+
+
+def test_a_model_of_another_folder_may_be_of_another_save(build, answers, tmp_path):
+    first = build.hf_trainer("bin")
+    whole = tmp_path / "runs"
+    shutil.copytree(first, whole / "checkpoint-1")
+    shutil.copytree(first, whole / "checkpoint-2")
+    (whole / "checkpoint-1" / "optimizer.pt").unlink()
+    (whole / "checkpoint-2" / "pytorch_model.bin").unlink()
+    evidence = answers(whole)["step"]["evidence"]
+    assert evidence["proven"] is False
+    assert (
+        evidence["unproven"] == "its parameters lie in another folder, 'checkpoint-1', and may be those of another save"
+    )
+    assert answers(whole / "checkpoint-2")["step"]["evidence"].get("proven") is not True

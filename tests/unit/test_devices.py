@@ -272,3 +272,8 @@ def test_capturable_and_fused_are_the_lists_of_torch():
     assert {kind for kind in kinds if devices.supports_capturable(kind)} == set(_get_capturable_supported_devices())
     assert {kind for kind in kinds if devices.supports_fused(kind)} == set(_get_fused_kernels_supported_devices())
     assert all(devices.supports_capturable(f"{name}:0") and devices.supports_fused(f"{name}:0") for name in RENAMED)
+
+
+def test_a_device_of_torch_reads_as_its_name() -> None:
+    torch = pytest.importorskip("torch")
+    assert devices.parse_target(torch.device("cuda", 1)) == "cuda:1"

@@ -133,3 +133,11 @@ def test_an_empty_device_is_no_device() -> None:
             use(str(SAMPLES / "adamw-cuda3.pth"), **{"target" if use is ckptmove.inspect else "to": ""})
     with pytest.raises(UnknownDevice):
         notes("adamw-cuda3.pth", to="")
+
+
+def test_what_stays_because_of_a_shared_storage_is_named(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(2)
+    torch.save({"model": {"w": weight, "b": torch.ones(1)}, "ema": {"w": weight}}, tmp_path / "run.pth")
+    notes = ckptmove.convert(tmp_path / "run.pth", to="cuda", keep=["ema.*"], dry_run=True).notes
+    assert notes == ("stay too, for they share memory with what --keep names: model.w",)
