@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact, Limits
 
 _BLOCK: Final = 1 << 20
-#: What all compressed checkpoints of an archive may inflate to: a conversion holds them at once.
+#: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it
+#: holds them at once.
 MOST_INFLATED_BYTES: Final = 1 << 26
 #: As much of a compressed member tells whether it may be a checkpoint.
 _HEAD: Final = 4096

@@ -616,6 +616,22 @@ def test_as_much_is_inflated_as_fits_in_memory(archives, monkeypatch, tmp_path):
         ckptmove.inspect(path)
 
 
+def test_what_is_compressed_twice_is_counted_as_what_it_becomes(archives, build, monkeypatch, tmp_path):
+    build.save(tmp_path / "plain.pth", {"w": torch.zeros(50_000)}, "cuda:0")
+    twice = io.BytesIO()
+    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(twice, "w") as packed:
+        for info in plain.infolist():
+            is_storage = info.filename.endswith("/data/0")
+            method = zipfile.ZIP_DEFLATED if is_storage else zipfile.ZIP_STORED
+            packed.writestr(info.filename, plain.read(info), method)
+    path = archives.zip({"w.pth": twice.getvalue()}, compression=zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(zip_members, "MOST_INFLATED_BYTES", 200_000)
+    assert ckptmove.inspect(path).inventory.tensors[0].shape == (50_000,)
+    with pytest.raises(MustBeUnpacked, match=r"'w\.pth' is compressed, and too large to move in memory \(20\d,"):
+        ckptmove.convert(path, to="cpu", output=tmp_path / "out.zip")
+    assert not (tmp_path / "out.zip").exists()
+
+
 def test_a_member_that_inflates_to_more_than_it_says(archives):
     path = archives.make("deflated")
     data = bytearray(path.read_bytes())
