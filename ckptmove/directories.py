@@ -142,13 +142,15 @@ class MustBeUnpacked(UnreadableInput):
 
     Attributes:
         form: what unpacks it.
+        locked: whether that takes a password.
     """
 
     kind = "must-be-unpacked"
 
-    def __init__(self, path: str, detail: str, form: ArchiveForm) -> None:
+    def __init__(self, path: str, detail: str, form: ArchiveForm, *, locked: bool = False) -> None:
         super().__init__(f"not read as it is: {detail}", path=path)
         self.form = form
+        self.locked = locked
 
 
 class EmptyDirectory(NotACheckpoint):

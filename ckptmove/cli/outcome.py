@@ -81,9 +81,15 @@ def interruption(error: BaseException) -> Failure:
     return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
 
 
-def _unpacking(archive: str, form: directories.ArchiveForm) -> str:
-    """The command that makes a directory of an archive: Python's, which is here."""
-    return shlex.join(["python", "-m", f"{form}file", "-e", archive, f"{archive}.unpacked"])
+def unpacking(archive: str, form: directories.ArchiveForm, *, locked: bool = False) -> str:
+    """The command that makes a directory of an archive: Python's, which is here, unless it must ask for a password.
+
+    Without the filter, older versions of Python write what is named ``../x`` outside of that directory.
+    """
+    if locked:
+        return shlex.join(["unzip", archive, "-d", f"{archive}.unpacked"])
+    safely = ["--filter", "data"] if form == "tar" else []
+    return shlex.join(["python", "-m", f"{form}file", *safely, "-e", archive, f"{archive}.unpacked"])
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
@@ -159,12 +165,14 @@ def _(error: directories.OneFileAtATime) -> str:
 
 @hint_for.register(directories.MustBeUnpacked)
 def _(error: directories.MustBeUnpacked) -> str:
-    return f"unpack it, then take the directory: {_unpacking(error.path or '', error.form)}"
+    return f"unpack it, then take the directory: {unpacking(error.path or '', error.form, locked=error.locked)}"
 
 
 @hint_for.register(directories.UnverifiedArchive)
 def _(error: directories.UnverifiedArchive) -> str:
-    return f"unpack it, then name the file with the optimizer: {_unpacking(error.path or '', error.form)}"
+    path = error.path or ""
+    then = shlex.join(["ckptmove", "verify", f"{path}.unpacked"])
+    return f"unpack it, then verify the directory: {unpacking(path, error.form)} && {then}"
 
 
 @hint_for.register(directories.DistributedFile)

@@ -46,7 +46,7 @@ class ZipMembers(Members):
 
         Raises:
             DamagedArchive: its directory or a header is none, or two members share bytes.
-            MustBeUnpacked: two members have one name.
+            MustBeUnpacked: two members have one name, or one is encrypted, or compressed otherwise than by deflate.
             LimitExceeded: it has more members than the limits allow.
         """
         self.source = source
@@ -57,6 +57,10 @@ class ZipMembers(Members):
         if len(records) > limits.entries:
             raise LimitExceeded("members of an archive", limit=limits.entries, actual=len(records), path=source.path)
         files = [record for record in records if not record.name.endswith("/")]
+        for record in files:
+            if record.obstacle:
+                is_encrypted = record.obstacle == "encrypted"
+                raise self.refusal(f"member '{shown_path(record.name):.80}' is {record.obstacle}", locked=is_encrypted)
         self.files = self.listed([(record.name, record.nbytes) for record in files])
         self._records = {shown_path(record.name): record for record in files}
         self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))

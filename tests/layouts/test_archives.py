@@ -575,7 +575,29 @@ def test_an_encrypted_member(archives):
     at = bytes(data).rindex(b"policy.pth") - 46
     data[at + 8] |= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedArchive, match=r"record 'policy\.pth' is encrypted"):
+    with pytest.raises(MustBeUnpacked, match=r"member 'policy\.pth' is encrypted") as caught:
+        ckptmove.inspect(path)
+    assert caught.value.locked
+
+
+@pytest.mark.parametrize(("method", "name"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")])
+def test_a_member_that_only_unpacking_reads(archives, method, name):
+    path = archives.make("sb3")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("log.txt", "hello" * 100, method)
+    with pytest.raises(
+        MustBeUnpacked, match=rf"not read as it is: member 'log\.txt' is compressed with {name}$"
+    ) as caught:
+        ckptmove.inspect(path)
+    assert not caught.value.locked
+
+
+def test_a_record_of_another_method_in_a_checkpoint_is_damage(tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save({"w": torch.ones(2)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("w/notes", "hello" * 100, zipfile.ZIP_BZIP2)
+    with pytest.raises(DamagedArchive, match="record 'w/notes' is compressed with bzip2"):
         ckptmove.inspect(path)
 
 
@@ -637,6 +659,8 @@ def test_a_member_that_inflates_to_more_than_it_says(archives):
     data = bytearray(path.read_bytes())
     at = bytes(data).rindex(b"pytorch_variables.pth") - 46
     data[at + 24 : at + 28] = struct.pack("<L", 100)
+    at = bytes(data).index(b"pytorch_variables.pth") - 30
+    data[at + 22 : at + 26] = struct.pack("<L", 100)
     path.write_bytes(data)
     with pytest.raises(CrcMismatch, match=r"pytorch_variables\.pth"):
         ckptmove.inspect(path)
