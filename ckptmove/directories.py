@@ -77,9 +77,11 @@ class DirectoryInventory(Inventory):
 
     Attributes:
         files: those that are checkpoints, in the order of their tensors.
+        form: what the archive is; None for a directory.
     """
 
     files: tuple[FileRecord, ...]
+    form: ArchiveForm | None = None
 
     @property
     def sharding(self) -> str:
@@ -101,6 +103,11 @@ class DirectoryInventory(Inventory):
     def is_order_lost(self) -> bool:
         """Whether a part of the model lies in a file of safetensors, which sorts the names."""
         return any(file.container == "safetensors" and "model" in file.roles for file in self.files)
+
+    @property
+    def pieces(self) -> str | None:
+        """The first folder, seen from the directory, that is a distributed checkpoint; None where there is none."""
+        return next((file.path.rpartition("/")[0] for file in self.files if file.container == "dcp"), None)
 
     def folder_of(self, where: str) -> str:
         """The folder of the file that something stands in, by its path from the root."""

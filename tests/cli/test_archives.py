@@ -104,3 +104,13 @@ def test_a_password_is_asked_for_by_unzip(say, bench, model) -> None:
             "hint: unpack it, then take the directory: unzip model.zip -d model.zip.unpacked",
         ],
     )
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_a_healthy_archive_is_unpacked_and_verified_next(say, bench, form) -> None:
+    path = bench / f"ok.{form}"
+    with zipfile.ZipFile(path, "w") if form == "zip" else tarfile.open(path, "w") as archive:
+        (archive.write if form == "zip" else archive.add)(bench / "run.pth", "run.pth")
+    said = say("inspect", path.name, "--select", "O")
+    command = f"{path.name} {path.name}.unpacked && ckptmove verify {path.name}.unpacked\n"
+    assert (said.code, said.err.partition("-e ")[2]) == (0, command)
