@@ -39,6 +39,7 @@ class FileRecord:
         tensors: how many tensors it holds.
         devices: their tags, in the order of the file.
         expression: Python that opens it, where it is a member of an archive and no path does; else None.
+        weights_only: whether its pickle has nothing that ``torch.load(weights_only=True)`` has to be told to take.
     """
 
     path: str
@@ -49,6 +50,7 @@ class FileRecord:
     tensors: int
     devices: tuple[str, ...]
     expression: str | None = None
+    weights_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)
