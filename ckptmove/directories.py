@@ -14,7 +14,9 @@ from ckptmove.model import ArchiveFact, Inventory
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
+    from collections.abc import Mapping
+
+    from ckptmove.model import ContainerName, LayoutName, Role
 
 #: What a rank of ZeRO saves of its optimizer (``deepspeed/runtime/engine.py``).
 _ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
@@ -37,6 +39,7 @@ class FileRecord:
         tensors: how many tensors it holds.
         devices: their tags, in the order of the file.
         expression: Python that opens it, where it is a member of an archive and no path does; else None.
+        weights_only: whether its pickle has nothing that ``torch.load(weights_only=True)`` has to be told to take.
     """
 
     path: str
@@ -47,6 +50,7 @@ class FileRecord:
     tensors: int
     devices: tuple[str, ...]
     expression: str | None = None
+    weights_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,11 @@ class DirectoryInventory(Inventory):
 
     Attributes:
         files: those that are checkpoints, in the order of their tensors.
+        form: what the archive is; None for a directory.
     """
 
     files: tuple[FileRecord, ...]
+    form: ArchiveForm | None = None
 
     @property
     def sharding(self) -> str:
@@ -100,21 +106,32 @@ class DirectoryInventory(Inventory):
         """Whether a part of the model lies in a file of safetensors, which sorts the names."""
         return any(file.container == "safetensors" and "model" in file.roles for file in self.files)
 
+    @property
+    def pieces(self) -> str | None:
+        """The first folder, seen from the directory, that is a distributed checkpoint; None where there is none."""
+        return next((file.path.rpartition("/")[0] for file in self.files if file.container == "dcp"), None)
+
     def folder_of(self, where: str) -> str:
         """The folder of the file that something stands in, by its path from the root."""
-        paths = [file.path for file in self.files if f"{where}.".startswith(f"{file.path}.")]
-        return max(paths, key=len).rpartition("/")[0]
+        return _home(where, self._homes())
 
     def in_folder(self, folder: str) -> DirectoryInventory:
         """The tensors and files of one folder alone, without those of folders in it; all else as it is."""
-        tensors: list[TensorRecord] = []
-        first = 0
-        for file in self.files:
-            if file.path.rpartition("/")[0] == folder:
-                tensors += self.tensors[first : first + file.tensors]
-            first += file.tensors
+        homes = self._homes()
+        tensors = tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) == folder)
         files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
-        return replace(self, tensors=tuple(tensors), files=files)
+        return replace(self, tensors=tensors, files=files)
+
+    def _homes(self) -> dict[str, str]:
+        """The folder of each checkpoint by what its names begin with: its path, or that folder if it is distributed."""
+        folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
+        return {folder if file.container == "dcp" else file.path: folder for file, folder in folders}
+
+
+def _home(where: str, homes: Mapping[str, str]) -> str:
+    while where and where not in homes:
+        where = where[: max(where.rfind("."), where.rfind("/"), 0)]  # ranks may each have a .metadata in one folder
+    return homes.get(where, "")  # names of a distributed checkpoint that is all there is begin with nothing
 
 
 class ArchiveOfFiles(NotACheckpoint):
@@ -134,13 +151,15 @@ class MustBeUnpacked(UnreadableInput):
 
     Attributes:
         form: what unpacks it.
+        locked: whether that takes a password.
     """
 
     kind = "must-be-unpacked"
 
-    def __init__(self, path: str, detail: str, form: ArchiveForm) -> None:
+    def __init__(self, path: str, detail: str, form: ArchiveForm, *, locked: bool = False) -> None:
         super().__init__(f"not read as it is: {detail}", path=path)
         self.form = form
+        self.locked = locked
 
 
 class EmptyDirectory(NotACheckpoint):

@@ -20,7 +20,6 @@ from ckptmove.report.text import sentence
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
-    from ckptmove.model import ContainerName
     from ckptmove.moves import ConvertResult, MoveRequest
 
 
@@ -130,16 +129,19 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            _suggest(result.output, result.plan.request, result.container)
+            _suggest(result.output, result.plan.request, result)
 
 
-def _suggest(output: str, request: MoveRequest, container: ContainerName) -> None:
+def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if container in {"directory", "archive"}:
+    if result.container == "archive" or result.is_distributed:  # verify takes neither
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))
-    of_torch_save = container in {"torch-zip", "torch-legacy"}  # others hold no optimizer, or torch.load reads none
+    of_torch_save = result.container in {
+        "torch-zip",
+        "torch-legacy",
+    }  # others hold no optimizer, or torch.load reads none
     if of_torch_save and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location: {sentence(f'torch.load({output!r})')}")

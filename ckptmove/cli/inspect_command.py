@@ -5,6 +5,7 @@ Never reads a checkpoint itself: the use-cases do.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
-from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.outcome import NO, YES, gathering, unpack_and_verify
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
+from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report import document, github, inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
+    from ckptmove.model import Inventory
     from ckptmove.report.answers import Detail
 
 #: Findings with which no other command helps: bytes are lost, or the file attacks whoever loads it.
@@ -125,4 +128,14 @@ def _next_command(answer: InspectAnswer) -> str:
     if answer.expectation is not None and answer.expectation.misplaced:
         return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
     fix = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
-    return fix or shlex.join(["ckptmove", "verify", path])
+    return fix or _verification(answer.inspection.inventory)
+
+
+def _verification(inventory: Inventory) -> str:
+    """How it is proven that the checkpoint resumes; what ``verify`` does not take is made a directory or a file."""
+    path = inventory.path
+    if isinstance(inventory, DirectoryInventory) and inventory.form is not None:
+        return unpack_and_verify(path, inventory.form)
+    if isinstance(inventory, DirectoryInventory) and inventory.pieces is not None:
+        return gathering(posixpath.join(path, inventory.pieces) if inventory.pieces else path)
+    return shlex.join(["ckptmove", "verify", path])

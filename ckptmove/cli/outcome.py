@@ -81,9 +81,25 @@ def interruption(error: BaseException) -> Failure:
     return Failure(kind="interrupted", message=message, hint="", path=None, exit_code=code)
 
 
-def _unpacking(archive: str, form: directories.ArchiveForm) -> str:
-    """The command that makes a directory of an archive: Python's, which is here."""
-    return shlex.join(["python", "-m", f"{form}file", "-e", archive, f"{archive}.unpacked"])
+def unpacking(archive: str, form: directories.ArchiveForm, *, locked: bool = False) -> str:
+    """The command that makes a directory of an archive: Python's, which is here, unless it must ask for a password.
+
+    Without the filter, older versions of Python write what is named ``../x`` outside of that directory.
+    """
+    if locked:
+        return shlex.join(["unzip", archive, "-d", f"{archive}.unpacked"])
+    safely = ["--filter", "data"] if form == "tar" else []
+    return shlex.join(["python", "-m", f"{form}file", *safely, "-e", archive, f"{archive}.unpacked"])
+
+
+def gathering(folder: str) -> str:
+    """The command that makes one file of a distributed checkpoint: torch's."""
+    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
+
+
+def unpack_and_verify(archive: str, form: directories.ArchiveForm) -> str:
+    """The commands that prove of an archive of files what ``verify`` only proves of the directory in it."""
+    return f"{unpacking(archive, form)} && {shlex.join(['ckptmove', 'verify', f'{archive}.unpacked'])}"
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
@@ -159,19 +175,19 @@ def _(error: directories.OneFileAtATime) -> str:
 
 @hint_for.register(directories.MustBeUnpacked)
 def _(error: directories.MustBeUnpacked) -> str:
-    return f"unpack it, then take the directory: {_unpacking(error.path or '', error.form)}"
+    return f"unpack it, then take the directory: {unpacking(error.path or '', error.form, locked=error.locked)}"
 
 
 @hint_for.register(directories.UnverifiedArchive)
 def _(error: directories.UnverifiedArchive) -> str:
-    return f"unpack it, then name the file with the optimizer: {_unpacking(error.path or '', error.form)}"
+    return f"unpack it, then verify the directory: {unpack_and_verify(error.path or '', error.form)}"
 
 
 @hint_for.register(directories.DistributedFile)
 def _(error: directories.DistributedFile) -> str:
-    folder = shlex.quote(_folder_of(error.path or ""))
-    tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
-    return f"name its directory: ckptmove inspect {folder}; verify needs one file of it: {tool}"
+    folder = _folder_of(error.path or "")
+    command = f"ckptmove inspect {shlex.quote(folder)}"
+    return f"name its directory: {command}; verify needs one file of it: {gathering(folder)}"
 
 
 def _folder_of(path: str) -> str:
@@ -183,8 +199,7 @@ def _(error: errors.UnsupportedContainer) -> str:
     name = error.path or ""
     if error.container == "dcp":
         folder = _folder_of(name) if name.endswith(".metadata") else name
-        tool = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
-        return f"if you trust its origin, make one file of it: {tool}"
+        return f"if you trust its origin, make one file of it: {gathering(folder)}"
     if error.container == "safetensors":
         return "it names no devices: safetensors.torch.load_file(path, device='cuda:0') puts it anywhere"
     if error.container == "torchscript":

@@ -5,6 +5,7 @@ Never opens one of those files: what it says of them follows from ``.metadata`` 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,8 @@ class DistributedCheckpoint(Container):
 
         Raises:
             DamagedPickle: it is no pickle.
-            DamagedArchive: it is not as torch writes it, or names a file that is not there.
+            DamagedArchive: it is not as torch writes it, names a file that is not there, or lays pieces over each
+                other.
             UnsupportedContainer: it names what only its writer could read.
             LimitExceeded: it asks for more than the limits allow.
         """
@@ -70,6 +72,7 @@ class DistributedCheckpoint(Container):
             more = f", nor {len(lost) - 1:,} more that it names" if len(lost) > 1 else ""
             raise DamagedArchive(source.path, f"it names '{lost[0]:.200}', which is not there{more}")
         self.sizes = {file: sizes[file] for file in named}
+        self._require_apart()
         self._chunks = {
             (tensor.name, chunk.offsets): (tensor, chunk)
             for tensor in self.metadata.tensors
@@ -132,6 +135,15 @@ class DistributedCheckpoint(Container):
         """The dtype and the shape of the chunk that a piece holds; None where it holds none."""
         found = None if piece.offsets is None else self._chunks.get((piece.name, piece.offsets))
         return None if found is None else (found[0].dtype, found[1].sizes)
+
+    def _require_apart(self) -> None:
+        """Refuse pieces that share bytes: torch writes one after the other, so that one of them is not what it was."""
+        solid = [piece for piece in self.metadata.pieces if piece.span.nbytes]
+        solid.sort(key=lambda piece: (piece.file, piece.span.start))
+        for one, other in pairwise(solid):
+            if one.file == other.file and other.span.start < one.span.end:
+                names = f"'{one.name:.80}' and '{other.name:.80}'"
+                raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{one.file:.80}'")
 
     def _amiss_in_files(self) -> Iterator[ArchiveFact]:
         for piece in self.metadata.pieces:

@@ -20,7 +20,13 @@ from ckptmove.containers.zip_append import append_records, original_directory, r
 from ckptmove.containers.zip_gaps import hidden_bytes
 from ckptmove.containers.zip_index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.containers.zip_layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
-from ckptmove.containers.zip_names import KNOWN_RECORDS, object_folder, refuse_doubles, refuse_strays
+from ckptmove.containers.zip_names import (
+    KNOWN_RECORDS,
+    object_folder,
+    refuse_doubles,
+    refuse_obstacles,
+    refuse_strays,
+)
 from ckptmove.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
 from ckptmove.inflate import inflate
@@ -69,7 +75,7 @@ class TorchZip(Container):
 
         Raises:
             ArchiveOfFiles: it has no such folder.
-            DamagedArchive: two records have one name, or its byte order is none.
+            DamagedArchive: two records have one name, one is encrypted, or its byte order is none.
         """
         folder = object_folder(directory, source.path) if folder is None else folder
         self.source = source
@@ -78,6 +84,7 @@ class TorchZip(Container):
         self._headers = LocalHeaders(source, directory)
         self._undo = read_undo(source, directory)
         refuse_doubles(directory, source.path)
+        refuse_obstacles(directory, source.path)
         refuse_strays(directory, folder, source.path)
         #: By their names inside of the folder.
         self._inside = {

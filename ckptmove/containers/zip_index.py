@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STORED: Final = 0
 DEFLATED: Final = 8
+#: Methods that Python's zipfile writes besides, by their numbers; of others the number alone is told.
+_METHODS: Final = {12: "bzip2", 14: "lzma", 93: "zstd"}
 FLAG_ENCRYPTED: Final = 0x0001
 FLAG_DESCRIPTOR: Final = 0x0008
 FLAG_UTF8: Final = 0x0800
@@ -49,7 +51,7 @@ class ZipRecord(NamedTuple):
         place: which entry of the directory it is.
         name: decoded.
         flags: general purpose bits.
-        method: ``STORED`` or ``DEFLATED``.
+        method: ``STORED``, ``DEFLATED``, or one that is not read.
         crc: CRC-32 of its bytes; 0 where the writer left it out.
         stored_bytes: its length in the archive.
         nbytes: its length once inflated.
@@ -68,6 +70,17 @@ class ZipRecord(NamedTuple):
     header_offset: int
     raw_start: int
     raw_end: int
+
+    @property
+    def obstacle(self) -> str:
+        """Why its bytes are not read: what was done to them; empty where they are."""
+        if self.flags & FLAG_ENCRYPTED:
+            return "encrypted"
+        return (
+            ""
+            if self.method in {STORED, DEFLATED}
+            else f"compressed with {_METHODS.get(self.method) or f'method {self.method}'}"
+        )
 
 
 class Replacement(NamedTuple):
@@ -183,9 +196,7 @@ def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
         if U32_MAX in {nbytes, stored, offset}:
             extra = raw[name_end : name_end + extra_n]
             nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, name)
-        if flags & FLAG_ENCRYPTED or method not in {STORED, DEFLATED}:
-            raise DamagedArchive(path, f"record '{name}' is encrypted, or compressed with method {method}")
-        if method == STORED and stored != nbytes:
+        if method == STORED and stored != nbytes and not flags & FLAG_ENCRYPTED:
             raise DamagedArchive(path, f"record '{name}' is stored, but in another length than its own")
         records.append(ZipRecord(len(records), name, flags, method, crc, stored, nbytes, offset, position, raw_end))
         position = raw_end

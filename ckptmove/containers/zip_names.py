@@ -62,6 +62,17 @@ def refuse_doubles(directory: ZipDirectory, path: str) -> None:
             raise DamagedArchive(path, f"the name of record '{record.name}' goes on behind its end")
 
 
+def refuse_obstacles(directory: ZipDirectory, path: str) -> None:
+    """Refuse records that no version of torch reads.
+
+    Raises:
+        DamagedArchive: one is encrypted, or compressed otherwise than by deflate.
+    """
+    for record in directory.records:
+        if record.obstacle:
+            raise DamagedArchive(path, f"record '{record.name}' is {record.obstacle}")
+
+
 def refuse_strays(directory: ZipDirectory, folder: str, path: str) -> None:
     """Refuse what torch's reader refuses: it takes the first record's folder for that of all.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import load_expression
 from ckptmove.wording import amount
@@ -41,16 +42,17 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     parts += [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
-    load = f"torch.load({inventory.path!r}, map_location='cpu'"
+    where, files = [use.name for use in refused], _refused_files(inventory)
+    load = load_expression(inventory, files[0] if files else "").removesuffix(")")
     if any(use.verdict == "dangerous" for use in refused):
         fix = _distrust(inventory)
     elif inventory.container == "torchscript":
-        fix = f"{load_expression(inventory)}  # runs the code in it: only if you trust its origin"
+        fix = f"{load})  # runs the code in it: only if you trust its origin"
     elif opcodes or is_tar:
         fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:
-        fix = f"{_allow_line([use.name for use in refused])}; {load})"
-    yield found("S701", message, [use.name for use in refused], fix)
+        fix = f"{_allow_line(where)}; {load})"
+    yield found("S701", message, files or where, fix)
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -59,6 +61,12 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
     if names:
         message = f"loading without weights_only could run {_some(names)}"
         yield found("S702", message, names, _distrust(inventory))
+
+
+def _refused_files(inventory: Inventory) -> list[str]:
+    """Of a directory or an archive, the files that the names and opcodes stand in."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    return [file.path for file in files if not file.weights_only]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -49,6 +49,11 @@ class ArchiveListing(Listing):
         return "archive"
 
     @property
+    def form(self) -> ArchiveForm:
+        """What the archive is."""
+        return self.members.form
+
+    @property
     def described(self) -> str:
         """The same for people."""
         return _DESCRIBED[self.members.form]

@@ -12,6 +12,7 @@ from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.contracts import BytesSegment
 from ckptmove.conversion import lay_out, require_output
 from ckptmove.errors import CrcMismatch
+from ckptmove.layouts import zip_members
 from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_listing
@@ -19,7 +20,7 @@ from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, overflow_note
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
-from ckptmove.segments import blocks_of, shifted, without_checks
+from ckptmove.segments import blocks_of, length, shifted, without_checks
 from ckptmove.streams.sink import FileSink
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class _Changes:
     def __init__(self, listing: ArchiveListing, request: ConvertRequest) -> None:
         self._listing = listing
         self._request = request
+        self._held = 0
         self.segments: dict[str, Sequence[Segment]] = {}
         self.unchecked: list[str] = []
         self.inflated: list[str] = []
@@ -106,9 +108,17 @@ class _Changes:
             if span is not None:
                 self.segments[path] = tuple(shifted(segment, span.start, f"{path}/") for segment in segments)
             else:
+                self._hold(path, sum(map(length, segments)))
                 data = b"".join(blocks_of(source, segments, self.overflowed.append))
                 self.segments[path] = (BytesSegment(data),)
                 self.inflated.append(path)
+
+    def _hold(self, path: str, nbytes: int) -> None:
+        """Count bytes that stay in memory until all is written; what was compressed twice may come to any number."""
+        self._held += nbytes
+        if self._held > zip_members.MOST_INFLATED_BYTES:
+            detail = f"member '{path:.80}' is compressed, and too large to move in memory ({nbytes:,} bytes)"
+            raise self._listing.members.refusal(detail)
 
     def _check(self, path: str) -> None:
         """Compare a checkpoint that has no CRCs of its own with that of the archive."""

@@ -17,6 +17,7 @@ from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
     from ckptmove.contracts import ByteSource
+    from ckptmove.directories import ArchiveForm
     from ckptmove.model import ArchiveFact, ContainerName, Limits
 
 #: Folders inside of each other: those of a training run are three or four.
@@ -110,6 +111,11 @@ class Listing:
     def container(self) -> ContainerName:
         """What holds the files, in the public contract."""
         return "directory"
+
+    @property
+    def form(self) -> ArchiveForm | None:
+        """What an archive is; None for a directory."""
+        return None
 
     @property
     def described(self) -> str:

@@ -97,9 +97,9 @@ class Members(ABC):
             files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0), _is_hidden(path))
         return tuple(sorted(files.values(), key=lambda file: file.path))
 
-    def refusal(self, detail: str) -> MustBeUnpacked:
-        """The error that says that the archive is not read where it lies."""
-        return MustBeUnpacked(self.source.path, detail, self.form)
+    def refusal(self, detail: str, *, locked: bool = False) -> MustBeUnpacked:
+        """The error that says that the archive is not read where it lies, or not without a password."""
+        return MustBeUnpacked(self.source.path, detail, self.form, locked=locked)
 
     def part(self, path: str, span: Span) -> PartSource:
         """A span of the archive, as the source of a member."""

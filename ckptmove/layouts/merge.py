@@ -96,6 +96,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
         tensors=len(tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
         expression=expression,
+        weights_only=not inventory.foreign_opcodes and all(use.weights_only for use in inventory.globals),
     )
     return Part(record, moved, base, (record,))
 

@@ -75,7 +75,13 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         notes += (f"the directory that was replaced could not be removed whole: {sink.leftover}",)
     seconds = time.perf_counter() - began
     return ConvertResult(
-        container="directory", plan=plan, output=target, bytes_copied=writer.written, seconds=seconds, notes=notes
+        container="directory",
+        plan=plan,
+        output=target,
+        bytes_copied=writer.written,
+        seconds=seconds,
+        notes=notes,
+        is_distributed=directory.inventory.pieces is not None,
     )
 
 

@@ -141,7 +141,7 @@ def read_listing(
     return Directory(
         listing,
         tuple(reader.parts),
-        replace(inventory, layout=layout, contents=contents, facts=facts),
+        replace(inventory, layout=layout, contents=contents, facts=facts, form=listing.form),
         (OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *reader.lines) if outline else (),
     )
 

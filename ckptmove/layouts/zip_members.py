@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact, Limits
 
 _BLOCK: Final = 1 << 20
-#: What all compressed checkpoints of an archive may inflate to: a conversion holds them at once.
+#: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it
+#: holds them at once.
 MOST_INFLATED_BYTES: Final = 1 << 26
 #: As much of a compressed member tells whether it may be a checkpoint.
 _HEAD: Final = 4096
@@ -45,7 +46,7 @@ class ZipMembers(Members):
 
         Raises:
             DamagedArchive: its directory or a header is none, or two members share bytes.
-            MustBeUnpacked: two members have one name.
+            MustBeUnpacked: two members have one name, or one is encrypted, or compressed otherwise than by deflate.
             LimitExceeded: it has more members than the limits allow.
         """
         self.source = source
@@ -56,6 +57,10 @@ class ZipMembers(Members):
         if len(records) > limits.entries:
             raise LimitExceeded("members of an archive", limit=limits.entries, actual=len(records), path=source.path)
         files = [record for record in records if not record.name.endswith("/")]
+        for record in files:
+            if record.obstacle:
+                is_encrypted = record.obstacle == "encrypted"
+                raise self.refusal(f"member '{shown_path(record.name):.80}' is {record.obstacle}", locked=is_encrypted)
         self.files = self.listed([(record.name, record.nbytes) for record in files])
         self._records = {shown_path(record.name): record for record in files}
         self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))

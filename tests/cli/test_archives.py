@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -69,7 +72,45 @@ def test_verify_says_how_to_unpack(say, bench, model, form) -> None:
             archive.add(bench / "run.pth", "run.pth")
     said = say("verify", "model.zip")
     assert said.code == 3
+    safely = "--filter data " if form == "tar" else ""
+    unpack = f"python -m {form}file {safely}-e model.zip model.zip.unpacked"
     assert said.err.splitlines() == [
         "error: model.zip: an archive of files; verify takes one checkpoint",
-        f"hint: unpack it, then name the file with the optimizer: python -m {form}file -e model.zip model.zip.unpacked",
+        f"hint: unpack it, then verify the directory: {unpack} && ckptmove verify model.zip.unpacked",
     ]
+
+
+def test_what_is_refused_in_a_tar_is_never_unpacked_outside_of_its_directory(say, bench) -> None:
+    with tarfile.open(bench / "evil.tar", "w") as archive:
+        for _ in range(2):
+            archive.add(bench / "run.pth", "../evil.pth")
+    said = say("inspect", "evil.tar")
+    assert said.code == 3
+    assert said.err.splitlines()[1].endswith(": python -m tarfile --filter data -e evil.tar evil.tar.unpacked")
+    words = shlex.split(said.err.splitlines()[1].rpartition(": python ")[2])
+    subprocess.run([sys.executable, *words], cwd=bench, capture_output=True, check=False)
+    assert not (bench / "evil.pth").exists()
+
+
+def test_a_password_is_asked_for_by_unzip(say, bench, model) -> None:
+    data = bytearray(model.read_bytes())
+    data[bytes(data).rindex(b"best/policy.pth") - 46 + 8] |= 1
+    model.write_bytes(data)
+    said = say("inspect", "model.zip")
+    assert (said.code, said.err.splitlines()) == (
+        3,
+        [
+            "error: model.zip: not read as it is: member 'best/policy.pth' is encrypted",
+            "hint: unpack it, then take the directory: unzip model.zip -d model.zip.unpacked",
+        ],
+    )
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_a_healthy_archive_is_unpacked_and_verified_next(say, bench, form) -> None:
+    path = bench / f"ok.{form}"
+    with zipfile.ZipFile(path, "w") if form == "zip" else tarfile.open(path, "w") as archive:
+        (archive.write if form == "zip" else archive.add)(bench / "run.pth", "run.pth")
+    said = say("inspect", path.name, "--select", "O")
+    command = f"{path.name} {path.name}.unpacked && ckptmove verify {path.name}.unpacked\n"
+    assert (said.code, said.err.partition("-e ")[2]) == (0, command)

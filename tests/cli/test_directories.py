@@ -109,9 +109,9 @@ def test_a_directory_is_converted_and_looked_at(say, run) -> None:
     said = say("convert", "run", "--to", "cpu")
     assert said.code == 0
     assert said.out.splitlines()[-1].startswith("wrote run.cpu: ")
-    assert said.err == "next: ckptmove inspect run.cpu --expect cpu\n"
+    assert said.err == "next: ckptmove verify run.cpu --to cpu\n"
     assert say("inspect", "run.cpu", "--expect", "cpu", "--select", "D").code == 0
-    assert say("convert", "run", "--map", "cuda:*=mps", "-o", "mapped").err == "next: ckptmove inspect mapped\n"
+    assert say("convert", "run", "--map", "cuda:*=mps", "-o", "mapped").err == "next: ckptmove verify mapped\n"
 
 
 def test_programs_get_one_plan(ask, run, bench) -> None:
@@ -169,6 +169,7 @@ def test_no_device_is_stored_in_a_distributed_checkpoint_and_people_are_told(say
     assert lines[1].startswith("dcp, dcp, ")
     assert " ".join(lines[4].split()).startswith("__0_0.distcp model dcp unknown 1 ")
     assert "unknown: no device is stored with them" in lines
+    assert said.err == "next: python -m torch.distributed.checkpoint.format_utils dcp_to_torch fsdp FILE\n"
 
 
 def test_there_is_nothing_to_convert_in_a_distributed_checkpoint(say, distributed) -> None:
@@ -176,6 +177,15 @@ def test_there_is_nothing_to_convert_in_a_distributed_checkpoint(say, distribute
     assert said.code == 0
     assert "a distributed checkpoint stores no device" in said.out + said.err
     assert not (distributed.parent / "fsdp.cuda0").exists()
+
+
+def test_no_command_leads_from_a_distributed_part_to_verify(say, bench, distributed) -> None:
+    (bench / "both").mkdir()
+    shutil.copy(bench / "run.pth", bench / "both")
+    distributed.rename(bench / "both" / "fsdp")
+    said = say("inspect", "both", "--select", "O")
+    assert said.err == "next: python -m torch.distributed.checkpoint.format_utils dcp_to_torch both/fsdp FILE\n"
+    assert say("convert", "both", "--to", "mps").err == "next: ckptmove inspect both.mps --expect mps\n"
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])

@@ -575,7 +575,29 @@ def test_an_encrypted_member(archives):
     at = bytes(data).rindex(b"policy.pth") - 46
     data[at + 8] |= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedArchive, match=r"record 'policy\.pth' is encrypted"):
+    with pytest.raises(MustBeUnpacked, match=r"member 'policy\.pth' is encrypted") as caught:
+        ckptmove.inspect(path)
+    assert caught.value.locked
+
+
+@pytest.mark.parametrize(("method", "name"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")])
+def test_a_member_that_only_unpacking_reads(archives, method, name):
+    path = archives.make("sb3")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("log.txt", "hello" * 100, method)
+    with pytest.raises(
+        MustBeUnpacked, match=rf"not read as it is: member 'log\.txt' is compressed with {name}$"
+    ) as caught:
+        ckptmove.inspect(path)
+    assert not caught.value.locked
+
+
+def test_a_record_of_another_method_in_a_checkpoint_is_damage(tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save({"w": torch.ones(2)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("w/notes", "hello" * 100, zipfile.ZIP_BZIP2)
+    with pytest.raises(DamagedArchive, match="record 'w/notes' is compressed with bzip2"):
         ckptmove.inspect(path)
 
 
@@ -616,11 +638,29 @@ def test_as_much_is_inflated_as_fits_in_memory(archives, monkeypatch, tmp_path):
         ckptmove.inspect(path)
 
 
+def test_what_is_compressed_twice_is_counted_as_what_it_becomes(archives, build, monkeypatch, tmp_path):
+    build.save(tmp_path / "plain.pth", {"w": torch.zeros(50_000)}, "cuda:0")
+    twice = io.BytesIO()
+    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(twice, "w") as packed:
+        for info in plain.infolist():
+            is_storage = info.filename.endswith("/data/0")
+            method = zipfile.ZIP_DEFLATED if is_storage else zipfile.ZIP_STORED
+            packed.writestr(info.filename, plain.read(info), method)
+    path = archives.zip({"w.pth": twice.getvalue()}, compression=zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(zip_members, "MOST_INFLATED_BYTES", 200_000)
+    assert ckptmove.inspect(path).inventory.tensors[0].shape == (50_000,)
+    with pytest.raises(MustBeUnpacked, match=r"'w\.pth' is compressed, and too large to move in memory \(20\d,"):
+        ckptmove.convert(path, to="cpu", output=tmp_path / "out.zip")
+    assert not (tmp_path / "out.zip").exists()
+
+
 def test_a_member_that_inflates_to_more_than_it_says(archives):
     path = archives.make("deflated")
     data = bytearray(path.read_bytes())
     at = bytes(data).rindex(b"pytorch_variables.pth") - 46
     data[at + 24 : at + 28] = struct.pack("<L", 100)
+    at = bytes(data).index(b"pytorch_variables.pth") - 30
+    data[at + 22 : at + 26] = struct.pack("<L", 100)
     path.write_bytes(data)
     with pytest.raises(CrcMismatch, match=r"pytorch_variables\.pth"):
         ckptmove.inspect(path)

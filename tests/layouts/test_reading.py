@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import pickle
 import shutil
 
 import pytest
@@ -331,3 +333,17 @@ def test_a_fix_loads_the_file_that_the_path_begins_with(build):
     key = weight.removeprefix("pytorch_model.bin.")
     assert "." in key, "the keys of a state_dict hold dots"
     assert load_expression(inventory, weight) == f"{load('pytorch_model.bin')}[{key!r}]"
+
+
+def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):
+    folder = build.hf_trainer("my run")
+    build.save(folder / "training_args.bin", argparse.Namespace(lr=0.1))
+    (finding,) = [one for one in ckptmove.inspect(folder).findings if one.code == "S701"]
+    assert finding.where == ("training_args.bin",)
+    assert finding.message.endswith("refuses 1 name: argparse.Namespace")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(folder / finding.where[0])
+    setup, _, expression = finding.fix.rpartition("; ")
+    assert setup == "import argparse, torch; torch.serialization.add_safe_globals([argparse.Namespace])"
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert eval(expression, {"torch": torch}).lr == 0.1

@@ -173,8 +173,6 @@ def test_bytes_before_the_archive_are_counted():
         (lambda data: field(data, 16, "<L", 10_000), "past its end"),
         (lambda data: entry_field(data, 0, "<4s", b"PK\x09\x09"), "of which 0"),
         (lambda data: entry_field(data, 28, "<H", 60_000), "of which 0"),
-        (lambda data: entry_field(data, 8, "<H", 1), "encrypted"),
-        (lambda data: entry_field(data, 10, "<H", 12), "method 12"),
         (lambda data: entry_field(data, 20, "<L", 1), "another length"),
         (lambda data: entry_field(data, 42, "<L", BIG), "zip64 lengths"),
         (lambda data: field(with_zip64(data), -20, "<4s", b"PK\x06\x07")[:-1] + b"", "truncated"),
@@ -186,6 +184,21 @@ def test_bytes_before_the_archive_are_counted():
 def test_lies_are_refused(change, detail):
     with pytest.raises(DamagedArchive, match=detail):
         parse(change(archive()))
+
+
+@pytest.mark.parametrize(
+    ("change", "obstacle"),
+    [
+        (lambda data: data, ""),
+        (lambda data: entry_field(data, 8, "<H", 1), "encrypted"),
+        (lambda data: entry_field(entry_field(data, 8, "<H", 1), 20, "<L", 1), "encrypted"),
+        (lambda data: entry_field(data, 10, "<H", 8), ""),
+        (lambda data: entry_field(data, 10, "<H", 12), "compressed with bzip2"),
+        (lambda data: entry_field(data, 10, "<H", 9), "compressed with method 9"),
+    ],
+)
+def test_what_was_done_to_a_record_that_is_not_read(change, obstacle):
+    assert parse(change(archive())).records[0].obstacle == obstacle
 
 
 def test_truncated_anywhere_only_our_errors_escape():

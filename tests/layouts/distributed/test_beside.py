@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.pairing import pair_all
 
 HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
 
@@ -77,6 +78,33 @@ def test_another_file_of_that_name_says_nothing(build):
     folder = build.accelerate()
     (folder / ".metadata").write_text("author: me")
     assert read(folder).layout == "accelerate"
+
+
+def test_a_tensor_in_several_files_takes_nothing_from_the_folders_after_it(distributed, build):
+    model, optimizer = build.trained()
+    root = build.root / "mixed"
+    distributed.save_ranks(root / "aa", HALVES)
+    build.save(root / "zz" / "pytorch_model.bin", model.state_dict())
+    build.save(root / "zz" / "optimizer.pt", optimizer.state_dict())
+    inventory, alone = read(root), read(root / "zz")
+    assert [one.name for one in inventory.in_folder("aa").tensors] == ["aa.w"]
+    near = inventory.in_folder("zz")
+    assert [one.name for one in near.tensors] == [f"zz/{one.name}" for one in alone.tensors]
+    assert [one.how for one in pair_all(inventory)] == [one.how for one in pair_all(alone)] == ["order"]
+
+
+def test_ranks_with_metadata_of_their_own_are_in_their_folder(distributed, tmp_path):
+    folder = distributed.save_ranks(tmp_path / "run" / "aa", HALVES)
+    (folder / ".metadata").rename(folder / "__0.metadata")
+    assert [one.name for one in read(tmp_path / "run").in_folder("aa").tensors] == ["aa/__0.metadata.w"]
+
+
+def test_names_beside_a_distributed_checkpoint_that_begin_with_no_file(distributed, build, tmp_path):
+    folder = distributed.save_ranks(tmp_path / "run", HALVES)
+    build.save(folder / "deep" / "common.pt", {"lost": torch.ones(2)})
+    inventory = read(folder)
+    assert [one.name for one in inventory.in_folder("").tensors] == ["w"]
+    assert [one.name for one in inventory.in_folder("deep").tensors] == ["deep/common.pt.lost"]
 
 
 # --- convert ----------------------------------------------------------------------------------------------------------

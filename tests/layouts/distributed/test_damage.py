@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,8 +71,7 @@ def test_a_chunk_or_an_object_that_was_never_written(distributed, tmp_path):
 
     def edit(metadata):
         del metadata.storage_data[MetadataIndex("w", (2, 0))]
-        del metadata.storage_data[MetadataIndex("notes")]
-        metadata.storage_data[MetadataIndex("stranger")] = metadata.storage_data[MetadataIndex("w", (0, 0))]
+        metadata.storage_data[MetadataIndex("stranger")] = metadata.storage_data.pop(MetadataIndex("notes"))
 
     assert facts(distributed.change(folder, edit)) == [("missing-storage", "w", 24), ("missing-storage", "notes", 0)]
 
@@ -79,6 +79,22 @@ def test_a_chunk_or_an_object_that_was_never_written(distributed, tmp_path):
 def test_chunks_that_leave_a_hole(distributed, tmp_path):
     tree = {"w": (torch.ones(4, 3), [(0, (0, 0), (1, 3)), (1, (2, 0), (2, 3))])}
     assert facts(distributed.save_ranks(tmp_path / "run", tree)) == [("short-storage", "w", 12)]
+
+
+@pytest.mark.parametrize("shift", [0, 1, -1])
+def test_two_pieces_never_share_bytes(distributed, tmp_path, shift):
+    whole = torch.arange(6.0)
+    tree = {name: (whole, [(0, (0,), (6,))]) for name in ("u", "v", "w")}
+    folder = distributed.save_ranks(tmp_path / "run", tree)
+    assert facts(folder, check=True) == []
+
+    def edit(metadata):
+        place = metadata.storage_data[MetadataIndex("v", (0,))]
+        metadata.storage_data[MetadataIndex("w", (0,))] = replace(place, offset=place.offset + shift)
+
+    with pytest.raises(DamagedArchive, match=r"the pieces of '\w' and '\w' share bytes of '__0_0\.distcp'") as caught:
+        read(distributed.change(folder, edit))
+    assert caught.value.path == str(folder / ".metadata")
 
 
 def test_an_empty_chunk_needs_no_piece(distributed, tmp_path):
@@ -130,7 +146,7 @@ def test_an_object_may_be_of_any_bytes_and_a_tensor_may_not(distributed, tmp_pat
     assert facts(folder, check=True) == []
 
     def edit(metadata):
-        metadata.storage_data[MetadataIndex("w", (0, 0))] = metadata.storage_data[MetadataIndex("raw")]
+        metadata.storage_data[MetadataIndex("w", (0, 0))] = metadata.storage_data.pop(MetadataIndex("raw"))
 
     with pytest.raises(DamagedArchive, match=r"the piece of 'w' at byte \d+ is a text file") as caught:
         ckptmove.inspect(distributed.change(folder, edit), check=True)
@@ -153,11 +169,13 @@ def test_a_piece_is_held_against_the_metadata(distributed, halves, held, found):
         ckptmove.inspect(distributed.change(halves, edit), check=True)
 
 
-def test_a_piece_of_no_chunk_is_only_checked(distributed, halves):
-    def edit(metadata):
-        metadata.storage_data[MetadataIndex("w", (1, 1))] = metadata.storage_data[MetadataIndex("w", (0, 0))]
+def test_a_piece_of_no_chunk_is_only_checked(distributed, tmp_path):
+    folder = distributed.save_ranks(tmp_path / "run", HALVES | {"v": (torch.ones(3), [(0, (0,), (3,))])})
 
-    assert facts(distributed.change(halves, edit), check=True) == []
+    def edit(metadata):
+        del metadata.state_dict_metadata["v"]
+
+    assert facts(distributed.change(folder, edit), check=True) == []
 
 
 def test_progress_is_told_of_all_bytes(trained):
