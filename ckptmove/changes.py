@@ -6,8 +6,12 @@ Never touches a file: ``streams`` does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckptmove.errors import Refused, WriteFailed
+
+#: Why a journal cannot be used that this version of ckptmove did not write.
+UNKNOWN_JOURNAL: Final = "it is none of this version of ckptmove"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,20 @@ class ChangeFailed(WriteFailed):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
         self.message = f"could not be changed in place: {reason}"
+
+
+class JournalInTheWay(ChangeFailed):
+    """Where the journal of a change would be, there is one already, of a file of another name.
+
+    Attributes:
+        journal: that file.
+    """
+
+    kind = "journal-in-the-way"
+
+    def __init__(self, path: str, journal: str) -> None:
+        super().__init__(path, f"{journal} is in the way, the journal of a file of another name")
+        self.journal = journal
 
 
 class RollbackFailed(WriteFailed):

@@ -292,8 +292,19 @@ def _(error: changes.ChangeFailed) -> str:
     return f"see what it is with: ckptmove inspect {shlex.quote(error.path or '')}"
 
 
+@hint_for.register(changes.JournalInTheWay)
+def _(error: changes.JournalInTheWay) -> str:
+    return (
+        "if the file was renamed after a crash, give it its old name and type: ckptmove inspect OLD; "
+        f"if it is whole: rm {shlex.quote(error.journal)}"
+    )
+
+
 @hint_for.register(changes.RollbackFailed)
 def _(error: changes.RollbackFailed) -> str:
+    if error.reason == changes.UNKNOWN_JOURNAL:
+        journal = shlex.quote(error.journal)
+        return f"take the version that wrote it; or, if another one wrote the file anew since: rm {journal}"
     return f"make both writable, with some space, then type: ckptmove inspect {shlex.quote(error.path or '')}"
 
 

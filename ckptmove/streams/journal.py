@@ -15,6 +15,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ckptmove.changes import UNKNOWN_JOURNAL
 from ckptmove.model import Span
 
 _HEAD: Final = struct.Struct("<16s6QLHL")
@@ -26,7 +27,6 @@ _CRC_BYTES: Final = 4
 _MOST_BYTES: Final = (1 << 63) - 1
 #: The most that an anchor may be long: in a zip archive it is the end of the directory, with the CRCs of the records.
 ANCHOR_BYTES: Final = 1 << 16
-_UNKNOWN: Final = "it is none of this version of ckptmove"
 _PREFIX: Final = ".ckptmove-"
 _SUFFIX: Final = ".journal"
 
@@ -95,7 +95,7 @@ def decode(data: bytes) -> Journal | None:
     magic, old_size, new_size, *ends, anchor_crc, name_bytes, count = _HEAD.unpack_from(body)
     name_start = _HEAD.size + count * _RUN.size
     if magic != _MAGIC or name_start > len(body):
-        raise ValueError(_UNKNOWN)
+        raise ValueError(UNKNOWN_JOURNAL)
     position = name_start + name_bytes
     runs: list[Run] = []
     for start, old_bytes, new_bytes in _RUN.iter_unpack(body[_HEAD.size : name_start]):
@@ -111,7 +111,7 @@ def decode(data: bytes) -> Journal | None:
         anchor_crc=anchor_crc,
     )
     if position != len(body) or not _is_possible(found):
-        raise ValueError(_UNKNOWN)
+        raise ValueError(UNKNOWN_JOURNAL)
     return found
 
 

@@ -17,7 +17,7 @@ import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.changes import BeingConverted, ChangeFailed, RollbackFailed
+from ckptmove.changes import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed
 from ckptmove.errors import SourceChanged
 from ckptmove.model import Span
 from ckptmove.streams.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
@@ -61,6 +61,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
         SourceChanged: it is not the file any more that the patch was made for.
         ChangeFailed: the system failed; the file is what it was. Where only the journal could not be removed, it is
             taken back at the next run.
+        JournalInTheWay: a journal of another file has the name that this one's would have.
         RollbackFailed: the system failed, and then failed to put back what was there.
     """
     journal_file = journal_path(path)
@@ -70,7 +71,10 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
             if _stamp(found) != before:
                 raise SourceChanged(path)
             journal = _journal_for(fd, home_of(path)[1], found.st_size, patch)
-            _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
+            try:
+                _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
+            except FileExistsError as error:
+                raise JournalInTheWay(path, journal_file) from error
             try:
                 _change(fd, patch.writes, patch.size)
             except BaseException:

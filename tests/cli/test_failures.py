@@ -178,6 +178,8 @@ ERRORS = {
     changes.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
     changes.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     changes.ChangeFailed("a b", "no"): (5, "ckptmove inspect 'a b'"),
+    changes.JournalInTheWay("a", "j k"): (5, "rm 'j k'"),
+    changes.RollbackFailed("a", "j k", changes.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
     changes.RollbackFailed("a b", "j", "no"): (
         5,
         "make both writable, with some space, then type: ckptmove inspect 'a b'",

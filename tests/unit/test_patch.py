@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.changes import BeingConverted, ChangeFailed, Patch, RollbackFailed, RolledBack
+from ckptmove.changes import BeingConverted, ChangeFailed, JournalInTheWay, Patch, RollbackFailed, RolledBack
 from ckptmove.errors import SourceChanged
 from ckptmove.model import Span
 from ckptmove.streams import patch as room
@@ -170,6 +170,16 @@ def test_the_journal_of_another_name_is_left_alone(file, monkeypatch):
     assert recover(str(other)) == ""
     assert other.read_bytes() != OLD
     assert journal_name("other.pth") in names(file.parent)
+
+
+def test_a_journal_that_is_in_the_way_is_named(file):
+    Path(journal_path(str(file))).write_bytes(journal(name="other.pth").encode())
+    assert recover(str(file)) == ""
+    with pytest.raises(JournalInTheWay, match=f"{journal_name('run.pth')} is in the way") as caught:
+        change(file)
+    assert caught.value.journal == journal_path(str(file))
+    assert file.read_bytes() == OLD
+    assert names(file.parent) == [journal_name("run.pth"), "run.pth"]
 
 
 def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
