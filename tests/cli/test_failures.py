@@ -198,6 +198,7 @@ ERRORS = {
     errors.OutputIsSource("a"): (4, "--output"),
     directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
+    errors.OutputIsNoReport("a", "b"): (4, "--junit report.xml"),
     errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
@@ -206,6 +207,9 @@ ERRORS = {
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
     errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "make it first"),
+    errors.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
+    errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
+    errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),
     errors.StdoutFailed("full"): (5, ""),
 }
 
