@@ -10,6 +10,8 @@ from typing import Final
 
 from ckptmove.errors import Refused, WriteFailed
 
+#: Of a file that was taken back nothing is left to tell it from one that was never changed.
+_NEVER: Final = "it was never converted in place, or it is as it was before that again"
 #: Why a journal cannot be used that this version of ckptmove did not write.
 UNKNOWN_JOURNAL: Final = "it is none of this version of ckptmove"
 
@@ -86,7 +88,7 @@ class NothingToUndo(Refused):
 
     kind = "nothing-to-undo"
 
-    def __init__(self, path: str, reason: str = "the file was never converted in place") -> None:
+    def __init__(self, path: str, reason: str = _NEVER) -> None:
         super().__init__(f"there is nothing to undo: {reason}", path=path)
         self.reason = reason
 
