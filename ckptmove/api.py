@@ -138,7 +138,8 @@ def convert(
         limits: what the file may ask for.
 
     Raises:
-        UsageError: neither ``to`` nor ``map_location``, an unknown device, or an output besides ``in_place``.
+        UsageError: neither ``to`` nor ``map_location``, an unknown device, or an output, ``force`` or ``check=False``
+            besides ``in_place``.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
         Refused: the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
             made in place.
@@ -147,6 +148,10 @@ def convert(
     path = os.fspath(path)
     if in_place and output:
         raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
+    if in_place and (force or not check):
+        raise UsageError(
+            "--in-place replaces no other file and reads no tensor: it goes without --force and --no-check"
+        )
     from ckptmove.conversion import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
 
     request = ConvertRequest(

@@ -6,8 +6,14 @@ Never touches a file: ``streams`` does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckptmove.errors import Refused, WriteFailed
+
+#: Of a file that was taken back nothing is left to tell it from one that was never changed.
+_NEVER: Final = "it was never converted in place, or it is as it was before that again"
+#: Why a journal cannot be used that this version of ckptmove did not write.
+UNKNOWN_JOURNAL: Final = "it is none of this version of ckptmove"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class NothingToUndo(Refused):
 
     kind = "nothing-to-undo"
 
-    def __init__(self, path: str, reason: str = "the file was never converted in place") -> None:
+    def __init__(self, path: str, reason: str = _NEVER) -> None:
         super().__init__(f"there is nothing to undo: {reason}", path=path)
         self.reason = reason
 
@@ -104,6 +110,20 @@ class ChangeFailed(WriteFailed):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
         self.message = f"could not be changed in place: {reason}"
+
+
+class JournalInTheWay(ChangeFailed):
+    """Where the journal of a change would be, there is one already, of a file of another name.
+
+    Attributes:
+        journal: that file.
+    """
+
+    kind = "journal-in-the-way"
+
+    def __init__(self, path: str, journal: str) -> None:
+        super().__init__(path, f"{journal} is in the way, the journal of a file of another name")
+        self.journal = journal
 
 
 class RollbackFailed(WriteFailed):

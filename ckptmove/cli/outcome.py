@@ -253,6 +253,12 @@ def _(error: errors.OutputIsFolder) -> str:
     return f"name a file in it: --output {shlex.quote(error.inside)}"
 
 
+@hint_for.register(errors.OutputIsNoReport)
+def _(error: errors.OutputIsNoReport) -> str:
+    del error
+    return "the word after --junit is the file to write: name one of its own, as in --junit report.xml"
+
+
 @hint_for.register(errors.OutputIsStdout)
 def _(error: errors.OutputIsStdout) -> str:
     del error
@@ -307,9 +313,30 @@ def _(error: changes.ChangeFailed) -> str:
     return f"see what it is with: ckptmove inspect {shlex.quote(error.path or '')}"
 
 
+@hint_for.register(changes.JournalInTheWay)
+def _(error: changes.JournalInTheWay) -> str:
+    return (
+        "if the file was renamed after a crash, give it its old name and type: ckptmove inspect OLD; "
+        f"if it is whole: rm {shlex.quote(error.journal)}"
+    )
+
+
 @hint_for.register(changes.RollbackFailed)
 def _(error: changes.RollbackFailed) -> str:
+    if error.reason == changes.UNKNOWN_JOURNAL:
+        journal = shlex.quote(error.journal)
+        return f"take the version that wrote it; or, if another one wrote the file anew since: rm {journal}"
     return f"make both writable, with some space, then type: ckptmove inspect {shlex.quote(error.path or '')}"
+
+
+@hint_for.register(errors.ReportFailed)
+def _(error: errors.ReportFailed) -> str:
+    if error.reason == os.strerror(errno.ENOENT):
+        folder = shlex.quote(_folder_of(error.path or ""))
+        return f"its folder does not exist: mkdir -p {folder}; or name another place with --junit"
+    if error.reason in _NO_SPACE:
+        return "free some space, or name another place with --junit"
+    return "name a file that can be written with --junit"
 
 
 @hint_for.register(errors.WriteFailed)

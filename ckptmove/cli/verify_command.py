@@ -5,26 +5,31 @@ Never runs a check itself: the use-cases do.
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format
-from ckptmove.errors import UsageError
+from ckptmove.errors import OutputIsNoReport, ReportFailed, UsageError, WriteFailed
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.report import document, github, verification
 from ckptmove.report.junit import junit_document
-from ckptmove.streams.sink import FileSink
+from ckptmove.streams.sink import FileSink, same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
     from ckptmove.evidence import VerifyResult
+
+#: What every report of ours starts with, and no checkpoint.
+_XML: Final = b"<?xml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +66,13 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
 
     Raises:
         UsageError: several checkpoints, and one original; and as :func:`ckptmove.api.verify`.
-        WriteFailed: the JUnit file could not be written.
+        OutputIsNoReport: the JUnit file is a checkpoint, or another file that is no XML.
+        ReportFailed: the JUnit file could not be written; told before the work where that is known.
     """
     if options.against is not None and len(paths) > 1:
         raise UsageError(f"--against names the original of one checkpoint, and there are {len(paths)}")
+    if options.junit is not None:
+        _require_report(options.junit, [*paths, *([options.against] if options.against else [])])
     results: list[VerifyResult] = []
 
     def work(path: str) -> int:
@@ -85,11 +93,43 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
     return batch.code
 
 
+def _require_report(path: str, checkpoints: Sequence[str]) -> None:
+    """Refuse what a report must not replace, and what cannot be written, before hours are spent on the checks."""
+    if path == "-":
+        raise UsageError("a JUnit report is not written to standard output; a file that is called - is named ./-")
+    if any(same_file(checkpoint, path) for checkpoint in checkpoints):
+        raise OutputIsNoReport(path, "a checkpoint that is to be verified")
+    if not _is_replaceable(path):
+        raise OutputIsNoReport(path, "a file that is no XML")
+    with _sink(path):
+        pass  # nothing is left of it
+
+
+def _is_replaceable(path: str) -> bool:
+    """Whether nothing is lost with a file: it holds a report of an earlier run, or nothing; or it is left to fail."""
+    if not os.path.isfile(path):  # noqa: PTH113  # the path stays text
+        return True
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  # the path stays text
+            return file.read(len(_XML)) in {b"", _XML}
+    except OSError as error:
+        raise ReportFailed(path, error.strerror or "unknown") from error
+
+
 def _write(path: str, document: bytes) -> None:
     """Replace a report: each run of a job writes its own."""
-    with FileSink(path, force=True) as sink:
+    with _sink(path) as sink:
         sink.write(document)
         sink.commit()
+
+
+@contextmanager
+def _sink(path: str) -> Iterator[FileSink]:
+    try:
+        with FileSink(path, force=True) as sink:
+            yield sink
+    except WriteFailed as error:
+        raise ReportFailed(path, error.reason) from error
 
 
 def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:

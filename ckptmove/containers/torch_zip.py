@@ -82,7 +82,7 @@ class TorchZip(Container):
         self._directory = directory
         self.limits = limits
         self._headers = LocalHeaders(source, directory)
-        self._undo = read_undo(source, directory)
+        self._undo = read_undo(source, directory.start)
         refuse_doubles(directory, source.path)
         refuse_obstacles(directory, source.path)
         refuse_strays(directory, folder, source.path)
@@ -237,6 +237,9 @@ class TorchZip(Container):
             NothingToUndo: there is no such thing, or the archive before it has changed since.
         """
         if self._undo is None:
+            # Who adds a record puts it where the directory was: right behind the undo record.
+            if any(read_undo(self.source, record.header_offset) for record in self._directory.records):
+                raise NothingToUndo(self.source.path, "another program has added to the file since it was converted")
             raise NothingToUndo(self.source.path)
         if self._original() is None:
             raise NothingToUndo(self.source.path, "what it was has been written over since")

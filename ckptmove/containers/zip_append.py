@@ -48,14 +48,14 @@ class UndoRecord(NamedTuple):
     directory_crc: int
 
 
-def read_undo(source: ByteSource, directory: ZipDirectory) -> UndoRecord | None:
-    """The undo record before a directory; None where there is none.
+def read_undo(source: ByteSource, end: int) -> UndoRecord | None:
+    """The undo record that ends at an offset, as one does where a directory starts; None where there is none.
 
     Raises:
         SourceChanged, AccessFailed: as the source.
     """
-    start = max(0, directory.start - _UNDO_BYTES)
-    raw = source.read(start, directory.start)
+    start = max(0, end - _UNDO_BYTES)
+    raw = source.read(start, end)
     if not raw.startswith(_MAGIC) or _CRC.pack(zlib.crc32(raw[: _UNDO.size])) != raw[_UNDO.size :]:
         return None
     undo = UndoRecord(*_UNDO.unpack_from(raw)[1:])

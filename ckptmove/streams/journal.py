@@ -13,51 +13,72 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from ckptmove.changes import UNKNOWN_JOURNAL
 from ckptmove.model import Span
 
-_HEAD: Final = struct.Struct("<16s4QLHL")
-_RUN: Final = struct.Struct("<2Q")
+_HEAD: Final = struct.Struct("<16s6QLHL")
+_RUN: Final = struct.Struct("<3Q")
 #: With the version of the format.
-_MAGIC: Final = b"ckptmove undo 1\n"
+_MAGIC: Final = b"ckptmove undo 2\n"
 _CRC_BYTES: Final = 4
+#: What a file can be long at all: an offset of the system has a sign.
+_MOST_BYTES: Final = (1 << 63) - 1
 #: The most that an anchor may be long: in a zip archive it is the end of the directory, with the CRCs of the records.
 ANCHOR_BYTES: Final = 1 << 16
-_UNKNOWN: Final = "it is none of this version of ckptmove"
 _PREFIX: Final = ".ckptmove-"
 _SUFFIX: Final = ".journal"
 
 
+class Run(NamedTuple):
+    """Some bytes of a file, before a change and after it; one is longer than the other where the file ends in them.
+
+    Attributes:
+        start: their offset.
+        old: what was there.
+        new: what the change writes there; empty where it cuts off.
+    """
+
+    start: int
+    old: bytes
+    new: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What a file was before a change.
+    """What a file was before a change, and what it is to be.
 
     Attributes:
         name: the file's own, without its folder.
         old_size: its length before.
         new_size: its length after the change; in between it is one of those that lie between both.
-        old: offsets, and the bytes there that the change overwrites or cuts off.
-        anchor: a run of bytes that the change leaves alone.
-        anchor_crc: their CRC-32: bytes of another file, saved under the name since, have another one.
+        runs: all that the change overwrites, appends or cuts off, in order.
+        anchors: what the change leaves alone, right before it and at the end of the file behind it.
+        anchor_crc: the CRC-32 of both: bytes of another file, saved under the name since, have another one.
     """
 
     name: str
     old_size: int
     new_size: int
-    old: tuple[tuple[int, bytes], ...]
-    anchor: Span
+    runs: tuple[Run, ...]
+    anchors: tuple[Span, Span]
     anchor_crc: int
+
+    @property
+    def old(self) -> tuple[tuple[int, bytes], ...]:
+        """What has to be written to take the change back."""
+        return tuple((run.start, run.old) for run in self.runs if run.old)
 
     def encode(self) -> bytes:
         """The journal as bytes, which end with a CRC-32 of all before."""
         name = os.fsencode(self.name)
-        sizes = self.old_size, self.new_size, self.anchor.start, self.anchor.end
+        ends = [end for anchor in self.anchors for end in (anchor.start, anchor.end)]
         data = b"".join((
-            _HEAD.pack(_MAGIC, *sizes, self.anchor_crc, len(name), len(self.old)),
-            *(_RUN.pack(start, len(run)) for start, run in self.old),
+            _HEAD.pack(_MAGIC, self.old_size, self.new_size, *ends, self.anchor_crc, len(name), len(self.runs)),
+            *(_RUN.pack(run.start, len(run.old), len(run.new)) for run in self.runs),
             name,
-            *(run for _, run in self.old),
+            *(data for run in self.runs for data in (run.old, run.new)),
         ))  # fmt: skip
         return data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
 
@@ -66,32 +87,45 @@ def decode(data: bytes) -> Journal | None:
     """The inverse of :meth:`Journal.encode`; None of bytes that are not all there.
 
     Raises:
-        ValueError: they are all there, and no journal of this version.
+        ValueError: they are all there, and no journal of this version, or of no change that could be made.
     """
     body, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
     if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_CRC_BYTES, "little") != crc:
         return None
-    magic, old_size, new_size, anchor_start, anchor_end, anchor_crc, name_bytes, count = _HEAD.unpack_from(body)
+    magic, old_size, new_size, *ends, anchor_crc, name_bytes, count = _HEAD.unpack_from(body)
     name_start = _HEAD.size + count * _RUN.size
-    is_sound = magic == _MAGIC and name_start <= len(body) and anchor_start <= anchor_end <= old_size
-    if not is_sound or anchor_end - anchor_start > ANCHOR_BYTES:
-        raise ValueError(_UNKNOWN)
+    if magic != _MAGIC or name_start > len(body):
+        raise ValueError(UNKNOWN_JOURNAL)
     position = name_start + name_bytes
-    old: list[tuple[int, bytes]] = []
-    for start, nbytes in _RUN.iter_unpack(body[_HEAD.size : name_start]):
-        if start + nbytes > old_size:
-            raise ValueError(_UNKNOWN)
-        old.append((start, body[position : position + nbytes]))
-        position += nbytes
-    if position != len(body):
-        raise ValueError(_UNKNOWN)
-    return Journal(
+    runs: list[Run] = []
+    for start, old_bytes, new_bytes in _RUN.iter_unpack(body[_HEAD.size : name_start]):
+        middle, end = position + old_bytes, position + old_bytes + new_bytes
+        runs.append(Run(start, body[position:middle], body[middle:end]))
+        position = end
+    found = Journal(
         name=os.fsdecode(body[name_start : name_start + name_bytes]),
         old_size=old_size,
         new_size=new_size,
-        old=tuple(old),
-        anchor=Span(anchor_start, anchor_end),
+        runs=tuple(runs),
+        anchors=(Span(*ends[:2]), Span(*ends[2:])),
         anchor_crc=anchor_crc,
+    )
+    if position != len(body) or not _is_possible(found):
+        raise ValueError(UNKNOWN_JOURNAL)
+    return found
+
+
+def _is_possible(journal: Journal) -> bool:
+    """Whether the numbers are of a change: what a file is longer before or after is in the journal, all of it."""
+    shorter, longer = sorted((journal.old_size, journal.new_size))
+    written = shorter
+    for run in journal.runs:
+        in_file = run.start + len(run.old) <= journal.old_size and run.start + len(run.new) <= journal.new_size
+        if not in_file or run.start > written:
+            return False
+        written = max(written, run.start + max(len(run.old), len(run.new)))
+    return written == longer <= _MOST_BYTES and all(
+        anchor.start <= anchor.end <= min(anchor.start + ANCHOR_BYTES, shorter) for anchor in journal.anchors
     )
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.changes import BeingConverted, ChangeFailed, RollbackFailed
+from ckptmove.changes import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed
 from ckptmove.errors import SourceChanged
 from ckptmove.model import Span
-from ckptmove.streams.journal import ANCHOR_BYTES, Journal, decode, home_of, journal_path
+from ckptmove.streams.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
 from ckptmove.streams.sink import sync_folder
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from ckptmove.changes import Patch
 
+#: Of zeros in a row a crash may be the cause; fewer of them are a number that somebody has saved.
+_LOST: Final = re.compile(rb"\0{32,}")
 #: What changes when a file is written or replaced: device, inode, length and time of the last write.
 Stamp: TypeAlias = "tuple[int, int, int, int]"
 
@@ -58,6 +61,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
         SourceChanged: it is not the file any more that the patch was made for.
         ChangeFailed: the system failed; the file is what it was. Where only the journal could not be removed, it is
             taken back at the next run.
+        JournalInTheWay: a journal of another file has the name that this one's would have.
         RollbackFailed: the system failed, and then failed to put back what was there.
     """
     journal_file = journal_path(path)
@@ -67,7 +71,10 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
             if _stamp(found) != before:
                 raise SourceChanged(path)
             journal = _journal_for(fd, home_of(path)[1], found.st_size, patch)
-            _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
+            try:
+                _create(journal_file, journal.encode(), stat.S_IMODE(found.st_mode) & 0o666)
+            except FileExistsError as error:
+                raise JournalInTheWay(path, journal_file) from error
             try:
                 _change(fd, patch.writes, patch.size)
             except BaseException:
@@ -124,19 +131,23 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def _journal_for(fd: int, name: str, size: int, patch: Patch) -> Journal:
-    runs = [Span(start, min(start + len(data), size)) for start, data in patch.writes]
-    runs += [Span(patch.size, size)] if patch.size < size else []
-    # What is left alone lies before the change where that reaches to the end, as in archives; behind it elsewhere.
-    begin, end = min((run.start for run in runs), default=size), max((run.end for run in runs), default=size)
-    first, last = (end, size) if end < size else (0, begin)
-    anchor = Span(max(first, last - ANCHOR_BYTES), last)
+    runs = [
+        Run(start, _read_span(fd, Span(start, min(start + len(data), size))), bytes(data))
+        for start, data in patch.writes
+    ]
+    if patch.size < size:
+        runs.append(Run(patch.size, _read_span(fd, Span(patch.size, size)), b""))
+    begin = min((run.start for run in runs), default=size)
+    end = min(size, max((run.start + len(run.old) for run in runs), default=size))
+    behind = Span(max(end, size - ANCHOR_BYTES), size) if end < size else Span(0, 0)
+    anchors = Span(max(0, begin - ANCHOR_BYTES), begin), behind
     return Journal(
         name=name,
         old_size=size,
         new_size=patch.size,
-        old=tuple((run.start, _read_span(fd, run)) for run in runs if run.nbytes),
-        anchor=anchor,
-        anchor_crc=zlib.crc32(_read_span(fd, anchor)),
+        runs=tuple(runs),
+        anchors=anchors,
+        anchor_crc=_crc_of(fd, anchors),
     )
 
 
@@ -144,7 +155,27 @@ def _fits(fd: int, journal: Journal) -> bool:
     """Whether a file is the one that a journal was written for, wherever its change stopped."""
     size = os.fstat(fd).st_size
     is_between = min(journal.old_size, journal.new_size) <= size <= max(journal.old_size, journal.new_size)
-    return is_between and zlib.crc32(_read_span(fd, journal.anchor)) == journal.anchor_crc
+    return (
+        is_between
+        and _crc_of(fd, journal.anchors) == journal.anchor_crc
+        and all(_is_half_changed(_read_span(fd, _span_of(run)), run) for run in journal.runs)
+    )
+
+
+def _is_half_changed(found: bytes, run: Run) -> bool:
+    """Whether each byte is the old or the new one, or was lost in a crash, which leaves zeros."""
+    nbytes = _span_of(run).nbytes
+    old, new = run.old.ljust(nbytes, b"\0"), run.new.ljust(nbytes, b"\0")
+    known = _LOST.sub(lambda zeros: old[zeros.start() : zeros.end()], found)
+    return all(byte in {before, after} for byte, before, after in zip(known, old, new, strict=False))
+
+
+def _span_of(run: Run) -> Span:
+    return Span(run.start, run.start + max(len(run.old), len(run.new)))
+
+
+def _crc_of(fd: int, spans: Sequence[Span]) -> int:
+    return zlib.crc32(b"".join(_read_span(fd, span) for span in spans))
 
 
 def _change(fd: int, writes: Sequence[tuple[int, bytes]], size: int) -> None:

@@ -178,6 +178,8 @@ ERRORS = {
     changes.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
     changes.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     changes.ChangeFailed("a b", "no"): (5, "ckptmove inspect 'a b'"),
+    changes.JournalInTheWay("a", "j k"): (5, "rm 'j k'"),
+    changes.RollbackFailed("a", "j k", changes.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
     changes.RollbackFailed("a b", "j", "no"): (
         5,
         "make both writable, with some space, then type: ckptmove inspect 'a b'",
@@ -196,6 +198,7 @@ ERRORS = {
     errors.OutputIsSource("a"): (4, "--output"),
     directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
+    errors.OutputIsNoReport("a", "b"): (4, "--junit report.xml"),
     errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
@@ -204,6 +207,9 @@ ERRORS = {
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
     errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "make it first"),
+    errors.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
+    errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
+    errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),
     errors.StdoutFailed("full"): (5, ""),
 }
 

@@ -112,6 +112,8 @@ def test_in_a_directory_the_file_is_named(ask, bench) -> None:
     "words",
     [
         ("--to", "cpu", "--in-place", "-o", "new.pth"),
+        ("--to", "cpu", "--in-place", "--force"),
+        ("--to", "cpu", "--in-place", "--no-check"),
         ("--undo", "--to", "cpu"),
         ("--undo", "--map", "cuda:*=cpu"),
         ("--undo", "--keep", "model.*"),

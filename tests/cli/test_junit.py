@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -76,15 +78,79 @@ def test_what_is_not_proven_is_skipped_or_with_strict_a_failure(say, verdicts, b
     assert outcome.get("message").endswith("a resume is not proven: no optimizer state")
 
 
-def test_a_report_is_replaced_by_the_next_run(say, verdicts, bench):
-    (bench / "report.xml").write_text("old")
+@pytest.mark.parametrize("old", ["<?xml version='1.0'?><testsuites/>", ""])
+def test_a_report_is_replaced_by_the_next_run(say, verdicts, bench, old):
+    (bench / "report.xml").write_text(old)
     verdicts("good.pth", PASSED)
     assert say("verify", "good.pth", "--junit", "report.xml").code == 0
     assert ET.parse(bench / "report.xml").getroot().tag == "testsuites"
 
 
-def test_a_report_that_cannot_be_written_is_an_error(ask, verdicts, bench):
+@pytest.fixture
+def nothing_is_verified(monkeypatch):
+    monkeypatch.setattr(api, "verify", lambda path, **_options: pytest.fail(f"{path} was verified"))
+
+
+@pytest.mark.usefixtures("nothing_is_verified")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("run.pth", "--junit", "./run.pth"), "a checkpoint that is to be verified"),
+        (("dragged.pth", "--junit", "link.pth", "run.pth"), "a checkpoint that is to be verified"),
+        (("dragged.pth", "--against", "run.pth", "--junit", "run.pth"), "a checkpoint that is to be verified"),
+        (("--junit", "run.pth", "dragged.pth"), "a file that is no XML"),
+        (("dragged.pth", "--junit", "notes.txt"), "a file that is no XML"),
+    ],
+)
+def test_no_checkpoint_is_replaced_by_a_report(ask, bench, words, found):
+    (bench / "link.pth").symlink_to("run.pth")
+    (bench / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in bench.iterdir()}
+    error = ask("verify", *words)["error"]
+    assert (error["kind"], error["exit_code"]) == ("output-is-no-report", 4)
+    assert error["message"] == f"the JUnit report would replace {found}"
+    assert {path: path.read_bytes() for path in bench.iterdir()} == before
+
+
+@pytest.mark.usefixtures("nothing_is_verified")
+@pytest.mark.parametrize("path", ["no/such/folder.xml", "run.pth/a.xml", ".", "/dev/null", "a\0b"])
+def test_a_report_that_cannot_be_written_is_an_error_before_the_work(ask, path):
+    error = ask("verify", "run.pth", "--junit", path)["error"]
+    assert (error["kind"], error["exit_code"], error["path"]) == ("write-failed", 5, path)
+    assert "--junit" in error["hint"]
+    assert "--output" not in error["hint"]
+
+
+def test_a_report_for_which_there_is_no_room_any_more_is_an_error_after_it(ask, verdicts, bench):
     verdicts("good.pth", PASSED)
-    document = ask("verify", "good.pth", "--junit", "no/such/folder.xml")
-    assert document["exit_code"] == 5
-    assert document["error"]["path"] == "no/such/folder.xml"
+    real = api.verify
+
+    def verify(path, **options):
+        (bench / "reports").rmdir()
+        return real(path, **options)
+
+    (bench / "reports").mkdir()
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(api, "verify", verify)
+        document = ask("verify", "good.pth", "--junit", "reports/new.xml")
+    assert (document["exit_code"], document["error"]["path"]) == (5, "reports/new.xml")
+
+
+@pytest.mark.usefixtures("nothing_is_verified")
+def test_a_report_does_not_go_to_standard_output(say, bench):
+    said = say("verify", "run.pth", "--junit", "-")
+    assert said.code == 2
+    assert "./-" in said.err
+    assert not (bench / "-").exists()
+
+
+@pytest.mark.usefixtures("nothing_is_verified")
+def test_what_cannot_be_read_is_not_replaced_by_a_report(ask, bench, monkeypatch):
+    def refuse(*_arguments):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("ckptmove.cli.verify_command.open", refuse, raising=False)
+    (bench / "report.xml").write_text("mine")
+    error = ask("verify", "run.pth", "--junit", "report.xml")["error"]
+    assert (error["exit_code"], error["message"]) == (5, "could not write: Permission denied")
+    assert (bench / "report.xml").read_text() == "mine"

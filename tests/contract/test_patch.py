@@ -144,7 +144,7 @@ def test_a_damaged_undo_record_is_none(roomy, pickle_of):
         container = opened(spoiled)
         with pytest.raises(NothingToUndo, match="never"):
             container.undo()
-        assert container.locate(roomy.storages()) == ()
+        assert {fact.kind for fact in container.locate(roomy.storages())} == {"stray-bytes"}
 
 
 def test_a_storage_in_the_tail_is_none_of_ours(roomy, pickle_of, monkeypatch):

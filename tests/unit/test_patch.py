@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.changes import BeingConverted, ChangeFailed, Patch, RollbackFailed, RolledBack
+from ckptmove.changes import BeingConverted, ChangeFailed, JournalInTheWay, Patch, RollbackFailed, RolledBack
 from ckptmove.errors import SourceChanged
 from ckptmove.model import Span
 from ckptmove.streams import patch as room
-from ckptmove.streams.journal import Journal, decode, is_journal, journal_name, journal_path
+from ckptmove.streams.journal import Journal, Run, decode, is_journal, journal_name, journal_path
 from ckptmove.streams.patch import apply_patch, roll_back, stamp
 from ckptmove.streams.recovery import recover, recover_listed
 
@@ -145,6 +145,23 @@ def test_what_lies_behind_a_change_tells_other_files_apart_too(file, monkeypatch
     assert file.read_bytes() == data
 
 
+def test_what_lies_before_a_change_amid_a_file_tells_other_files_apart_too(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch, Patch(((10, b"over"),), 200))
+    data = b"!" + file.read_bytes()[1:]
+    file.write_bytes(data)
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"ovwr", b"ov\0r"])
+def test_a_byte_that_is_neither_old_nor_new_was_saved_since(file, monkeypatch, data):
+    kill_before_the_end(file, monkeypatch, Patch(((10, b"over"), (50, b"m")), 200))
+    saved = OLD[:10] + data + OLD[10 + len(data) :]
+    file.write_bytes(saved)
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == saved
+
+
 def test_the_journal_of_another_name_is_left_alone(file, monkeypatch):
     kill_before_the_end(file, monkeypatch)
     other = file.rename(file.parent / "other.pth")
@@ -153,6 +170,16 @@ def test_the_journal_of_another_name_is_left_alone(file, monkeypatch):
     assert recover(str(other)) == ""
     assert other.read_bytes() != OLD
     assert journal_name("other.pth") in names(file.parent)
+
+
+def test_a_journal_that_is_in_the_way_is_named(file):
+    Path(journal_path(str(file))).write_bytes(journal(name="other.pth").encode())
+    assert recover(str(file)) == ""
+    with pytest.raises(JournalInTheWay, match=f"{journal_name('run.pth')} is in the way") as caught:
+        change(file)
+    assert caught.value.journal == journal_path(str(file))
+    assert file.read_bytes() == OLD
+    assert names(file.parent) == [journal_name("run.pth"), "run.pth"]
 
 
 def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
@@ -174,22 +201,37 @@ def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
 
 def journal(**changes):
     fields = {
-        "name": "run.pth", "old_size": 200, "new_size": 198, "old": ((190, OLD[190:]),), "anchor": Span(0, 190),
-        "anchor_crc": 7,
+        "name": "run.pth", "old_size": 200, "new_size": 198, "anchors": (Span(0, 190), Span(0, 0)), "anchor_crc": 7,
+        "runs": (Run(190, OLD[190:198], b"new tail"), Run(198, OLD[198:], b"")),
     }  # fmt: skip
     return Journal(**{**fields, **changes})
 
 
 def test_a_journal_is_read_as_it_was_written():
-    for one in (journal(), journal(name="r\udcffn \n.pth", old=()), journal(old=((1, b"a"), (7, b"bc")))):
+    unchanged = journal(name="r\udcffn \n.pth", new_size=200, runs=())
+    for one in (journal(), unchanged, journal(runs=(Run(1, b"a", b"b"), Run(190, OLD[190:], b"new tail")))):
         assert decode(one.encode()) == one
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"old": ((191, bytes(10)),)}, {"old": ((2**63, b""),)}, {"anchor": Span(3, 2)}, {"anchor": Span(0, 201)},
-     {"anchor": Span(0, 1 << 17), "old_size": 1 << 20}],
-)  # fmt: skip
+#: Of what lies behind the file's end, or would make it longer than the journal itself says what with.
+IMPOSSIBLE = [
+    {"runs": (Run(191, bytes(10), b""),)},
+    {"runs": (Run(190, OLD[190:], b"new tail!"),)},
+    {"runs": (Run(198, OLD[198:199], b""),)},
+    {"runs": ()},
+    {"runs": (Run(199, OLD[199:], b""),)},
+    {"runs": (Run(2**63, b"", b""),)},
+    {"runs": (Run(2**64 - 10, b"xxxx", b""),), "old_size": 2**64 - 1, "new_size": 0},
+    {"runs": (Run(2**40 - 4, b"xxxx", b""),), "old_size": 2**40, "new_size": 0},
+    {"runs": (), "old_size": 2**64 - 1, "new_size": 2**64 - 1},
+    {"anchors": (Span(3, 2), Span(0, 0))},
+    {"anchors": (Span(0, 199), Span(0, 0))},
+    {"anchors": (Span(0, 0), Span(2**64 - 10, 2**64 - 5))},
+    {"anchors": (Span(0, 1 << 17), Span(0, 0)), "old_size": 1 << 20, "new_size": 1 << 20, "runs": ()},
+]
+
+
+@pytest.mark.parametrize("changes", IMPOSSIBLE)
 def test_a_journal_that_cannot_be_is_refused(file, changes):
     Path(journal_path(str(file))).write_bytes(journal(**changes).encode())
     with pytest.raises(RollbackFailed, match="none of this version"):
@@ -197,8 +239,19 @@ def test_a_journal_that_cannot_be_is_refused(file, changes):
     assert file.read_bytes() == OLD
 
 
+def test_a_journal_of_a_larger_file_makes_none(file):
+    size = 2**62
+    anchors = Span(size - 10, size), Span(0, 0)
+    wrong = journal(
+        old_size=size, new_size=size, runs=(Run(size - 4, b"xxxx", b"yyyy"),), anchors=anchors, anchor_crc=0
+    )
+    Path(journal_path(str(file))).write_bytes(wrong.encode())
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == OLD
+
+
 def test_a_journal_of_a_later_version_is_refused(file, monkeypatch):
-    monkeypatch.setattr("ckptmove.streams.journal._MAGIC", b"ckptmove undo 2\n")
+    monkeypatch.setattr("ckptmove.streams.journal._MAGIC", b"ckptmove undo 3\n")
     data = journal().encode()
     monkeypatch.undo()
     with pytest.raises(ValueError, match="version"):
@@ -207,8 +260,8 @@ def test_a_journal_of_a_later_version_is_refused(file, monkeypatch):
 
 def test_a_journal_whose_lengths_do_not_add_up_is_refused():
     data = bytearray(journal().encode()[:-4])
-    for at, value in ((len(data) - len("run.pth") - 10 - 8, 9), (struct.calcsize("<16s4QLH"), 1 << 30)):
-        wrong = data[:at] + value.to_bytes(4, "little") + data[at + 4 :]
+    for at, value in ((struct.calcsize("<16s6QLHL") + 8, 9), (struct.calcsize("<16s6QLH"), 1 << 30)):
+        wrong = bytes(data[:at]) + value.to_bytes(4, "little") + data[at + 4 :]
         with pytest.raises(ValueError, match="version"):
             decode(wrong + zlib.crc32(wrong).to_bytes(4, "little"))
 
