@@ -14,7 +14,7 @@ from glob import has_magic
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import changes, directories, errors
+from ckptmove import changes, directories, errors, outputs
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
@@ -295,6 +295,11 @@ def _(error: changes.ChangeFailed) -> str:
 @hint_for.register(changes.RollbackFailed)
 def _(error: changes.RollbackFailed) -> str:
     return f"make both writable, with some space, then type: ckptmove inspect {shlex.quote(error.path or '')}"
+
+
+@hint_for.register(outputs.NotDurable)
+def _(error: outputs.NotDurable) -> str:
+    return f"have the disk looked at, and compare: ckptmove inspect --check {shlex.quote(error.path or '')}"
 
 
 @hint_for.register(errors.WriteFailed)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.outputs import NotDurable
+from ckptmove.streams.leftovers import claimed_file, temporary_names
 from ckptmove.streams.new_file import NewFile, write_failed
 
 if TYPE_CHECKING:
@@ -49,8 +51,7 @@ class FileSink(NewFile):
         super().__init__(output)
         self._output = Path(output)
         self._force = force
-        # Of fixed length, so that an output with the longest possible name has a temporary one as well.
-        self._temp = self._output.parent / f".ckptmove-{os.urandom(8).hex()}.part"
+        self._temp, _ = temporary_names(self._output.parent)
 
     def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file.
@@ -61,8 +62,7 @@ class FileSink(NewFile):
         """
         with self._failing():
             self._look()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._temp, flags, 0o666)
+            self._fd = claimed_file(self._temp)
         return self
 
     def __exit__(
@@ -76,15 +76,15 @@ class FileSink(NewFile):
             self._temp.unlink()
 
     def commit(self) -> None:
-        """Make the bytes durable and give the file its name.
+        """Make the bytes durable and give the file its name; until then, nobody takes it for a leftover.
 
         Raises:
             WriteFailed: the system failed.
+            NotDurable: it failed when the file had its name.
             OutputExists: the name has been taken meanwhile, and there is no ``force``.
         """
         with self._failing():
             self.make_durable(None)
-            self.close()
             self._look()
             # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
             folder = os.open(self._output.parent, os.O_RDONLY)
@@ -93,7 +93,7 @@ class FileSink(NewFile):
                     self._temp.replace(self._output)
                 else:
                     self._take_name()
-                sync_folder(folder)
+                self._confirm(folder)
             finally:
                 os.close(folder)
 
@@ -125,7 +125,14 @@ class FileSink(NewFile):
                 self._output.unlink()
                 raise
         else:
-            self._temp.unlink()
+            with suppress(OSError):  # the file has its name; what is left of the other one, the next run removes
+                self._temp.unlink()
+
+    def _confirm(self, folder: int) -> None:
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            raise NotDurable(str(self._output), error.strerror or str(error)) from error
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -199,7 +199,7 @@ def test_at_every_instant_there_is_a_whole_one(tmp_path, monkeypatch):
     def rename(self, target):
         real(self, target)
         seen.append(
-            sorted((path / "a.txt").read_bytes() for path in tmp_path.iterdir() if (path / "sub/b.txt").exists())
+            sorted(path.read_bytes() for path in tmp_path.rglob("a.txt") if (path.parent / "sub/b.txt").exists())
         )
 
     monkeypatch.setattr(Path, "rename", rename)
