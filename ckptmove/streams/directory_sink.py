@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from ckptmove.directories import OutputHoldsMore
 from ckptmove.errors import OutputExists, WriteFailed
-from ckptmove.outputs import NotDurable
 from ckptmove.streams.leftovers import OWNER, claimed_folder, temporary_names
 from ckptmove.streams.new_file import NewFile, require_room, write_failed
-from ckptmove.streams.sink import sync_folder
+from ckptmove.streams.sink import sync_folder, sync_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,7 +145,7 @@ class DirectorySink:
                 if self._look():
                     self._move_aside()
                 self._take_name()
-                self._confirm(parent)
+                sync_name(parent, self._output)
             finally:
                 os.close(parent)
         self._remove_replaced()
@@ -172,12 +171,6 @@ class DirectorySink:
                 raise OutputExists(str(self._output))
             old.rename(self._output)
         self._aside.rmdir()
-
-    def _confirm(self, parent: int) -> None:
-        try:
-            sync_folder(parent)
-        except OSError as error:
-            raise NotDurable(str(self._output), error.strerror or str(error)) from error
 
     def _take_name(self) -> None:
         try:

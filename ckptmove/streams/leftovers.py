@@ -72,15 +72,18 @@ def claimed_folder(path: Path) -> int:
     """
     while True:
         path.mkdir(OWNER)
+        fd = -1
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if _lock(fd, path):
+                return fd
         except FileNotFoundError:
             continue  # another process took it for a leftover, before it was claimed
         except BaseException:
+            if fd >= 0:
+                os.close(fd)
             path.rmdir()
             raise
-        if _lock(fd, path):
-            return fd
         os.close(fd)
 
 

@@ -69,9 +69,8 @@ class FileSink(NewFile):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the temporary file unless :meth:`commit` has run."""
-        if self._fd >= 0:
-            with suppress(OSError):
-                self.close()
+        with suppress(OSError):
+            self.close()
         with suppress(OSError):
             self._temp.unlink()
 
@@ -93,7 +92,7 @@ class FileSink(NewFile):
                     self._temp.replace(self._output)
                 else:
                     self._take_name()
-                self._confirm(folder)
+                sync_name(folder, self._output)
             finally:
                 os.close(folder)
 
@@ -128,12 +127,6 @@ class FileSink(NewFile):
             with suppress(OSError):  # the file has its name; what is left of the other one, the next run removes
                 self._temp.unlink()
 
-    def _confirm(self, folder: int) -> None:
-        try:
-            sync_folder(folder)
-        except OSError as error:
-            raise NotDurable(str(self._output), error.strerror or str(error)) from error
-
     @contextmanager
     def _failing(self) -> Iterator[None]:
         try:
@@ -142,6 +135,18 @@ class FileSink(NewFile):
             raise OutputExists(str(self._output)) from error
         except (OSError, ValueError) as error:
             raise write_failed(str(self._output), error) from error
+
+
+def sync_name(folder: int, output: Path) -> None:
+    """Make the name durable that an output has taken.
+
+    Raises:
+        NotDurable: the system failed.
+    """
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise NotDurable(str(output), error.strerror or str(error)) from error
 
 
 def sync_folder(folder: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, directories, errors
+from ckptmove import api, directories, errors, outputs
 from ckptmove.cli.outcome import failure_of, retyped
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -194,6 +194,7 @@ ERRORS = {
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
     errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "make it first"),
+    outputs.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
     errors.StdoutFailed("full"): (5, ""),
 }
 
