@@ -34,7 +34,7 @@ class Counted:
         self._place = place
         self._act = act
         self._lasting = lasting
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what acts may make calls itself
 
     def before(self, name, arguments):
         with self._lock:
