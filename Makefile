@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test check format lint types samples bench clean
+.PHONY: help demo test crash check format lint types samples bench growth clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -26,6 +26,9 @@ test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	@rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
+crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have every call fail: minutes
+	CKPTMOVE_CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
+
 check: $(STAMP) lint types test ## the gate before every commit: format, lint, types, tests
 
 lint: $(STAMP)
@@ -44,6 +47,10 @@ samples: $(STAMP) ## write sample_ckpts/ again from its recipe
 
 bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 	$(BIN)/python benchmarks/side_by_side.py
+
+growth: $(STAMP) ## how time and memory grow up to a million tensors, and 3 GB in 1.5 GB of memory: half an hour
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/limited_memory.py
 
 clean:
 	rm -rf $(VENV) mended.pth build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

@@ -5,7 +5,8 @@
 
 Each kind of file is made in several sizes, and each command runs once on each of them, as a whole process. A row says
 by what factor the file has more than the one above it, and by what factor time and memory went up: linear is no more
-than the former. Start-up, which hangs on nothing, is the first row, and is not taken off.
+than the former. Start-up, which hangs on nothing, is the first row, and is not taken off. Time is that on a processor:
+one run on a machine that others use says nothing by the clock.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def measure(kind: Kind, largest: int, folder: Path) -> None:
     for found in rows.values():
         before: tuple[int, float, int] | None = None
         for size, contender in found:
-            now = size, contender.seconds[0], contender.peak_bytes[0]
+            now = size, contender.cpu_seconds[0], contender.peak_bytes[0]
             ratios = " | ".join(f"{new / old:.1f}" for new, old in zip(now, before, strict=True)) if before else "| |"
             print(
                 f"| {kind.figure} | {contender.name} | {size:,} | {now[1]:.2f} | {now[2] / MIB:.0f} | {ratios} |",
@@ -116,11 +117,13 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ckptmove-growth-", dir=options.folder))
     try:
-        print("| what grows | command | how many | seconds | peak MiB | times as many | times the time | the memory |")
+        print(
+            "| what grows | command | how many | CPU seconds | peak MiB | times as many | times the time | the memory |"
+        )
         print("|---|---|---:|---:|---:|---:|---:|---:|")
         start = Contender("ckptmove --help", [sys.executable, "-m", "ckptmove", "--help"])
         start.run()
-        print(f"| nothing | {start.name} | 0 | {start.seconds[0]:.2f} | {start.peak_bytes[0] / MIB:.0f} | | | |")
+        print(f"| nothing | {start.name} | 0 | {start.cpu_seconds[0]:.2f} | {start.peak_bytes[0] / MIB:.0f} | | | |")
         for kind in KINDS:
             measure(kind, options.largest, folder)
     finally:

@@ -46,6 +46,11 @@ def is_temporary(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a name is one of an output that is being written, or was broken off."""
+    return is_temporary(name) and name.endswith(".part")
+
+
 def claimed_file(path: Path) -> int:
     """Open a new file for writing; it is claimed until the descriptor, and every copy of it, is closed.
 
