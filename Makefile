@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test check format lint types samples bench fuzz clean
+.PHONY: help demo test crash check format lint types samples bench growth fuzz clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -25,6 +25,9 @@ demo: $(STAMP) ## inspect, convert and verify a sample; nothing is needed before
 test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	@rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+
+crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have every call fail: minutes
+	CKPTMOVE_CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
 
 check: $(STAMP) lint types test ## the gate before every commit: format, lint, types, tests
 
@@ -48,6 +51,10 @@ bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 fuzz: $(STAMP) ## every fuzzer for a minute, on one core; Linux only
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fuzz]'
 	for target in $$($(BIN)/python -m fuzz --list); do $(BIN)/python -m fuzz $$target -max_total_time=60 || exit 1; done
+
+growth: $(STAMP) ## how time and memory grow up to a million tensors, and 3 GB in 1.5 GB of memory: half an hour
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/limited_memory.py
 
 clean:
 	rm -rf $(VENV) fuzz/corpus fuzz/found mended.pth build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

@@ -82,6 +82,7 @@ class Contender:
         output: a file that it writes, removed before each run.
         expected: its exit code; ``inspect`` says 1 of a file for a device that this machine's user does not have.
         seconds: wall time of each run.
+        cpu_seconds: time on a processor of each run, whoever else is at work.
         peak_bytes: largest resident set of each run.
     """
 
@@ -90,6 +91,7 @@ class Contender:
     output: Path | None = None
     expected: int = 0
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
 
     def run(self) -> None:
@@ -106,6 +108,7 @@ class Contender:
         error = process.stderr.read() if process.stderr else b""
         _, status, usage = os.wait4(process.pid, 0)
         self.seconds.append(time.perf_counter() - began)
+        self.cpu_seconds.append(usage.ru_utime + usage.ru_stime)
         self.peak_bytes.append(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != self.expected:

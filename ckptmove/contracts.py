@@ -61,6 +61,14 @@ class FileBacked(Protocol):
         """Its descriptor."""
         ...
 
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened.
+
+        Raises:
+            SourceChanged: it was.
+        """
+        ...
+
 
 class ByteSink(Protocol):
     """The end of a new file; whoever opened it makes it whole and durable."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import naming, open_checkpoint
@@ -18,6 +19,7 @@ from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.segments import without_checks
+from ckptmove.streams.leftovers import clear_leftovers
 from ckptmove.streams.sink import FileSink, same_file
 from ckptmove.streams.source import is_folder
 
@@ -98,12 +100,13 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
 
 
 def require_output(request: ConvertRequest) -> None:
-    """Refuse a new file that cannot be one, before anything is written.
+    """Refuse a new file that cannot be one, before anything is written; clear up what others have left there.
 
     Raises:
         OutputIsFolder, OutputIsSource, OutputExists: as they say.
     """
     target = request.target
+    clear_leftovers(Path(target).parent)
     if is_folder(target) or target.endswith(os.sep):
         raise OutputIsFolder(target, os.path.join(target, os.path.basename(request.beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
     if same_file(request.path, target):

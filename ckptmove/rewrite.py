@@ -95,6 +95,8 @@ def write_segments(
                 done += count
                 if progress is not None:
                     progress(done, total)
+    if isinstance(source, FileBacked):
+        source.require_unchanged()
     return done
 
 

@@ -22,6 +22,7 @@ from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
 from ckptmove.devices import is_device_string
 from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice
+from ckptmove.outputs import LeftoversRemoved
 from ckptmove.report.answers import Failure
 from ckptmove.report.text import clean, sentence
 
@@ -55,7 +56,8 @@ class GuardedGroup(TyperGroup):
         run = super().main
         open_closed_streams()
         with collector_paused(), warnings.catch_warnings():  # a command is over before a cycle matters
-            warnings.simplefilter("always", RolledBack)
+            for category in (RolledBack, LeftoversRemoved):
+                warnings.simplefilter("always", category)
             warnings.showwarning = _show
             code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
         sys.exit(code)

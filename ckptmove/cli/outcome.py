@@ -14,7 +14,7 @@ from glob import has_magic
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import changes, directories, errors
+from ckptmove import changes, directories, errors, outputs
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
@@ -337,6 +337,11 @@ def _(error: errors.ReportFailed) -> str:
     if error.reason in _NO_SPACE:
         return "free some space, or name another place with --junit"
     return "name a file that can be written with --junit"
+
+
+@hint_for.register(outputs.NotDurable)
+def _(error: outputs.NotDurable) -> str:
+    return f"have the disk looked at, and compare: ckptmove inspect --check {shlex.quote(error.path or '')}"
 
 
 @hint_for.register(errors.WriteFailed)

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
+from ckptmove.streams.leftovers import is_unfinished
 from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
@@ -238,8 +239,9 @@ class _Lister:
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
         full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path may become a URL: it stays text
         with os.scandir(full) as entries:
-            # One more than may be: whoever counts them says so.
-            return list(islice(entries, self._limits.entries - self._entries + 1))
+            # One more than may be: whoever counts them says so. What is being written, or was broken off, is no part.
+            whole = (entry for entry in entries if not is_unfinished(entry.name))
+            return list(islice(whole, self._limits.entries - self._entries + 1))
 
     def _is_blob(self, entry: os.DirEntry[str]) -> bool:
         """Whether a link leads to a file of the cache: such a file is one of the directory."""

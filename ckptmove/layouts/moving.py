@@ -9,6 +9,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ from ckptmove.notes import conversion_notes, overflow_note
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.directory_sink import DirectorySink
+from ckptmove.streams.leftovers import clear_leftovers
 from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
                 container="directory", plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
             )
         _require_apart(path, target)
+        clear_leftovers(Path(target).parent)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:

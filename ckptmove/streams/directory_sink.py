@@ -11,27 +11,25 @@ import shutil
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.directories import OutputHoldsMore
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.streams.leftovers import OWNER, claimed_folder, temporary_names
 from ckptmove.streams.new_file import NewFile, require_room, write_failed
-from ckptmove.streams.sink import sync_folder
+from ckptmove.streams.sink import sync_folder, sync_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-#: Whoever makes a folder must be able to fill it, and to remove it again.
-_OWNER: Final = stat.S_IRWXU
-
 
 class DirectorySink:
     """A directory that is written beside its output and renamed onto it.
 
-    With ``force`` a directory is replaced, if the new one holds everything that it does: it is renamed aside, the new
-    one takes the name, and only then is the old one removed. At every instant one of them is whole; a crash between
-    the two renames leaves the old one under a hidden name beside the output. A symbolic link is replaced itself.
+    With ``force`` a directory is replaced, if the new one holds everything that it does: it is moved aside, into a
+    hidden folder, the new one takes the name, and only then is the old one removed. At every instant one of them is
+    whole; what a crash leaves aside is put back by the next run. A symbolic link is replaced itself.
 
     Attributes:
         leftover: where the replaced directory still is, because the system refused to remove it; else None.
@@ -48,11 +46,9 @@ class DirectorySink:
         self._output = Path(output)
         self._names = names
         self._force = force
-        unique = os.urandom(8).hex()
-        self._temp = self._output.parent / f".ckptmove-{unique}.part"
-        self._aside = self._output.parent / f".ckptmove-{unique}.old"
+        self._temp, self._aside = temporary_names(self._output.parent)
+        self._claims: list[int] = []
         self._folders: list[tuple[Path, int]] = []
-        self._is_committed = False
         self.leftover: str | None = None
 
     def __enter__(self) -> DirectorySink:  # noqa: PYI034  # Self came with Python 3.11
@@ -65,19 +61,21 @@ class DirectorySink:
         """
         with self._failing():
             self._look()
-            self._temp.mkdir(_OWNER)
+            self._claims.append(claimed_folder(self._temp))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the temporary directory unless :meth:`commit` has run, and put back what was moved aside."""
-        with suppress(OSError):
-            if os.path.lexists(self._aside) and not os.path.lexists(self._output):
-                self._aside.rename(self._output)
-        if self._is_committed:  # and interrupted while the old one was removed
+        if not os.path.lexists(self._temp):  # it has its name, and was interrupted while the old one was removed
             self._remove_replaced()
-        shutil.rmtree(self._temp, ignore_errors=True)
+        with suppress(OSError, OutputExists):
+            self._put_back()
+            # As long as the old one is aside, this folder says that it has not been replaced.
+            shutil.rmtree(self._temp, ignore_errors=True)
+        for claim in self._claims:
+            os.close(claim)
 
     def reserve(self, nbytes: int) -> None:
         """Refuse to begin where there is no room for all of it.
@@ -99,8 +97,8 @@ class DirectorySink:
         """
         with self._failing(path):
             full = self._temp / path
-            full.mkdir(_OWNER, exist_ok=not path)
-            self._folders.append((full, mode | _OWNER))
+            full.mkdir(OWNER, exist_ok=not path)
+            self._folders.append((full, mode | OWNER))
 
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link in it.
@@ -134,6 +132,7 @@ class DirectorySink:
 
         Raises:
             WriteFailed: the system failed; what was there is there again.
+            NotDurable: it failed when the directory had its name.
             OutputExists: the name has been taken meanwhile, and there is no ``force``.
             OutputHoldsMore: what is to be replaced has got something else meanwhile.
         """
@@ -144,13 +143,34 @@ class DirectorySink:
             parent = os.open(self._output.parent, os.O_RDONLY)
             try:
                 if self._look():
-                    self._output.rename(self._aside)
+                    self._move_aside()
                 self._take_name()
-                self._is_committed = True
-                sync_folder(parent)
+                sync_name(parent, self._output)
             finally:
                 os.close(parent)
         self._remove_replaced()
+
+    def _move_aside(self) -> None:
+        claim = claimed_folder(self._aside)
+        self._claims.append(claim)
+        self._output.rename(self._aside / self._output.name)
+        sync_folder(claim)
+
+    def _put_back(self) -> None:
+        """Make what was moved aside the output again.
+
+        Raises:
+            OSError: the system refuses.
+            OutputExists: something else has the name.
+        """
+        if not os.path.lexists(self._aside):
+            return
+        old = self._aside / self._output.name
+        if os.path.lexists(old):  # else it had not been moved yet
+            if os.path.lexists(self._output):
+                raise OutputExists(str(self._output))
+            old.rename(self._output)
+        self._aside.rmdir()
 
     def _take_name(self) -> None:
         try:
@@ -165,10 +185,7 @@ class DirectorySink:
         if not os.path.lexists(self._aside):
             return
         try:
-            if self._aside.is_symlink():
-                self._aside.unlink()
-            else:
-                shutil.rmtree(self._aside)
+            shutil.rmtree(self._aside)
         except OSError:
             self.leftover = str(self._aside)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.outputs import NotDurable
+from ckptmove.streams.leftovers import claimed_file, temporary_names
 from ckptmove.streams.new_file import NewFile, write_failed
 
 if TYPE_CHECKING:
@@ -49,8 +51,7 @@ class FileSink(NewFile):
         super().__init__(output)
         self._output = Path(output)
         self._force = force
-        # Of fixed length, so that an output with the longest possible name has a temporary one as well.
-        self._temp = self._output.parent / f".ckptmove-{os.urandom(8).hex()}.part"
+        self._temp, _ = temporary_names(self._output.parent)
 
     def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file.
@@ -61,30 +62,28 @@ class FileSink(NewFile):
         """
         with self._failing():
             self._look()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._temp, flags, 0o666)
+            self._fd = claimed_file(self._temp)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the temporary file unless :meth:`commit` has run."""
-        if self._fd >= 0:
-            with suppress(OSError):
-                self.close()
+        with suppress(OSError):
+            self.close()
         with suppress(OSError):
             self._temp.unlink()
 
     def commit(self) -> None:
-        """Make the bytes durable and give the file its name.
+        """Make the bytes durable and give the file its name; until then, nobody takes it for a leftover.
 
         Raises:
             WriteFailed: the system failed.
+            NotDurable: it failed when the file had its name.
             OutputExists: the name has been taken meanwhile, and there is no ``force``.
         """
         with self._failing():
             self.make_durable(None)
-            self.close()
             self._look()
             # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
             folder = os.open(self._output.parent, os.O_RDONLY)
@@ -93,7 +92,7 @@ class FileSink(NewFile):
                     self._temp.replace(self._output)
                 else:
                     self._take_name()
-                sync_folder(folder)
+                sync_name(folder, self._output)
             finally:
                 os.close(folder)
 
@@ -125,7 +124,8 @@ class FileSink(NewFile):
                 self._output.unlink()
                 raise
         else:
-            self._temp.unlink()
+            with suppress(OSError):  # the file has its name; what is left of the other one, the next run removes
+                self._temp.unlink()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -135,6 +135,18 @@ class FileSink(NewFile):
             raise OutputExists(str(self._output)) from error
         except (OSError, ValueError) as error:
             raise write_failed(str(self._output), error) from error
+
+
+def sync_name(folder: int, output: Path) -> None:
+    """Make the name durable that an output has taken.
+
+    Raises:
+        NotDurable: the system failed.
+    """
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise NotDurable(str(output), error.strerror or str(error)) from error
 
 
 def sync_folder(folder: int) -> None:

@@ -38,8 +38,9 @@ class FileSource:
 
     def __init__(self, path: str, file: FileIO) -> None:
         self.path = path
-        self.size = os.fstat(file.fileno()).st_size
         self._file = file
+        self._stamp = self._look()
+        self.size = self._stamp[0]
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive).
@@ -84,9 +85,23 @@ class FileSource:
         """Its descriptor, as for the kernel to copy from."""
         return self._file.fileno()
 
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened; one that only lost its name is what it was.
+
+        Raises:
+            SourceChanged: it was.
+        """
+        if self._look() != self._stamp:
+            raise SourceChanged(self.path)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _look(self) -> tuple[int, int]:
+        """Its size and the time of the last write."""
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
 
     def _within(self, start: int, end: int) -> None:
         if not 0 <= start <= end <= self.size:

@@ -18,10 +18,22 @@ PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
     ["errors", "dtypes", "model", "collector", "wording"],
-    ["moves", "evidence", "differences", "contracts", "devices", "optimizers", "roles", "directories", "changes"],
+    [
+        "moves",
+        "evidence",
+        "differences",
+        "contracts",
+        "devices",
+        "optimizers",
+        "roles",
+        "directories",
+        "changes",
+        "outputs",
+    ],
     [
         "streams.source",
         "streams.new_file",
+        "streams.leftovers",
         "streams.counted",
         "streams.part",
         "streams.journal",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, changes, directories, errors
+from ckptmove import api, changes, directories, errors, outputs
 from ckptmove.cli.outcome import failure_of, retyped
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -210,6 +210,7 @@ ERRORS = {
     errors.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
     errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
     errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),
+    outputs.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
     errors.StdoutFailed("full"): (5, ""),
 }
 

@@ -12,6 +12,7 @@ from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceC
 from ckptmove.layouts import listing
 from ckptmove.layouts.listing import list_directory, require_unchanged
 from ckptmove.model import Limits
+from ckptmove.streams.leftovers import temporary_names
 
 
 def listed(folder, **limits):
@@ -42,6 +43,16 @@ def test_what_lies_in_a_hidden_folder_is_hidden(tmp_path):
         ".git/objects/x.pt": True,
         ".metadata": False,
     }
+
+
+def test_an_output_that_is_being_written_is_no_part_of_it(tmp_path):
+    for path in temporary_names(tmp_path):
+        path.mkdir()
+        (path / "x.pt").write_bytes(b"")
+    (tmp_path / "run.part").write_bytes(b"")
+    # What a conversion was about to replace is there still.
+    assert [file.path.rpartition(".")[2] for file in listed(tmp_path).files] == ["pt", "part"]
+    assert [folder.path.rpartition(".")[2] for folder in listed(tmp_path).folders] == ["", "old"]
 
 
 def test_modes_are_permission_bits(tmp_path):

@@ -12,7 +12,9 @@ import pytest
 
 from ckptmove.directories import OutputHoldsMore
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.outputs import LeftoversRemoved, NotDurable
 from ckptmove.streams.directory_sink import DirectorySink
+from ckptmove.streams.leftovers import clear_leftovers
 
 NAMES = frozenset({"a.txt", "sub/b.txt", "last"})
 
@@ -191,6 +193,58 @@ def test_a_failed_rename_puts_the_old_one_back(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "a.txt").read_bytes() == b"old"
 
 
+def test_one_that_cannot_be_moved_aside_stays(tmp_path, monkeypatch):
+    write(tmp_path / "out", b"old")
+    real = Path.rename
+
+    def rename(self, target):
+        if self.name == "out":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(WriteFailed, match="Input/output error"):
+        write(tmp_path / "out", force=True)
+    assert names(tmp_path) == WHOLE
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"old"
+
+
+def test_the_old_one_is_kept_where_another_takes_the_name(tmp_path, monkeypatch):
+    write(tmp_path / "out", b"old")
+    real = Path.rename
+
+    def rename(self, target):
+        real(self, target)
+        if self.name == "out":
+            write(tmp_path / "out", b"theirs")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputExists):
+        write(tmp_path / "out", force=True)
+    monkeypatch.undo()
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"theirs"
+    with pytest.warns(LeftoversRemoved, match="both are kept"):
+        clear_leftovers(tmp_path)
+    (old,) = tmp_path.glob(".ckptmove-*.old/out")
+    assert (old / "a.txt").read_bytes() == b"old"
+
+
+def test_a_name_that_is_not_durable_is_told(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fail(fd):
+        if os.path.samestat(os.fstat(fd), tmp_path.stat()):
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    write(tmp_path / "out", b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(NotDurable, match="written and whole"):
+        write(tmp_path / "out", force=True)
+    assert names(tmp_path) == WHOLE
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"new"
+
+
 def test_at_every_instant_there_is_a_whole_one(tmp_path, monkeypatch):
     write(tmp_path / "out", b"old")
     seen = []
@@ -199,7 +253,7 @@ def test_at_every_instant_there_is_a_whole_one(tmp_path, monkeypatch):
     def rename(self, target):
         real(self, target)
         seen.append(
-            sorted((path / "a.txt").read_bytes() for path in tmp_path.iterdir() if (path / "sub/b.txt").exists())
+            sorted(path.read_bytes() for path in tmp_path.rglob("a.txt") if (path.parent / "sub/b.txt").exists())
         )
 
     monkeypatch.setattr(Path, "rename", rename)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ckptmove.contracts import CopySegment
 from ckptmove.errors import DamagedArchive
 from ckptmove.model import Span
+from ckptmove.rewrite import write_segments
 from ckptmove.streams.part import MemorySource, PartSource
+from ckptmove.streams.sink import FileSink
 
 WHOLE = MemorySource("whole", bytes(range(100)))
 
@@ -30,3 +33,10 @@ def test_it_ends_where_it_ends(part, start, end):
         part.read(start, end)
     with pytest.raises(DamagedArchive):
         list(part.blocks(Span(start, end), 3))
+
+
+def test_it_is_written_like_a_file(part, tmp_path):
+    with FileSink(str(tmp_path / "out"), force=False) as sink:
+        assert write_segments(part, [CopySegment(Span(0, 20))], sink, "whole") == 20
+        sink.commit()
+    assert (tmp_path / "out").read_bytes() == bytes(range(10, 30))

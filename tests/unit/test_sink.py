@@ -13,6 +13,8 @@ import sys
 import pytest
 
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.outputs import LeftoversRemoved, NotDurable
+from ckptmove.streams.leftovers import clear_leftovers
 from ckptmove.streams.sink import FileSink, same_file
 
 
@@ -173,6 +175,20 @@ def test_without_hard_links_a_failed_rename_leaves_nothing(tmp_path, monkeypatch
     assert names(tmp_path) == []
 
 
+def test_another_name_that_cannot_be_removed_is_left_to_the_next_run(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "unlink", refuse)
+        patches.setattr(type(tmp_path), "unlink", refuse)
+        write(tmp_path / "out.pt")
+    assert (tmp_path / "out.pt").read_bytes() == b"new"
+    with pytest.warns(LeftoversRemoved):
+        clear_leftovers(tmp_path)
+    assert names(tmp_path) == ["out.pt"]
+
+
 def test_another_failure_of_link_is_told(tmp_path, monkeypatch):
     refuse_link(monkeypatch, errno.EDQUOT)
     with pytest.raises(WriteFailed, match="quota"):
@@ -231,9 +247,10 @@ def test_a_failed_sync_is_a_failure(tmp_path, monkeypatch, when):
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(WriteFailed, match="Input/output error"):
+    with pytest.raises(NotDurable if when == "folder" else WriteFailed, match="Input/output error"):
         write(tmp_path / "out.pt")
-    assert [name for name in names(tmp_path) if name.endswith(".part")] == []
+    # Once it has its name, it is whole.
+    assert names(tmp_path) == (["out.pt"] if when == "folder" else [])
 
 
 def test_a_folder_that_has_nothing_to_sync(tmp_path, monkeypatch):

@@ -1,0 +1,134 @@
+"""How time and memory grow with what a file holds: with tensors, with records, with bytes, with views of one storage.
+
+    python benchmarks/growth.py                     # the table
+    python benchmarks/growth.py --largest 100000    # no file with more tensors, records or views than these
+
+Each kind of file is made in several sizes, and each command runs once on each of them, as a whole process. A row says
+by what factor the file has more than the one above it, and by what factor time and memory went up: linear is no more
+than the former. Start-up, which hangs on nothing, is the first row, and is not taken off. Time is that on a processor:
+one run on a machine that others use says nothing by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from side_by_side import LOAD, LOAD_MMAP, MIB, Contender
+
+#: A model with its Adam states; every tensor has a record of its own.
+MAKE_TENSORS = """
+import sys, torch
+path, count = sys.argv[1], int(sys.argv[2])
+third = count // 3
+model = {f"layers.{i}.weight": torch.full((2,), 1.0) for i in range(count - 2 * third)}
+state = {i: {"exp_avg": torch.full((2,), 1.0), "exp_avg_sq": torch.full((2,), 1.0)} for i in range(third)}
+group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": list(range(third))}
+torch.save({"model": model, "optimizer": {"state": state, "param_groups": [group]}}, path)
+"""
+#: One storage, of which no byte is written: the file has a hole in its place.
+MAKE_HOLE = """
+import sys, torch
+with torch.serialization.skip_data():
+    torch.save({"model": {"weight": torch.empty(int(sys.argv[2]) // 4)}}, sys.argv[1])
+"""
+MAKE_VIEWS = """
+import sys, torch
+count = int(sys.argv[2])
+torch.save({"model": {f"layers.{i}.weight": view for i, view in enumerate(torch.zeros(count, 8))}}, sys.argv[1])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Files that differ in one figure.
+
+    Attributes:
+        figure: what there is more of.
+        recipe: a script that makes one, told its path and the figure.
+        sizes: the figures, ascending.
+        commands: names of the commands that are measured.
+    """
+
+    figure: str
+    recipe: str
+    sizes: tuple[int, ...]
+    commands: tuple[str, ...]
+
+
+KINDS = (
+    Kind("tensors", MAKE_TENSORS, (10_000, 100_000, 1_000_000), ("inspect", "convert", "torch.load")),
+    Kind("records (zip64)", MAKE_TENSORS, (35_000, 70_000), ("inspect --check", "convert", "convert --in-place")),
+    Kind("bytes (sparse)", MAKE_HOLE, (500_000_000, 5_000_000_000), ("inspect", "convert --in-place", "mmap=True")),
+    Kind("views of a storage", MAKE_VIEWS, (1_000, 10_000, 100_000), ("inspect", "convert", "torch.load")),
+)
+
+
+def contenders(source: Path, output: Path) -> dict[str, Contender]:
+    """What may be done with a file."""
+    ours = [sys.executable, "-m", "ckptmove"]
+    convert = [*ours, "convert", str(source), "--to", "cuda:0"]
+    return {
+        "inspect": Contender("ckptmove inspect", [*ours, "inspect", str(source)]),
+        "inspect --check": Contender("ckptmove inspect --check", [*ours, "inspect", str(source), "--check"]),
+        "convert": Contender("ckptmove convert", [*convert, "-o", str(output)], output),
+        "convert --in-place": Contender("ckptmove convert --in-place", [*convert, "--in-place"]),
+        "torch.load": Contender("torch.load(weights_only=True)", [sys.executable, "-c", LOAD, str(source)]),
+        "mmap=True": Contender("torch.load(mmap=True)", [sys.executable, "-c", LOAD_MMAP, str(source)]),
+    }
+
+
+def measure(kind: Kind, largest: int, folder: Path) -> None:
+    """Print the rows of one kind, a block for each command."""
+    rows: dict[str, list[tuple[int, Contender]]] = {name: [] for name in kind.commands}
+    for size in kind.sizes:
+        if size > largest and kind.recipe != MAKE_HOLE:
+            continue
+        source, output = folder / "source.pt", folder / "output.pt"
+        subprocess.run([sys.executable, "-c", kind.recipe, str(source), str(size)], check=True)
+        for name in kind.commands:
+            contender = contenders(source, output)[name]
+            contender.run()
+            output.unlink(missing_ok=True)
+            rows[name].append((size, contender))
+        source.unlink()
+    for found in rows.values():
+        before: tuple[int, float, int] | None = None
+        for size, contender in found:
+            now = size, contender.cpu_seconds[0], contender.peak_bytes[0]
+            ratios = " | ".join(f"{new / old:.1f}" for new, old in zip(now, before, strict=True)) if before else "| |"
+            print(
+                f"| {kind.figure} | {contender.name} | {size:,} | {now[1]:.2f} | {now[2] / MIB:.0f} | {ratios} |",
+                flush=True,
+            )
+            before = now
+
+
+def main() -> None:
+    """Make the files, run the commands, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--largest", type=int, default=1_000_000, help="tensors, records or views at most")
+    parser.add_argument("--folder", type=Path, help="where the files are made (default: a temporary folder)")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ckptmove-growth-", dir=options.folder))
+    try:
+        print(
+            "| what grows | command | how many | CPU seconds | peak MiB | times as many | times the time | the memory |"
+        )
+        print("|---|---|---:|---:|---:|---:|---:|---:|")
+        start = Contender("ckptmove --help", [sys.executable, "-m", "ckptmove", "--help"])
+        start.run()
+        print(f"| nothing | {start.name} | 0 | {start.cpu_seconds[0]:.2f} | {start.peak_bytes[0] / MIB:.0f} | | | |")
+        for kind in KINDS:
+            measure(kind, options.largest, folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
