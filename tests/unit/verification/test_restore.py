@@ -19,7 +19,7 @@ from ckptmove.verification import loaded, pages
 from ckptmove.verification.counters import Counters
 from ckptmove.verification.loaded import Loaded, LoadedFiles, load, load_all, named_tensors
 from ckptmove.verification.numbers import NumbersTally
-from ckptmove.verification.pages import PageRelease, is_mapping
+from ckptmove.verification.pages import PageRelease, PagesOfFiles, is_mapping
 from ckptmove.verification.restore import LoadedTensors, same_bytes, survey
 from ckptmove.verification.state import StoredTensors, bits
 
@@ -279,6 +279,7 @@ def test_memory_that_is_no_mapping_is_left_alone():
     release.seen(memory.data_ptr() + 64, 1, memory.nbytes)
     assert not release.enabled
     release.seen(memory.data_ptr(), 0, memory.nbytes)
+    PagesOfFiles(["another"]).seen("one", memory.data_ptr() // 4096 * 4096, 0, memory.nbytes)
     assert memory.sum() == 10_000_000
 
 
