@@ -247,15 +247,6 @@ class OutputIsFolder(Refused):
         self.inside = inside
 
 
-class OutputIsNoReport(Refused):
-    """A report was to replace a file that is none: a checkpoint, for all that is known."""
-
-    kind = "output-is-no-report"
-
-    def __init__(self, path: str, found: str) -> None:
-        super().__init__(f"the JUnit report would replace {found}", path=path)
-
-
 class LimitExceeded(Refused):
     """The file asks for more than a limit allows.
 
@@ -333,10 +324,6 @@ class WriteFailed(CkptMoveError):
     def __init__(self, path: str, reason: str, figures: str = "") -> None:
         super().__init__(f"could not write: {reason}{figures}", path=path)
         self.reason = reason
-
-
-class ReportFailed(WriteFailed):
-    """A report about checkpoints could not be written to its file."""
 
 
 class StdoutFailed(CkptMoveError):

@@ -5,7 +5,7 @@ Never touches a file: ``streams`` does.
 
 from __future__ import annotations
 
-from ckptmove.errors import WriteFailed
+from ckptmove.errors import Refused, WriteFailed
 
 
 class LeftoversRemoved(UserWarning):
@@ -20,3 +20,16 @@ class NotDurable(WriteFailed):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
         self.message = f"is written and whole, but may be lost if the machine fails now: {reason}"
+
+
+class OutputIsNoReport(Refused):
+    """A report was to replace a file that is none: a checkpoint, for all that is known."""
+
+    kind = "output-is-no-report"
+
+    def __init__(self, path: str, found: str) -> None:
+        super().__init__(f"the JUnit report would replace {found}", path=path)
+
+
+class ReportFailed(WriteFailed):
+    """A report about checkpoints could not be written to its file."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
-from ckptmove.cli.outcome import NO, YES, gathering, unpack_and_verify
+from ckptmove.cli.hints import gathering, unpack_and_verify
+from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
 from ckptmove.directories import DirectoryInventory

@@ -15,8 +15,9 @@ from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format
-from ckptmove.errors import OutputIsNoReport, ReportFailed, UsageError, WriteFailed
+from ckptmove.errors import UsageError, WriteFailed
 from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.outputs import OutputIsNoReport, ReportFailed
 from ckptmove.report import document, github, verification
 from ckptmove.report.junit import junit_document
 from ckptmove.streams.sink import FileSink, same_file

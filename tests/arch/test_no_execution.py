@@ -51,9 +51,10 @@ HARMLESS_OS = {
     "O_WRONLY", "POSIX_FADV_DONTNEED", "POSIX_FADV_SEQUENTIAL", "PathLike", "SEEK_DATA", "SEEK_END", "SEEK_HOLE",
     "SEEK_SET", "close", "copy_file_range", "cpu_count", "curdir", "dup", "dup2", "devnull", "environ", "fchmod",
     "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fstatvfs", "fsync", "ftruncate", "geteuid",
-    "getpid", "isatty", "link", "lseek", "open", "path", "pathsep", "posix_fadvise", "posix_fallocate", "pread",
-    "preadv", "pwrite", "pwritev", "read", "readlink", "readv", "rename", "replace", "scandir", "sep", "stat",
-    "stat_result", "statvfs", "statvfs_result", "strerror", "unlink", "urandom", "utime", "walk", "write", "writev",
+    "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise", "posix_fallocate",
+    "pread", "preadv", "pwrite", "pwritev", "read", "readlink", "readv", "rename", "replace", "scandir", "sep",
+    "stat", "stat_result", "statvfs", "statvfs_result", "strerror", "uname", "unlink", "urandom", "utime", "walk",
+    "write", "writev",
 }  # fmt: skip
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
