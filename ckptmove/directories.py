@@ -162,6 +162,21 @@ class MustBeUnpacked(UnreadableInput):
         self.locked = locked
 
 
+class MissingShard(UnreadableInput):
+    """A file is not there that the index of a model in several files, or a ``.metadata``, names.
+
+    Attributes:
+        name: the first of those that are missing.
+    """
+
+    kind = "missing-shard"
+
+    def __init__(self, path: str, name: str, others: int = 0) -> None:
+        more = f", and {others:,} more" if others else ""
+        super().__init__(f"a file that its index names is missing: '{name:.200}'{more}", path=path)
+        self.name = name
+
+
 class EmptyDirectory(NotACheckpoint):
     """No file of a directory, or of an archive, is a checkpoint.
 
