@@ -104,6 +104,20 @@ def test_what_is_refused_is_one_line_and_a_hint(ask, say, bench, run) -> None:
     ]
 
 
+def test_several_checkpoints_in_a_directory_are_said_to_be_so(say, bench) -> None:
+    for step in (500, 1000, 99):
+        (bench / "runs" / f"checkpoint-{step}").mkdir(parents=True)
+        shutil.copy(bench / "run.pth", bench / "runs" / f"checkpoint-{step}")
+    said = say("inspect", "runs")
+    assert "3 folders in it are checkpoints of their own, taken as one here: name one" in said.out.splitlines()
+    assert said.err == "next: ckptmove inspect runs/checkpoint-1000\n"
+    for step in (500, 99):
+        shutil.rmtree(bench / "runs" / f"checkpoint-{step}")
+    said = say("inspect", "runs")
+    assert "checkpoints of their own" not in said.out
+    assert said.err == "next: ckptmove convert runs --to cuda:0\n"
+
+
 @pytest.fixture
 def shards(bench):
     """A model in two files and their index, as ``save_pretrained`` leaves them."""
