@@ -23,6 +23,9 @@ _ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
 #: What a rank of model parallelism saves: a file of DeepSpeed's, a folder of Megatron's.
 _MODEL_PARALLEL: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
 
+#: The numbers in a name, without their leading zeros.
+_NUMBERS: Final = re.compile(r"0*([0-9]+)")
+
 ArchiveForm: TypeAlias = Literal["zip", "tar"]
 
 
@@ -107,6 +110,17 @@ class DirectoryInventory(Inventory):
         return any(file.container == "safetensors" and "model" in file.roles for file in self.files)
 
     @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """Folders that are checkpoints of their own, a model with its optimizer each, by number; empty below two."""
+        if self.sharding:
+            return ()  # the folders of ranks
+        roles: dict[str, set[Role]] = {}
+        for file in self.files:
+            roles.setdefault(file.path.rpartition("/")[0], set()).update(file.roles)
+        found = [folder for folder, own in roles.items() if folder and own.issuperset({"model", "optimizer"})]
+        return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
+
+    @property
     def pieces(self) -> str | None:
         """The first folder, seen from the directory, that is a distributed checkpoint; None where there is none."""
         return next((file.path.rpartition("/")[0] for file in self.files if file.container == "dcp"), None)
@@ -126,6 +140,11 @@ class DirectoryInventory(Inventory):
         """The folder of each checkpoint by what its names begin with: its path, or that folder if it is distributed."""
         folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
         return {folder if file.container == "dcp" else file.path: folder for file, folder in folders}
+
+
+def _by_number(folder: str) -> list[tuple[int, str]]:
+    """Where a folder stands in a list of them: ``checkpoint-500`` before ``checkpoint-1000``."""
+    return [(len(part) if index % 2 else 0, part) for index, part in enumerate(_NUMBERS.split(folder))]
 
 
 def _home(where: str, homes: Mapping[str, str]) -> str:
@@ -160,6 +179,21 @@ class MustBeUnpacked(UnreadableInput):
         super().__init__(f"not read as it is: {detail}", path=path)
         self.form = form
         self.locked = locked
+
+
+class MissingShard(UnreadableInput):
+    """A file is not there that the index of a model in several files, or a ``.metadata``, names.
+
+    Attributes:
+        name: the first of those that are missing.
+    """
+
+    kind = "missing-shard"
+
+    def __init__(self, path: str, name: str, others: int = 0) -> None:
+        more = f", and {others:,} more" if others else ""
+        super().__init__(f"a file that its index names is missing: '{name:.200}'{more}", path=path)
+        self.name = name
 
 
 class EmptyDirectory(NotACheckpoint):

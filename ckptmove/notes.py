@@ -102,6 +102,8 @@ def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
     targets = {name: edit.target for edit in plan.edits for name in edit.names}
     model = [record for record in inventory.tensors if record.role == "model"] or inventory.tensors
     homes = {targets.get(record.name, record.device) for record in model}
+    if plan.request.to is not None:
+        homes.add(plan.request.to)  # where no device is stored with the model, that is still where it is to go
     before = {edit.source for edit in plan.edits}
     edited = {flag.where for flag in plan.flags}
     for mention in inventory.mentions:

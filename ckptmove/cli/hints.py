@@ -17,7 +17,8 @@ from ckptmove import changes, directories, errors, outputs
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
-#: What a file that is no checkpoint can be mended with, by what it is; with its path for a shell, and for Python.
+#: What a file that is no checkpoint can be mended with, by what it is; with its path and its folder
+#: for a shell, and its path for Python.
 _MENDS: Final = {
     "an empty file": "the save or the copy stopped before its first byte: go back to an earlier checkpoint",
     "nothing but zero bytes": "the disk was full or the copy broke off: go back to an earlier checkpoint",
@@ -33,6 +34,7 @@ _MENDS: Final = {
         ("a named pipe", "a socket", "a character device", "a block device"),
         "nothing was read from it: name a regular file, or take it out of the directory",
     ),
+    "an index of a model in several files": "name its directory: ckptmove inspect {folder}",
     "an empty zip archive": "nothing was saved into it: go back to an earlier checkpoint",
 }
 
@@ -105,7 +107,10 @@ def _(error: errors.AccessFailed) -> str:
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     mend, path = _MENDS.get(error.found, "ckptmove reads what torch.save writes"), error.path or ""
-    return mend.replace("{shell}", shlex.quote(path)) if "{shell}" in mend else mend.replace("{python}", repr(path))
+    for mark, text in {"{shell}": shlex.quote(path), "{folder}": shlex.quote(_folder_of(path))}.items():
+        if mark in mend:
+            return mend.replace(mark, text)
+    return mend.replace("{python}", repr(path))
 
 
 @hint_for.register(directories.EmptyDirectory)
@@ -115,6 +120,12 @@ def _(error: directories.EmptyDirectory) -> str:
         "looked for what torch.save writes, under any name, as the HF Trainer, Accelerate, DeepSpeed, Megatron and "
         "mmengine keep it in directories"
     )
+
+
+@hint_for.register(directories.MissingShard)
+def _(error: directories.MissingShard) -> str:
+    beside = shlex.quote(_folder_of(error.path or ""))
+    return f"copy or download that file too, into {beside}; if it was never saved, go back to an earlier checkpoint"
 
 
 @hint_for.register(directories.OneFileAtATime)

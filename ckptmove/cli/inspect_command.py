@@ -122,14 +122,17 @@ def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
 
 
 def _next_command(answer: InspectAnswer) -> str:
-    path = answer.inspection.inventory.path
+    inventory = answer.inspection.inventory
+    path = inventory.path
     findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
     if any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
         return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
+    if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
+        return shlex.join(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
     fix = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
-    return fix or _verification(answer.inspection.inventory)
+    return fix or _verification(inventory)
 
 
 def _verification(inventory: Inventory) -> str:

@@ -13,6 +13,7 @@ from ckptmove.containers.contract import Container
 from ckptmove.containers.distributed_metadata import StoredObject, StoredTensor, parse_metadata
 from ckptmove.containers.rebuild_calls import rebuild_call
 from ckptmove.contracts import CopySegment
+from ckptmove.directories import MissingShard
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.errors import DamagedArchive
 from ckptmove.model import ArchiveFact, Span
@@ -56,8 +57,8 @@ class DistributedCheckpoint(Container):
 
         Raises:
             DamagedPickle: it is no pickle.
-            DamagedArchive: it is not as torch writes it, names a file that is not there, or lays pieces over each
-                other.
+            MissingShard: it names a file that is not there.
+            DamagedArchive: it is not as torch writes it, or lays pieces over each other.
             UnsupportedContainer: it names what only its writer could read.
             LimitExceeded: it asks for more than the limits allow.
         """
@@ -69,8 +70,7 @@ class DistributedCheckpoint(Container):
         named = dict.fromkeys(piece.file for piece in self.metadata.pieces)
         lost = [file for file in named if file not in sizes]
         if lost:
-            more = f", nor {len(lost) - 1:,} more that it names" if len(lost) > 1 else ""
-            raise DamagedArchive(source.path, f"it names '{lost[0]:.200}', which is not there{more}")
+            raise MissingShard(source.path, lost[0], len(lost) - 1)
         self.sizes = {file: sizes[file] for file in named}
         self._require_apart()
         self._chunks = {

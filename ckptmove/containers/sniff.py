@@ -65,6 +65,8 @@ _FLATBUFFER: Final = b"PTMF"
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _TAR_HEADER: Final = 512
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
+#: What ``save_pretrained`` of transformers writes beside the files: ``weight_map`` stands behind ``metadata``.
+_INDEX: Final = re.compile(rb"\s*\{.*\"weight_map\"\s*:", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 #: How a container is opened that needs no more than its bytes.
@@ -195,6 +197,8 @@ def _describe(head: bytes) -> str:
         return "nothing but zero bytes"
     if _HTML.match(head):
         return "an HTML page"
+    if _INDEX.match(head):
+        return "an index of a model in several files"
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.directories import MissingShard
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts.places import place_of
 
@@ -45,7 +46,8 @@ def require_shards(listing: Listing) -> None:
     """Refuse a model in several files of which one is missing.
 
     Raises:
-        DamagedArchive: its index names a file that is not there, or is no index.
+        MissingShard: its index names a file that is not there.
+        DamagedArchive: it is no index.
         LimitExceeded: its index is larger than any.
         AccessFailed: it cannot be read.
     """
@@ -55,7 +57,7 @@ def require_shards(listing: Listing) -> None:
             prefix = f"{file.folder}/" if file.folder else ""
             for shard in _shards(listing, file.path):
                 if prefix + shard not in names:
-                    raise DamagedArchive(listing.full(file.path), f"it names '{shard:.200}', which is not there")
+                    raise MissingShard(listing.full(file.path), shard)
 
 
 def _shards(listing: Listing, name: str) -> Sequence[str]:

@@ -160,6 +160,9 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
     yield from table(page, columns, rows)
     if len(inventory.files) > len(shown):
         yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
+    if inventory.checkpoints:
+        count = len(inventory.checkpoints)
+        yield from page.wrap(f"{count:,} folders in it are checkpoints of their own, taken as one here: name one", 0)
 
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -99,6 +101,53 @@ def test_what_is_refused_is_one_line_and_a_hint(ask, say, bench, run) -> None:
     assert said.err.splitlines() == [
         "error: run/pipe: not a checkpoint: a named pipe",
         "hint: nothing was read from it: name a regular file, or take it out of the directory",
+    ]
+
+
+def test_several_checkpoints_in_a_directory_are_said_to_be_so(say, bench) -> None:
+    for step in (500, 1000, 99):
+        (bench / "runs" / f"checkpoint-{step}").mkdir(parents=True)
+        shutil.copy(bench / "run.pth", bench / "runs" / f"checkpoint-{step}")
+    said = say("inspect", "runs")
+    assert "3 folders in it are checkpoints of their own, taken as one here: name one" in said.out.splitlines()
+    assert said.err == "next: ckptmove inspect runs/checkpoint-1000\n"
+    for step in (500, 99):
+        shutil.rmtree(bench / "runs" / f"checkpoint-{step}")
+    said = say("inspect", "runs")
+    assert "checkpoints of their own" not in said.out
+    assert said.err == "next: ckptmove convert runs --to cuda:0\n"
+
+
+@pytest.fixture
+def shards(bench):
+    """A model in two files and their index, as ``save_pretrained`` leaves them."""
+    (bench / "sh").mkdir()
+    names = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+    for key, name in enumerate(names):
+        safetensors.torch.save_file({str(key): torch.ones(2)}, bench / "sh" / name)
+    index = {"metadata": {"total_size": 16}, "weight_map": {str(key): name for key, name in enumerate(names)}}
+    (bench / "sh" / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return bench / "sh"
+
+
+@pytest.mark.parametrize("words", [["inspect"], ["verify"], ["convert", "--to", "cpu"]])
+def test_an_index_points_to_its_directory(say, shards, words) -> None:
+    said = say(*words, "sh/model.safetensors.index.json")
+    assert said.code == 3
+    assert said.err.splitlines() == [
+        "error: sh/model.safetensors.index.json: not a checkpoint: an index of a model in several files",
+        "hint: name its directory: ckptmove inspect sh",
+    ]
+    assert say("inspect", "sh").code == 0
+
+
+def test_a_shard_that_is_missing_is_asked_for(say, shards) -> None:
+    (shards / "model-00002-of-00002.safetensors").unlink()
+    said, index = say("inspect", "sh"), "sh/model.safetensors.index.json"
+    assert said.code == 3
+    assert said.err.splitlines() == [
+        f"error: {index}: a file that its index names is missing: 'model-00002-of-00002.safetensors'",
+        "hint: copy or download that file too, into sh; if it was never saved, go back to an earlier checkpoint",
     ]
 
 

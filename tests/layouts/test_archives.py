@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove.directories import EmptyDirectory, MustBeUnpacked, UnverifiedArchive
+from ckptmove.directories import EmptyDirectory, MissingShard, MustBeUnpacked, UnverifiedArchive
 from ckptmove.errors import (
     CrcMismatch,
     DamagedArchive,
@@ -208,7 +208,7 @@ def test_a_run_that_was_zipped_with_its_folder(archives, build):
     assert "counter" in inventory.contents
     assert {one.roles for one in inventory.files if "pytorch_model" in one.path} == {("model",)}
     del files["checkpoint-2/pytorch_model-00001-of-00002.bin"]
-    with pytest.raises(DamagedArchive, match="pytorch_model-00001-of-00002") as caught:
+    with pytest.raises(MissingShard, match="pytorch_model-00001-of-00002") as caught:
         ckptmove.inspect(archives.tar(files))
     assert caught.value.path.endswith("model.nemo/checkpoint-2/pytorch_model.bin.index.json")
 

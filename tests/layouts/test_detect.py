@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.directories import MissingShard
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts import detect
 from ckptmove.layouts.listing import list_directory
@@ -95,9 +96,7 @@ def test_loose_files_are_of_no_layout(build, tmp_path):
 def test_a_missing_shard_is_named(build):
     folder = build.sharded()
     (folder / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(
-        DamagedArchive, match=r"it names 'pytorch_model-00002-of-00002\.bin', which is not there"
-    ) as caught:
+    with pytest.raises(MissingShard, match=r"is missing: 'pytorch_model-00002-of-00002\.bin'$") as caught:
         layout_of(folder)
     assert caught.value.path == str(folder / "pytorch_model.bin.index.json")
 
@@ -107,7 +106,7 @@ def test_shards_lie_beside_their_index(build):
     assert layout_of(folder) == "sharded"
     shard = folder / "inner" / "pytorch_model-00002-of-00002.bin"
     shard.rename(folder / shard.name)
-    with pytest.raises(DamagedArchive):
+    with pytest.raises(MissingShard):
         layout_of(folder)
 
 

@@ -347,3 +347,13 @@ def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):
     assert setup == "import argparse, torch; torch.serialization.add_safe_globals([argparse.Namespace])"
     with torch.serialization.safe_globals([argparse.Namespace]):
         assert eval(expression, {"torch": torch}).lr == 0.1
+
+
+def test_the_folders_of_ranks_are_one_checkpoint(build, tmp_path):
+    model, optimizer = build.trained()
+    tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    for rank in range(2):
+        build.save(tmp_path / "megatron" / f"mp_rank_{rank:02}" / "model_optim_rng.pt", tree)
+        build.save(tmp_path / "runs" / f"step_{rank:02}" / "model_optim_rng.pt", tree)
+    assert read(tmp_path / "megatron").checkpoints == ()
+    assert read(tmp_path / "runs").checkpoints == ("step_00", "step_01")

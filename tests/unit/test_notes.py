@@ -88,6 +88,18 @@ def test_a_device_named_where_the_model_does_not_go_is_told(tmp_path, named, to,
     assert ckptmove.convert(tmp_path / "a.pt", to=to, keep=["args.device"], dry_run=True).notes == ()
 
 
+def test_the_target_is_not_left_behind_where_the_model_stores_no_device(tmp_path) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    safetensors.save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    torch.save({"device": "cuda:0", "state": torch.ones(2)}, folder / "training_args.bin")
+    assert ckptmove.convert(folder, to="cuda:0", dry_run=True).notes == ()
+    [told] = ckptmove.convert(folder, to="cuda:1", dry_run=True).notes
+    assert told.startswith("still named in the file's configs: training_args.bin.device = cuda:0 (")
+
+
 def test_device_objects_that_stay_are_not_moved_by_rewriting_strings(tmp_path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"model": {"w": torch.ones(2)}, "where": torch.device("cuda:5")}, tmp_path / "a.pt")

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptmove
+from ckptmove.directories import MissingShard
 from ckptmove.errors import DamagedArchive
 
 HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
@@ -29,10 +30,10 @@ def facts(folder, **options):
 
 def test_a_missing_file_is_named(halves):
     (halves / "__1_0.distcp").unlink()
-    with pytest.raises(DamagedArchive, match=r"it names '__1_0\.distcp', which is not there$"):
+    with pytest.raises(MissingShard, match=r"a file that its index names is missing: '__1_0\.distcp'$"):
         read(halves)
     (halves / "__0_0.distcp").unlink()
-    with pytest.raises(DamagedArchive, match=r"'__0_0\.distcp', which is not there, nor 1 more") as caught:
+    with pytest.raises(MissingShard, match=r"'__0_0\.distcp', and 1 more$") as caught:
         read(halves)
     assert caught.value.path == str(halves / ".metadata")
 

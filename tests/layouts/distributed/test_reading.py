@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 import ckptmove
-from ckptmove.directories import DistributedFile
+from ckptmove.directories import DistributedFile, MissingShard
 from ckptmove.errors import DamagedArchive, MissingFile, UnsupportedContainer
 
 HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
@@ -188,7 +188,7 @@ def test_files_without_their_metadata_are_of_a_save_that_did_not_end(halves):
 
 def test_metadata_without_any_file(trained):
     (trained / "__0_0.distcp").unlink()
-    with pytest.raises(DamagedArchive, match="which is not there"):
+    with pytest.raises(MissingShard, match="is missing"):
         read(trained)
 
 
