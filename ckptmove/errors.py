@@ -252,9 +252,6 @@ class OutputIsNoReport(Refused):
 
     kind = "output-is-no-report"
 
-    def __init__(self, path: str, found: str) -> None:
-        super().__init__(f"the JUnit report would replace {found}", path=path)
-
 
 class LimitExceeded(Refused):
     """The file asks for more than a limit allows.
@@ -340,11 +337,7 @@ class ReportFailed(WriteFailed):
 
 
 class StdoutFailed(CkptMoveError):
-    """The answer could not be written to standard output; what the command did besides is done.
-
-    Attributes:
-        reason: the system's own words, for example ``No space left on device``.
-    """
+    """The answer could not be written to standard output, for a ``reason``; what the command did besides is done."""
 
     kind = "stdout-failed"
 
