@@ -327,11 +327,7 @@ class WriteFailed(CkptMoveError):
 
 
 class StdoutFailed(CkptMoveError):
-    """The answer could not be written to standard output; what the command did besides is done.
-
-    Attributes:
-        reason: the system's own words, for example ``No space left on device``.
-    """
+    """The answer could not be written to standard output, for a ``reason``; what the command did besides is done."""
 
     kind = "stdout-failed"
 

@@ -5,9 +5,10 @@ Never changes a byte itself: ``containers`` say which, and ``streams`` change th
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckptmove.changes import InPlaceImpossible, NothingToUndo, UndoResult
@@ -21,6 +22,7 @@ from ckptmove.plan import plan_move
 from ckptmove.streams.patch import apply_patch, stamp
 from ckptmove.streams.recovery import recover
 from ckptmove.streams.source import is_folder
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,12 +52,12 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
             reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
             notes = [recovered, *conversion_notes(checkpoint.inventory, plan), reason]
             patch = None if plan.is_empty and not plan.inflates else _patch(checkpoint, plan, path)
+            size = checkpoint.container.source.size
+        if patch is not None:
+            notes += _other_names(path)
         if patch is not None and not request.dry_run:
             apply_patch(path, patch, before)
-            if not patch.writes:
-                notes.append("it is again what it was before it was first converted in place, byte for byte")
-            elif patch.can_undo:
-                notes.append(f"to take it back: {shlex.join(['ckptmove', 'convert', path, '--undo'])}")
+            notes.append(_way_back(path, patch, size))
     return ConvertResult(
         container=container,
         plan=plan,
@@ -96,6 +98,26 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
         seconds=time.perf_counter() - began,
         notes=(recovered,) if recovered else (),
     )
+
+
+def _other_names(path: str) -> Iterator[str]:
+    """Under which other names the change is one too."""
+    if os.path.islink(path):  # noqa: PTH114  # the path stays text
+        yield f"it is a symbolic link: the change is one of the file that it leads to, {os.path.realpath(path)}"
+    with suppress(OSError):  # whoever changes it says so
+        others = os.stat(path).st_nlink - 1  # noqa: PTH116  # the path stays text
+        if others > 0:
+            yield f"the file has {amount(others, 'other name')} (hard links): the change is one under all of them"
+
+
+def _way_back(path: str, patch: Patch, size: int) -> str:
+    """How a change that was made is taken back, of a file that had a length before."""
+    if not patch.writes:
+        return "it is again what it was before it was first converted in place, byte for byte"
+    if not patch.can_undo:
+        return "there is no --undo of a file of this kind: to take it back, convert it back"
+    whither = " to what it was before its first conversion in place" if patch.writes[0][0] < size else ""
+    return f"to take it back{whither}: {shlex.join(['ckptmove', 'convert', path, '--undo'])}"
 
 
 @contextmanager

@@ -27,9 +27,6 @@ class OutputIsNoReport(Refused):
 
     kind = "output-is-no-report"
 
-    def __init__(self, path: str, found: str) -> None:
-        super().__init__(f"the JUnit report would replace {found}", path=path)
-
 
 class ReportFailed(WriteFailed):
     """A report about checkpoints could not be written to its file."""

@@ -99,9 +99,9 @@ def _require_report(path: str, checkpoints: Sequence[str]) -> None:
     if path == "-":
         raise UsageError("a JUnit report is not written to standard output; a file that is called - is named ./-")
     if any(same_file(checkpoint, path) for checkpoint in checkpoints):
-        raise OutputIsNoReport(path, "a checkpoint that is to be verified")
+        raise OutputIsNoReport("the JUnit report would replace a checkpoint that is to be verified", path=path)
     if not _is_replaceable(path):
-        raise OutputIsNoReport(path, "a file that is no XML")
+        raise OutputIsNoReport("the JUnit report would replace a file that is no XML", path=path)
     with _sink(path):
         pass  # nothing is left of it
 

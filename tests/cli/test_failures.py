@@ -202,7 +202,7 @@ ERRORS = {
     errors.OutputIsSource("a"): (4, "--output"),
     directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
-    outputs.OutputIsNoReport("a", "b"): (4, "--junit report.xml"),
+    outputs.OutputIsNoReport("a", path="b"): (4, "--junit report.xml"),
     errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),

@@ -28,3 +28,27 @@ def test_what_another_program_has_added_to_was_converted_all_the_same(ask, bench
     error = ask("convert", "run.pth", "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
     assert error["message"].endswith("another program has added to the file since it was converted")
+
+
+def test_the_second_conversion_says_how_far_back_an_undo_goes(ask, bench, original) -> None:
+    ask("convert", "run.pth", "--to", "cpu", "--in-place")
+    document = ask("convert", "run.pth", "--to", "mps", "--in-place")
+    assert document["notes"] == [
+        "to take it back to what it was before its first conversion in place: ckptmove convert run.pth --undo"
+    ]
+    ask("convert", "run.pth", "--undo")
+    assert (bench / "run.pth").read_bytes() == original
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_other_names_of_the_file_are_told(ask, bench, more) -> None:
+    (bench / "latest.pth").symlink_to("run.pth")
+    (bench / "best.pth").hardlink_to("run.pth")
+    linked, hard, *rest = ask("convert", "latest.pth", "--to", "cpu", "--in-place", *more)["notes"]
+    assert linked == (
+        f"it is a symbolic link: the change is one of the file that it leads to, {(bench / 'run.pth').resolve()}"
+    )
+    assert hard == "the file has 1 other name (hard links): the change is one under all of them"
+    assert len(rest) == (0 if more else 1)
+    assert (bench / "latest.pth").is_symlink()
+    assert (bench / "best.pth").samefile("run.pth")
