@@ -119,6 +119,16 @@ def _(error: errors.TorchBroken) -> str:
     return "see it fail with: python -c 'import torch'; then install a build for this machine, as pytorch.org says"
 
 
+@hint_for.register(errors.CaseUnusable)
+def _(error: errors.CaseUnusable) -> str:
+    if error.known:
+        return f"its functions are {', '.join(error.known)}: --case {shlex.quote(f'{error.path}:{error.known[-1]}')}"
+    return (
+        "name a function that returns ckptmove.Case(model, optimizer, criterion, batch): --case FILE.py:FUNC, or "
+        "--case pkg.mod:FUNC"
+    )
+
+
 @hint_for.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):

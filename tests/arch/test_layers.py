@@ -17,7 +17,7 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
-    ["errors", "dtypes", "model", "collector", "wording"],
+    ["errors", "dtypes", "model", "collector", "wording", "case"],
     ["moves", "evidence", "differences", "contracts", "devices", "optimizers", "roles", "directories", "changes"],
     [
         "streams.source",
