@@ -17,7 +17,7 @@ from torch import nn
 
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
-from ckptmove.verification.blame import Blame, Scene, blame
+from ckptmove.verification.blame import Blame, Scene, blame, place_of
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.case_restore import restore
 from ckptmove.verification.case_step import UnusableCase, one_batch, take_step
@@ -118,9 +118,9 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         home = line_of(function.__code__.co_filename, function.__code__.co_firstlineno)
         made.append(_called(function, run.place.device, typed))
     if attempt.error is not None:
-        return blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home))
+        return blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
     case: Case = made[0]
-    if run.bench.site.mode == "simulated":
+    if run.bench.site.mode != "real":
         for module in case.model.modules():
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
@@ -172,24 +172,26 @@ def _orphans(case: Case, sites: BuildSites) -> Blame | None:
         f"model.{trained[0]} is not among them{then}"
     )
     fix = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
-    line = {"file": built.file, "line": built.number, "source": built.source} if built is not None else {}
-    tensor = f"model.{trained[0]}"
-    return Blame(fault, fix, {"tensor": tensor, "operation": "torch.optim.Optimizer.step", **line, "fix": fix})
+    figures = {"tensor": f"model.{trained[0]}", "operation": "torch.optim.Optimizer.step", "fix": fix}
+    return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
-    attempt, losses = Attempt(), []
+    attempt, losses, moves = Attempt(), [], len(run.sites.moved)
     started = time.perf_counter()
-    with attempt, run.watch:
+    with attempt, run.watch, run.sites:
         case = replace(case, batch=one_batch(case.batch))
         losses.append(take_step(case, case.batch, run.place.device))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
         fault, _, fix = str(attempt.error).partition("; fix: ")
-        return Blame(f"{fault}, in the case of {home}", fix)
+        figures = {"tensor": "batch", "operation": "torch.Tensor.to", "fix": fix} if fix else {}
+        return Blame(f"{fault}, in the case at {home}", fix, {**figures, **place_of(home)})
     if attempt.error is not None:
-        return blame(attempt.error, Scene(run.watch, run.entrance, names_of(case), run.place, home))
+        # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
+        late = run.sites.moved[moves:] or [run.sites.built.get(id(case.optimizer), home)]
+        return blame(attempt.error, Scene(run.watch, run.entrance, names_of(case), run.place, home, late[-1]))
     return _judge(run, case, float(run.place.to_cpu(losses[0])), before, restored)
 
 
@@ -225,15 +227,11 @@ def _judge(run: _Run, case: Case, loss: float, before: dict[int, torch.Tensor], 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:
     """What the user's code moves at once although it is many batches: a note, because a target may have room for it."""
-    batch = [one for _, one in leaves(case.batch)]
+    batch = {id(one) for _, one in leaves(case.batch)}
     for transfer in run.watch.transfers:
-        one = transfer.tensor
-        alike = [leaf for leaf in batch if leaf.dtype == one.dtype and leaf.shape[1:] == one.shape[1:]]
-        rows = max((len(leaf) for leaf in alike if leaf.dim()), default=0)
-        if one.dim() and rows and len(one) > rows:
-            fix = "move a batch at a time, in the loop"
-            run.figures |= {"tensor": "the dataset", "operation": "torch.Tensor.to", "file": transfer.line.file,
-                            "line": transfer.line.number, "source": transfer.line.source, "fix": fix}  # fmt: skip
-            note = f"note: {len(one):,} rows are moved at once, where a batch has {rows:,}, at {transfer.line}"
-            return [f"{note}: {transfer.line.source}", f"fix: {fix}"]
+        if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
+            line, fix = transfer.line, "move a batch at a time, in the loop: batch = batch.to(device)"
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", "fix": fix, **place_of(line)}
+            rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
+            return [f"note: a whole dataset, {rows}, at {line}: {line.source}", f"fix: {fix}"]
     return []

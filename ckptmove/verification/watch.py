@@ -56,17 +56,21 @@ class Refusal:
     strays: tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transfer:
     """A tensor that a line of the user's moved to the target.
 
     Attributes:
         tensor: as it was before.
         line: the line.
+        arrived: the tensor on the target.
+        rows: how many rows were then taken from it at once; 0 where it was used whole.
     """
 
     tensor: torch.Tensor
     line: Line
+    arrived: weakref.ref[torch.Tensor]
+    rows: int = 0
 
 
 class Watch(TorchFunctionMode):
@@ -148,7 +152,7 @@ class Watch(TorchFunctionMode):
             if not isinstance(made, torch.Tensor) or id(made) in identities:
                 continue
             if made.device == self._device:
-                self._note_transfer(func, given, frame)
+                self._note_transfer(func, given, made, frame)
                 continue
             caller = self._entrance.caller(frame)
             if caller is not None:
@@ -156,11 +160,17 @@ class Watch(TorchFunctionMode):
                 line = line_of(caller.f_code.co_filename, caller.f_lineno)
                 self._origins[id(made)] = (weakref.ref(made), Origin(_name(func), line, caller.f_code, parent))
 
-    def _note_transfer(self, func: Any, given: list[torch.Tensor], frame: FrameType) -> None:
-        """Take down a ``.to(device)`` that stands in the user's own line: a module moves its tensors itself."""
+    def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
+        """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
         is_move = func in {torch.Tensor.to, torch.Tensor.cuda}
         if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
-            self.transfers.append(Transfer(given[0], line_of(frame.f_code.co_filename, frame.f_lineno)))
+            line = line_of(frame.f_code.co_filename, frame.f_lineno)
+            self.transfers.append(Transfer(given[0], line, weakref.ref(made)))
+        for transfer in self.transfers:
+            whole = transfer.arrived()
+            is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
+            if whole is not None and is_part and made.shape[1:] == whole.shape[1:] and len(made) < len(whole):
+                transfer.rows = max(transfer.rows, len(made))
 
 
 class BuildSites:
