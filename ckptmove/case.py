@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckptmove.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,3 +56,17 @@ class Case:
     criterion: Callable[..., Any] | None
     batch: Any
     step: Callable[[Any], Any] | None = None
+
+
+class CaseUnusable(UsageError):
+    """``--case`` names no function that returns a case.
+
+    Attributes:
+        known: functions that its file has.
+    """
+
+    kind = "case-unusable"
+
+    def __init__(self, message: str, *, path: str | None = None, known: tuple[str, ...] = ()) -> None:
+        super().__init__(f"--case: {message}", path=path)
+        self.known = known

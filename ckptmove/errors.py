@@ -83,20 +83,6 @@ class TorchBroken(UsageError):
         self.reason = reason
 
 
-class CaseUnusable(UsageError):
-    """``--case`` names no function that returns a case.
-
-    Attributes:
-        known: functions that its file has.
-    """
-
-    kind = "case-unusable"
-
-    def __init__(self, message: str, *, path: str | None = None, known: tuple[str, ...] = ()) -> None:
-        super().__init__(f"--case: {message}", path=path)
-        self.known = known
-
-
 class UnreadableInput(CkptMoveError):
     """The input cannot be read, is damaged, or is not a checkpoint."""
 

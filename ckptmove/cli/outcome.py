@@ -14,7 +14,7 @@ from glob import has_magic
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import changes, directories, errors
+from ckptmove import case, changes, directories, errors
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 
@@ -119,8 +119,8 @@ def _(error: errors.TorchBroken) -> str:
     return "see it fail with: python -c 'import torch'; then install a build for this machine, as pytorch.org says"
 
 
-@hint_for.register(errors.CaseUnusable)
-def _(error: errors.CaseUnusable) -> str:
+@hint_for.register(case.CaseUnusable)
+def _(error: case.CaseUnusable) -> str:
     if error.known:
         return f"its functions are {', '.join(error.known)}: --case {shlex.quote(f'{error.path}:{error.known[-1]}')}"
     return (

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ckptmove.verification.watch import Watch
 
 #: What torch's own refusals of operands on two devices have in common, over its versions.
-_TWO_DEVICES: Final = re.compile(r"same device|on different devices|Input type .* and weight type|on the cpu")
+_TWO_DEVICES: Final = re.compile(
+    r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
+)
 _NAMED: Final = 3
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ckptmove.case import Case
-from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
+from ckptmove.case import Case, CaseUnusable
+from ckptmove.errors import CkptMoveError, UnreadableInput
 from ckptmove.verification.blame import Blame, Scene, blame, place_of
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.case_restore import restore
@@ -25,7 +24,7 @@ from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.stored_state import Mismatch
 from ckptmove.verification.tensor_names import leaves, names_of
 from ckptmove.verification.user_code import Entrance, line_of
-from ckptmove.verification.watch import BuildSites, Watch
+from ckptmove.verification.watch import Watch
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -71,7 +70,6 @@ class _Run:
         place: where.
         entrance: the user's function.
         watch: stands around the user's code.
-        sites: where the user's function built and moved things.
         figures: the evidence.
     """
 
@@ -79,7 +77,6 @@ class _Run:
     place: Place
     entrance: Entrance
     watch: Watch
-    sites: BuildSites
     figures: dict[str, object] = field(default_factory=dict)
 
 
@@ -98,7 +95,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
     with site.enter() as place:
-        run = _Run(bench, place, entrance, Watch(place, site.target, entrance), BuildSites(entrance))
+        run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         fault = _attempt(run, typed)
     if isinstance(fault, Blame):
@@ -111,9 +108,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     torch.manual_seed(run.bench.request.seed)
     attempt, made = Attempt(), []
     home = line_of(typed.rpartition(":")[0], 0)
-    with attempt, ExitStack() as stack:
-        stack.enter_context(run.watch)
-        stack.enter_context(run.sites)
+    with attempt, run.watch:
         function = run.entrance.load()
         home = line_of(function.__code__.co_filename, function.__code__.co_firstlineno)
         made.append(_called(function, run.place.device, typed))
@@ -124,7 +119,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         for module in case.model.modules():
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
-    orphans = _orphans(case, run.sites)
+    orphans = _orphans(case, run.watch)
     if orphans is not None:
         return orphans
     try:
@@ -152,7 +147,7 @@ def _called(function: Callable[..., Any], device: torch.device, typed: str) -> C
     return case
 
 
-def _orphans(case: Case, sites: BuildSites) -> Blame | None:
+def _orphans(case: Case, watch: Watch) -> Blame | None:
     """Parameters that the optimizer steps in place of the model's: those that were replaced after it was built."""
     own = {id(one): name for name, one in case.model.named_parameters()}
     if isinstance(case.criterion, nn.Module):
@@ -163,9 +158,9 @@ def _orphans(case: Case, sites: BuildSites) -> Blame | None:
     trained = [name for name, one in case.model.named_parameters() if one.requires_grad and id(one) in forgotten]
     if not strangers or not trained:
         return None
-    built = sites.built.get(id(case.optimizer))
+    built = watch.built.get(id(case.optimizer))
     at = f", built at {built}: {built.source}," if built is not None else ""
-    moved = [line for line in sites.moved if built is None or line.number > built.number]
+    moved = [line for line in watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
     fault = (
         f"the optimizer{at} steps {amount(len(strangers), 'parameter')} that the model does not have any more: "
@@ -178,9 +173,9 @@ def _orphans(case: Case, sites: BuildSites) -> Blame | None:
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
-    attempt, losses, moves = Attempt(), [], len(run.sites.moved)
+    attempt, losses, moves = Attempt(), [], len(run.watch.moved)
     started = time.perf_counter()
-    with attempt, run.watch, run.sites:
+    with attempt, run.watch:
         case = replace(case, batch=one_batch(case.batch))
         losses.append(take_step(case, case.batch, run.place.device))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
@@ -190,7 +185,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
         return Blame(f"{fault}, in the case at {home}", fix, {**figures, **place_of(home)})
     if attempt.error is not None:
         # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
-        late = run.sites.moved[moves:] or [run.sites.built.get(id(case.optimizer), home)]
+        late = run.watch.moved[moves:] or [run.watch.built.get(id(case.optimizer), home)]
         return blame(attempt.error, Scene(run.watch, run.entrance, names_of(case), run.place, home, late[-1]))
     return _judge(run, case, float(run.place.to_cpu(losses[0])), before, restored)
 

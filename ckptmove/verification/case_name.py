@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptmove.errors import CaseUnusable
+from ckptmove.case import CaseUnusable
 
 
 @dataclass(frozen=True, slots=True)

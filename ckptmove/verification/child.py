@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from ckptmove.verification.checks import CASE, CHECKS, check_from_json, failed, finding_from_json, skipped
+from ckptmove.verification.checks import check_from_json, failed, finding_from_json, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
 
 #: What the child answers for, in the order in which it answers.
-CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh", CASE)
+CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 _LONGEST_LINE: Final = 300
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
 # A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
@@ -85,21 +85,20 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
 
 
 def collect(
-    process: subprocess.Popen[str], stage: Callable[[str], None] | None = None, named: Sequence[str] = CHECKS
+    process: subprocess.Popen[str], stage: Callable[[str], None] | None = None, wanted: Sequence[str] = CHILD_CHECKS
 ) -> Answers:
     """Wait for a child and sort what it said; what it did not come to say is its failure.
 
     Args:
         process: the child.
         stage: told, whenever it says something, what it does next.
-        named: the checks of the verdict, the child's among them.
+        wanted: the checks that it is to answer for, in their order.
     """
     errors: list[str] = []
     # Meanwhile: a child whose standard error is full would wait for ever.
     drain = Thread(target=lambda: errors.append(cast("IO[str]", process.stderr).read()), daemon=True)
     drain.start()
     answers = Answers()
-    wanted = [name for name in named if name in CHILD_CHECKS]
     output = ""
     for line in process.stdout or ():
         output = (output + line)[:_LONGEST_LINE]

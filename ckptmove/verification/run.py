@@ -9,8 +9,9 @@ import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from ckptmove.case import CaseUnusable
 from ckptmove.devices import parse_target, split
-from ckptmove.errors import CaseUnusable, TorchBroken, TorchMissing, UsageError
+from ckptmove.errors import TorchBroken, TorchMissing, UsageError
 from ckptmove.evidence import VerifyResult
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
@@ -22,7 +23,7 @@ from ckptmove.pairing import pair_all
 from ckptmove.streams.source import is_folder
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
-from ckptmove.verification.child import child, collect, worker_command
+from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
 
@@ -65,7 +66,7 @@ def verify_checkpoint(
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
-    named = CHECKS if request.case is None else (*CHECKS, CASE)
+    cases = () if request.case is None else (CASE,)
     limits = Limits()
     if request.against is not None:
         with open_whole(request.against, limits):
@@ -96,13 +97,13 @@ def verify_checkpoint(
                 else skipped("placement", "a safetensors file names no device: the script decides"),
                 check_structure(inventory, pairings, request.ignore),
             )
-            answers = collect(process, stage, named)
+            answers = collect(process, stage, (*CHILD_CHECKS, *cases))
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
     if answers.unusable:
         raise CaseUnusable(answers.unusable)
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    checks = tuple(hold_against(found[name], findings) for name in named)
+    checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
     passed = all(check.status != "failed" for check in checks)
     return VerifyResult(
         path=request.path,

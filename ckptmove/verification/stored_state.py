@@ -91,7 +91,11 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
             elif value is not OPAQUE:
                 options[key] = value
         groups.append({**options, "params": list(group.params)})
-    return {"state": {entry.key: _values(entry, source) for entry in optimizer.state}, "param_groups": groups}
+    state = {entry.key: _values(entry, source) for entry in optimizer.state}
+    if optimizer.algorithm == "LBFGS":
+        for values in state.values():
+            values.pop("al", None)  # scratch of the two-loop recursion, half of it None: it is made anew
+    return {"state": state, "param_groups": groups}
 
 
 def _values(entry: StateEntry, source: TensorSource) -> dict[str, object]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import ckptmove
-from ckptmove.errors import CaseUnusable
+from ckptmove.case import CaseUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _LIBRARIES: Final = tuple(
     {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_OURS: Final = os.path.dirname(os.path.realpath(ckptmove.__file__)) + os.sep  # noqa: PTH120  # a prefix of text
+_OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 #: A name that no file of the user's has, as ``train`` and ``random`` may.
 _MODULE: Final = "_ckptmove_case"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -17,11 +17,18 @@ from torch.utils import _pytree as pytree
 from ckptmove.verification.user_code import Line, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import CodeType, FrameType
 
     from ckptmove.verification.place import Place
     from ckptmove.verification.user_code import Entrance
+
+
+_OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
+_MODULE: Final = torch.nn.Module.to.__code__.co_filename
+#: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
+_IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
+_MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,8 @@ class Watch(TorchFunctionMode):
     Attributes:
         refusals: in the order in which they came; a script may live on after one.
         transfers: what the user's own lines moved to the target.
+        built: for each optimizer, by identity, the user's line that built it.
+        moved: the user's lines that moved a module, in their order.
     """
 
     def __init__(self, place: Place, target: str, entrance: Entrance) -> None:
@@ -92,6 +101,8 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.refusals: list[Refusal] = []
         self.transfers: list[Transfer] = []
+        self.built: dict[int, Line] = {}
+        self.moved: list[Line] = []
         self._device = place.device
         self._entrance = entrance
         kind = target.partition(":")[0]
@@ -103,6 +114,8 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make one call of torch's, and take down what is worth it."""
         kwargs = kwargs or {}
+        frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
+        self._note_site(func, frame)
         if self._aliases:
             func, args, kwargs = self._renamed(func, args, kwargs)
         try:
@@ -111,7 +124,7 @@ class Watch(TorchFunctionMode):
             self.refusals.append(Refusal(error, _name(func), tuple(self._strays((args, kwargs)))))
             raise
         if isinstance(result, (torch.Tensor, tuple, list)):
-            self._note(func, args, kwargs, result, sys._getframe(1))  # noqa: SLF001  # the caller, without a traceback
+            self._note(func, args, kwargs, result, frame)
         return result
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
@@ -145,6 +158,18 @@ class Watch(TorchFunctionMode):
             if isinstance(leaf, torch.Tensor) and leaf.device != self._device and leaf.dim():
                 yield leaf
 
+    def _note_site(self, func: Any, frame: FrameType) -> None:
+        """Take down the user's line where an optimizer looks at its parameters, or a module moves its own."""
+        file = frame.f_code.co_filename
+        caller = self._entrance.caller(frame) if file in {_OPTIMIZER, _MODULE} else None
+        if caller is None:
+            return
+        line = line_of(caller.f_code.co_filename, caller.f_lineno)
+        if func == _IS_LEAF and file == _OPTIMIZER:
+            self.built.setdefault(id(frame.f_locals["self"]), line)
+        elif func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
+            self.moved.append(line)
+
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType) -> None:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         identities = {id(leaf) for leaf in given}
@@ -162,7 +187,7 @@ class Watch(TorchFunctionMode):
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
         """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
-        is_move = func in {torch.Tensor.to, torch.Tensor.cuda}
+        is_move = func in _MOVES
         if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
             line = line_of(frame.f_code.co_filename, frame.f_lineno)
             self.transfers.append(Transfer(given[0], line, weakref.ref(made)))
@@ -171,45 +196,6 @@ class Watch(TorchFunctionMode):
             is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
             if whole is not None and is_part and made.shape[1:] == whole.shape[1:] and len(made) < len(whole):
                 transfer.rows = max(transfer.rows, len(made))
-
-
-class BuildSites:
-    """The user's lines at which optimizers were built and modules were moved, while it is entered.
-
-    Watches calls by the interpreter's profile hook: torch has no hook for either.
-
-    Attributes:
-        built: for each optimizer, by identity: its line.
-        moved: the lines that moved a module, in their order.
-    """
-
-    def __init__(self, entrance: Entrance) -> None:
-        self.built: dict[int, Line] = {}
-        self.moved: list[Line] = []
-        self._entrance = entrance
-        self._before: Callable[..., Any] | None = None
-
-    def __enter__(self) -> None:
-        self._before = sys.getprofile()
-        sys.setprofile(self._see)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(self._before)
-
-    def _see(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame.f_code not in _WATCHED:
-            return
-        caller = self._entrance.caller(frame)
-        if caller is not None:
-            line = line_of(caller.f_code.co_filename, caller.f_lineno)
-            if frame.f_code is _BUILD:
-                self.built[id(frame.f_locals["self"])] = line
-            elif not self.moved or self.moved[-1] != line:  # a module moves the modules in it
-                self.moved.append(line)
-
-
-_BUILD = torch.optim.Optimizer.__init__.__code__
-_WATCHED = frozenset({_BUILD, torch.nn.Module.to.__code__, torch.nn.Module.cuda.__code__})
 
 
 def _name(func: Any) -> str:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import CaseUnusable
+from ckptmove.case import CaseUnusable
 from ckptmove.layouts.whole import open_whole
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all

@@ -17,8 +17,19 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
-    ["errors", "dtypes", "model", "collector", "wording", "case"],
-    ["moves", "evidence", "differences", "contracts", "devices", "optimizers", "roles", "directories", "changes"],
+    ["errors", "dtypes", "model", "collector", "wording"],
+    [
+        "moves",
+        "evidence",
+        "differences",
+        "contracts",
+        "devices",
+        "optimizers",
+        "roles",
+        "directories",
+        "changes",
+        "case",
+    ],
     [
         "streams.source",
         "streams.new_file",

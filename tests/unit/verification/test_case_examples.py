@@ -25,7 +25,8 @@ NAMED = {
     "pos_weight": (
         "loss_weight_left_on_cpu", "broken", "criterion.pos_weight",
         "torch.nn.functional.binary_cross_entropy_with_logits",
-        "criterion = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0, 1.0, 0.5]))", "criterion = criterion.to(device)",
+        "criterion = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0, 1.0, 0.5]))",
+        "criterion = criterion.to(device)",
     ),
     "optimizer of replaced parameters": (
         "optimizer_before_move", "broken", "model.0.weight", "torch.optim.Optimizer.step",
@@ -60,7 +61,8 @@ NAMED = {
         "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))",
     ),
     "a module that a trainer would have fed": (
-        "recurrent", "broken", "batch[0]", "torch.lstm", "states, _ = self.cells(series)", "batch[0] = batch[0].to(device)",
+        "recurrent", "broken", "batch[0]", "torch.lstm", "states, _ = self.cells(series)",
+        "batch[0] = batch[0].to(device)",
     ),
 }  # fmt: skip
 
