@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ckptmove.api import Inspection, convert, diff, inspect, undo, verify
+    from ckptmove.case import Case
 
-__all__ = ["Inspection", "convert", "diff", "inspect", "undo", "verify"]
+__all__ = ["Case", "Inspection", "convert", "diff", "inspect", "undo", "verify"]
 __version__ = "0.1.0"
 
 
@@ -15,9 +16,9 @@ def __getattr__(name: str) -> object:
     """Give the use-cases at first sight: whoever asks for help or a version does not pay for them."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptmove' has no attribute '{name}'")
-    from ckptmove import api  # noqa: PLC0415  # --help does not wait for it
+    from ckptmove import api, case  # noqa: PLC0415  # --help does not wait for them
 
-    return getattr(api, name)
+    return getattr(case if name == "Case" else api, name)
 
 
 def __dir__() -> list[str]:

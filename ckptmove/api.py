@@ -209,6 +209,7 @@ def verify(
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
     devices: int | None = None,
+    case: str | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
 ) -> VerifyResult:
@@ -224,13 +225,15 @@ def verify(
         ignore: codes of findings that are no failure.
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has; by default one, or as many as ``to`` speaks of.
+        case: a function of yours that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: your
+            model is stepped from the stored state, too.
         progress: told of bytes checked and bytes in all.
         stage: then told what torch does next.
 
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, or a file against a directory.
+        UsageError: an unknown device or optimizer, a case that is none, or a file against a directory.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
     """
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
@@ -246,6 +249,7 @@ def verify(
         ignore=tuple(ignore),
         keep=tuple(keep),
         devices=devices,
+        case=case,
     )
     try:
         return verify_checkpoint(request, progress=progress, stage=stage)
@@ -266,8 +270,7 @@ def diff(first: str, second: str, *, progress: Progress | None = None, limits: L
         limits: what each of them may ask for.
 
     Raises:
-        UnreadableInput: one of them cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: one of them asks for more than the limits allow.
+        UnreadableInput, LimitExceeded: as :func:`inspect`, for either of them.
     """
     from ckptmove.comparison import compare_files  # noqa: PLC0415  # the other commands do not wait for it
 

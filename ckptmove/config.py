@@ -17,7 +17,7 @@ from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import codes_of
 
 _NAME: Final = "pyproject.toml"
-_KEYS: Final = ("checkpoints", "to", "ignore", "strict")
+_KEYS: Final = ("checkpoints", "to", "case", "ignore", "strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Config:
         path: the file that says so; None where there is none.
         checkpoints: globs, as seen from the working directory.
         to: the device that checkpoints are for, or None.
+        case: the function that returns the project's case, its file as seen from the working directory; or None.
         ignore: codes of findings that do not count here.
         strict: whether ``verify`` fails where a resume is not proven.
     """
@@ -35,6 +36,7 @@ class Config:
     path: str | None = None
     checkpoints: tuple[str, ...] = ()
     to: str | None = None
+    case: str | None = None
     ignore: tuple[str, ...] = ()
     strict: bool = False
 
@@ -65,9 +67,7 @@ def load_config(folder: Path) -> Config:
     unknown = sorted(table.keys() - set(_KEYS))
     if unknown:
         raise UsageError(f"[tool.ckptmove] has no '{unknown[0]}'; it knows {', '.join(_KEYS)}", path=str(found))
-    to = table.get("to")
-    if to is not None and not isinstance(to, str):
-        raise UsageError("'to' in [tool.ckptmove] is not a string", path=str(found))
+    to, case = _string(table, "to", found), _string(table, "case", found)
     strict = table.get("strict", False)
     if not isinstance(strict, bool):
         raise UsageError("'strict' in [tool.ckptmove] is neither true nor false", path=str(found))
@@ -76,6 +76,7 @@ def load_config(folder: Path) -> Config:
         path=str(found),
         checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
         to=to,
+        case=None if case is None else _seen_from(start, case),
         strict=strict,
         ignore=_strings(table, "ignore", found),
     )
@@ -107,6 +108,19 @@ def _table(path: Path) -> dict[str, object]:
     if not isinstance(table, dict):
         raise UsageError("'tool.ckptmove' is not a table", path=str(path))
     return table
+
+
+def _string(table: dict[str, object], key: str, path: Path) -> str | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"'{key}' in [tool.ckptmove] is not a string", path=str(path))
+    return value
+
+
+def _seen_from(start: str, case: str) -> str:
+    """A case with the path of its file as seen from elsewhere; a module's name is the same everywhere."""
+    home, colon, function = case.rpartition(":")
+    return f"{os.path.normpath(Path(start, home))}{colon}{function}" if home.endswith(".py") else case
 
 
 def _strings(table: dict[str, object], key: str, path: Path) -> tuple[str, ...]:

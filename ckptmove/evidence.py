@@ -19,7 +19,8 @@ class CheckResult:
     """The outcome of one check of ``verify``.
 
     Attributes:
-        name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity`` or ``fresh``.
+        name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``,
+            ``fresh`` or, where one is named, ``case``.
         status: what came of it.
         detail: one line with figures; for a skipped check, the reason.
         evidence: the figures by name.

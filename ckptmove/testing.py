@@ -24,6 +24,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     against: str | os.PathLike[str] | None = None,
     optimizer: str | None = None,
     devices: int | None = None,
+    case: str | None = None,
     keep: Sequence[str] = (),
     ignore: Sequence[str] = (),
     require_device: bool = False,
@@ -37,6 +38,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         against: the original that the values must equal.
         optimizer: class of the optimizer in place of the one that the keys point to.
         devices: how many devices the target machine has.
+        case: a function that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
         keep: globs of tensor names that may lie where they are.
         ignore: codes of findings that are no failure.
         require_device: whether a simulated target is a failure.
@@ -56,6 +58,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         against=None if against is None else os.fspath(against),
         optimizer=optimizer,
         devices=devices,
+        case=case,
         keep=keep,
         ignore=ignore,
         require_device=require_device,

@@ -12,7 +12,7 @@ from functools import singledispatch
 from glob import has_magic
 from typing import Final
 
-from ckptmove import changes, directories, errors, outputs
+from ckptmove import case, changes, directories, errors, outputs
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
@@ -84,6 +84,16 @@ def _(error: errors.TorchMissing) -> str:
 def _(error: errors.TorchBroken) -> str:
     del error
     return "see it fail with: python -c 'import torch'; then install a build for this machine, as pytorch.org says"
+
+
+@hint_for.register(case.CaseUnusable)
+def _(error: case.CaseUnusable) -> str:
+    if error.known:
+        return f"its functions are {', '.join(error.known)}: --case {shlex.quote(f'{error.path}:{error.known[-1]}')}"
+    return (
+        "name a function that returns ckptmove.Case(model, optimizer, criterion, batch): --case FILE.py:FUNC, or "
+        "--case pkg.mod:FUNC"
+    )
 
 
 @hint_for.register(errors.MissingFile)

@@ -145,6 +145,14 @@ TargetDevices = Annotated[
         "--devices", metavar="N", min=1, help="How many devices the target machine has.", show_default="1, or as --to"
     ),
 ]
+Case = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNC",
+        help="Step your own model too: a function of yours that returns a ckptmove.Case. Or pkg.mod:FUNC.",
+        show_default=False,
+    ),
+]
 Proven = Annotated[bool, typer.Option("--strict", help="Exit 1 also where a resume is not proven: weights alone.")]
 JUnit = Annotated[
     str | None,

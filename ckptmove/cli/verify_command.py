@@ -45,6 +45,7 @@ class VerifyOptions:
         seed: of the gradient.
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has, or None.
+        case: the user's function, or None.
         strict: whether a resume that is not proven is a failure.
         junit: file that takes the verdicts as JUnit XML, or None.
         selection: the findings that are reported.
@@ -57,6 +58,7 @@ class VerifyOptions:
     seed: int
     keep: tuple[str, ...]
     devices: int | None
+    case: str | None
     strict: bool
     junit: str | None
     selection: Selection
@@ -144,6 +146,7 @@ def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
             seed=options.seed,
             keep=options.keep,
             devices=options.devices,
+            case=options.case,
             ignore=sorted(CATALOGUE.keys() - options.selection.codes),
             progress=progress,
             stage=progress.stage,

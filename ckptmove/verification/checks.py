@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: The order of the contract.
 CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
+#: After those, where the user names a case.
+CASE: Final = "case"
 #: Why most checks are skipped for a file of weights.
 NOTHING_TO_RESUME: Final = "there is no optimizer state: nothing to resume"
 _NAMED: Final = 5

@@ -47,6 +47,7 @@ class Answers:
         torch: how far it came with it: ``importing``, ``imported``, or empty where it did not say.
         torch_failure: what ended it while it imported torch; empty where nothing did.
         mode: where it made the step, or None where it never came to say.
+        unusable: why the function that the user names makes no case; empty where it does.
         checks: its checks by name; one that it did not come to is failed or skipped.
         findings: what it found in the values.
     """
@@ -54,6 +55,7 @@ class Answers:
     torch: str = ""
     torch_failure: str = ""
     mode: str | None = None
+    unusable: str = ""
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -82,12 +84,15 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
                 process.kill()
 
 
-def collect(process: subprocess.Popen[str], stage: Callable[[str], None] | None = None) -> Answers:
+def collect(
+    process: subprocess.Popen[str], stage: Callable[[str], None] | None = None, wanted: Sequence[str] = CHILD_CHECKS
+) -> Answers:
     """Wait for a child and sort what it said; what it did not come to say is its failure.
 
     Args:
         process: the child.
         stage: told, whenever it says something, what it does next.
+        wanted: the checks that it is to answer for, in their order.
     """
     errors: list[str] = []
     # Meanwhile: a child whose standard error is full would wait for ever.
@@ -99,13 +104,13 @@ def collect(process: subprocess.Popen[str], stage: Callable[[str], None] | None 
         output = (output + line)[:_LONGEST_LINE]
         _take(line, answers)
         if stage is not None:
-            stage(_next_stage(answers))
+            stage(_next_stage(answers, wanted))
     drain.join()
     code = process.wait()
     if answers.torch == "importing":
         answers.torch_failure = _last_line("".join(errors)) or _reason(code, output, "")
-    missing = [name for name in CHILD_CHECKS if name not in answers.checks]
-    if missing:
+    missing = [name for name in wanted if name not in answers.checks]
+    if missing and not answers.unusable:
         reason = _reason(code, output, "".join(errors))
         answers.checks[missing[0]] = failed(missing[0], reason, exit_code=code)
         for name in missing[1:]:
@@ -122,6 +127,8 @@ def _take(line: str, answers: Answers) -> None:
             answers.checks[check.name] = check
         elif "finding" in message:
             answers.findings.append(finding_from_json(message["finding"]))
+        elif "unusable" in message:
+            answers.unusable = message["unusable"]
         elif "torch" in message:
             answers.torch = message["torch"]
         else:
@@ -130,10 +137,10 @@ def _take(line: str, answers: Answers) -> None:
         return
 
 
-def _next_stage(answers: Answers) -> str:
+def _next_stage(answers: Answers, wanted: Sequence[str]) -> str:
     if answers.mode is None:
         return "importing torch"
-    return next((name for name in CHILD_CHECKS if name not in answers.checks), "finishing")
+    return next((name for name in wanted if name not in answers.checks), "finishing")
 
 
 def _last_line(errors: str) -> str:

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """A device that a step can be made on."""
+    """A device that a step can be made on.
+
+    Attributes:
+        device: what torch knows it by in this process.
+    """
+
+    device: torch.device
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a CPU tensor on the device."""
@@ -34,14 +40,18 @@ class Place(Protocol):
 
 
 class TorchDevice:
-    """A device that torch has here."""
+    """A device that torch has here.
+
+    Attributes:
+        device: the device.
+    """
 
     def __init__(self, tag: str) -> None:
-        self._device = torch.device(tag)
+        self.device = torch.device(tag)
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a CPU tensor on the device."""
-        return tensor.detach().to(self._device, copy=True)
+        return tensor.detach().to(self.device, copy=True)
 
     def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values on the CPU."""

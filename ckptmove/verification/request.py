@@ -23,6 +23,7 @@ class VerifyRequest:
         ignore: codes of findings that are no failure.
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has, or None for one, or as many as ``to`` speaks of.
+        case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
     """
 
     path: str
@@ -34,6 +35,7 @@ class VerifyRequest:
     ignore: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     devices: int | None = None
+    case: str | None = None
 
     def to_json(self) -> str:
         """The request as one JSON document."""

@@ -9,6 +9,7 @@ import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from ckptmove.case import CaseUnusable
 from ckptmove.devices import parse_target, split
 from ckptmove.errors import TorchBroken, TorchMissing, UsageError
 from ckptmove.evidence import VerifyResult
@@ -20,8 +21,9 @@ from ckptmove.model import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.streams.source import is_folder
-from ckptmove.verification.checks import CHECKS, skipped
-from ckptmove.verification.child import child, collect, worker_command
+from ckptmove.verification.case_name import parse_case
+from ckptmove.verification.checks import CASE, CHECKS, skipped
+from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
 
@@ -55,13 +57,16 @@ def verify_checkpoint(
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, or a file against a directory.
+        UsageError: an unknown device or optimizer, a case that is none, or a file against a directory.
         UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing
     check_override(request.optimizer)
+    if request.case is not None:
+        parse_case(request.case)
+    cases = () if request.case is None else (CASE,)
     limits = Limits()
     if request.against is not None:
         with open_whole(request.against, limits):
@@ -92,18 +97,21 @@ def verify_checkpoint(
                 else skipped("placement", "a safetensors file names no device: the script decides"),
                 check_structure(inventory, pairings, request.ignore),
             )
-            answers = collect(process, stage)
+            answers = collect(process, stage, (*CHILD_CHECKS, *cases))
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
+    if answers.unusable:
+        raise CaseUnusable(answers.unusable)
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    checks = tuple(hold_against(found[name], findings) for name in CHECKS)
+    checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
     passed = all(check.status != "failed" for check in checks)
     return VerifyResult(
         path=request.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed and dict(found["step"].evidence).get("proven") is True,
+        proven=passed
+        and any(dict(check.evidence).get("proven") is True for check in checks if check.name in {"step", CASE}),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in request.ignore)),
     )

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptmove.case import CaseUnusable
 from ckptmove.layouts.whole import open_whole
 from ckptmove.model import Limits
 from ckptmove.pairing import pair_all
@@ -41,6 +42,8 @@ def main() -> None:
     # Whatever a library prints goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # A case is stepped once: what torch.compile would make of it takes minutes, and knows no simulated device.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     with answers:
 
         def emit(message: dict[str, object]) -> None:
@@ -94,6 +97,17 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         bench = Bench(request, site, checkpoint, stored, loaded, original, pairings)
         for check in resume(bench):
             emit({"check": check_to_json(check)})
+        if request.case is not None:
+            _emit_case(bench, request.case, emit)
+
+
+def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
+    from ckptmove.verification.case_check import check_case  # noqa: PLC0415  # most checkpoints come without a case
+
+    try:
+        emit({"check": check_to_json(check_case(bench, case))})
+    except CaseUnusable as error:
+        emit({"unusable": error.message.removeprefix("--case: ")})
 
 
 def _with_original(restore: CheckResult, against: str, lost: Offenders, cast: str) -> CheckResult:

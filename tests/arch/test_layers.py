@@ -29,6 +29,7 @@ ROWS: list[list[str]] = [
         "directories",
         "changes",
         "outputs",
+        "case",
     ],
     [
         "streams.source",

@@ -52,10 +52,11 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.ckptmove]\ncheckpoint = []", "has no 'checkpoint'; it knows checkpoints, to, ignore"),
+        ("[tool.ckptmove]\ncheckpoint = []", "has no 'checkpoint'; it knows checkpoints, to, case, ignore"),
         ("[tool.ckptmove]\ncheckpoints = 'a'", "'checkpoints' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nto = 1", "'to' in [tool.ckptmove] is not a string"),
+        ("[tool.ckptmove]\ncase = 1", "'case' in [tool.ckptmove] is not a string"),
         ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is neither true nor false"),
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
         ("[tool", "is not TOML: "),
@@ -106,3 +107,12 @@ def test_a_file_in_a_folder_that_may_not_be_searched_is_not_this_user_s(project,
 
     monkeypatch.setattr(os, "stat", refuse)
     assert load_config(folder).to == "mps"
+
+
+@pytest.mark.parametrize(
+    ("case", "seen"), [("jobs/train.py:case", "../../jobs/train.py:case"), ("jobs.train:case", "jobs.train:case")]
+)
+def test_a_case_starts_at_the_file_too_and_a_module_is_found_by_name(project, case, seen) -> None:
+    folder = project(f'[tool.ckptmove]\ncase = "{case}"') / "src" / "deep"
+    folder.mkdir(parents=True)
+    assert load_config(folder).case == seen

@@ -41,6 +41,20 @@ def test_what_was_answered_before_a_crash_counts():
     assert answers.checks["numbers"].detail.startswith("the process that runs torch was ended by SIGABRT")
 
 
+def test_a_case_is_answered_for_last():
+    with child([sys.executable, "-c", ONE], "{}") as process:
+        answers = collect(process, wanted=("restore", "case"))
+    assert answers.checks["case"].status == "failed"
+    assert answers.checks["case"].detail.startswith("the process that runs torch ended without an answer")
+
+
+def test_a_case_that_is_none_is_a_mistake_of_the_request_and_no_failure():
+    with child([sys.executable, "-c", 'print(\'{"unusable": "it returns 3"}\')'], "{}") as process:
+        answers = collect(process, wanted=("restore", "case"))
+    assert answers.unusable == "it returns 3"
+    assert not answers.checks
+
+
 def test_a_signal_without_a_name():
     answers = answers_of("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)")
     assert "signal 37" in answers.checks["restore"].detail

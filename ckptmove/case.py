@@ -1,0 +1,72 @@
+"""What a project's own function hands to ``verify --case``: its model, optimizer, loss and one batch.
+
+Never imports torch: whoever trains has done so before this is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptmove.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step of your own training, for ``ckptmove verify FILE --to cuda:0 --case train.py:case``.
+
+    ``case`` is a function of yours that takes the device and does what your script does before it resumes::
+
+        def case(device):
+            model = Net().to(device)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            criterion = nn.CrossEntropyLoss()
+            images, labels = torch.rand(8, 3, 32, 32), torch.randint(10, (8,))
+
+            def step(batch):  # what your loop does with a batch, as far as the loss
+                images, labels = batch
+                return criterion(model(images.to(device)), labels.to(device))
+
+            return ckptmove.Case(model, optimizer, criterion, (images, labels), step)
+
+    The stored state goes through ``load_state_dict`` of the model (strict, wrapper prefixes aside) and of the
+    optimizer; then follow forward, loss, backward and ``optimizer.step()`` on that device. On a simulated one,
+    ``device`` stands for it, and so do ``"cuda"`` and ``.cuda()`` in your code.
+
+    A function without parameters builds on the CPU, and ``model.to(device)`` is called for it: on the model alone.
+
+    Attributes:
+        model: the ``nn.Module``, in the mode that it is to be stepped in.
+        optimizer: over its parameters, in the order of the run that was saved.
+        criterion: the loss, called with the model's output and the targets; None where the model returns it.
+        batch: one batch as your loader gives it, or the loader, which is asked for one batch. Without ``step`` it is
+            moved to the device and means: a pair is the inputs and the targets, and inputs in a tuple or a dict are
+            the model's arguments; a dict is the model's keyword arguments, less ``labels`` where a ``criterion``
+            wants them; without a criterion, all of it goes to the model, whose output is the loss or has one
+            (``.loss``, ``["loss"]``).
+        step: from the batch, not moved, to the loss, as your loop does it: ``lambda batch: module.training_step(batch,
+            0)``. Only here can be found what your loop forgets to move.
+    """
+
+    model: Any
+    optimizer: Any
+    criterion: Callable[..., Any] | None
+    batch: Any
+    step: Callable[[Any], Any] | None = None
+
+
+class CaseUnusable(UsageError):
+    """``--case`` names no function that returns a case.
+
+    Attributes:
+        known: functions that its file has.
+    """
+
+    kind = "case-unusable"
+
+    def __init__(self, message: str, *, path: str | None = None, known: tuple[str, ...] = ()) -> None:
+        super().__init__(f"--case: {message}", path=path)
+        self.known = known

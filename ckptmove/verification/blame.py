@@ -1,0 +1,251 @@
+"""From an exception in the user's step to the tensor, the operation, the line, and what mends it.
+
+Never runs the user's code again: everything is read off the frames that the exception has left.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ckptmove.verification.simulated_rules import CrossDeviceError
+from ckptmove.verification.user_code import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import FrameType
+
+    from ckptmove.verification.place import Place
+    from ckptmove.verification.tensor_names import NamedTensor
+    from ckptmove.verification.user_code import Entrance, Line
+    from ckptmove.verification.watch import Watch
+
+#: What torch's own refusals of operands on two devices have in common, over its versions.
+_TWO_DEVICES: Final = re.compile(
+    r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
+)
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is wrong with a step.
+
+    Attributes:
+        fault: in one line.
+        fix: the line that mends it; empty where none is known.
+        figures: the same by name.
+    """
+
+    fault: str
+    fix: str = ""
+    figures: dict[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.fault + (f"; fix: {self.fix}" if self.fix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that a fault is read from.
+
+    Attributes:
+        watch: what was seen while the code ran.
+        entrance: tells the user's frames.
+        names: of the tensors of the case, by identity.
+        place: where it ran.
+        home: the line to speak of where the user's code is not on the way to the fault.
+        late: the line that moved the model last, or built the optimizer: to speak of where state is at fault.
+    """
+
+    watch: Watch
+    entrance: Entrance
+    names: Mapping[int, NamedTensor]
+    place: Place
+    home: Line
+    late: Line
+
+
+def blame(error: BaseException, scene: Scene) -> Blame:
+    """Say what an exception is about."""
+    for one in _causes(error):
+        refusal = next((refusal for refusal in reversed(scene.watch.refusals) if refusal.error is one), None)
+        strays = one.strays if isinstance(one, CrossDeviceError) else () if refusal is None else refusal.strays
+        if strays and (isinstance(one, CrossDeviceError) or _TWO_DEVICES.search(str(one))):
+            if refusal is not None and not any(_is_known(stray, scene) for stray in strays):
+                strays = refusal.strays or strays  # what was handed to a function whose inside refused
+            aten = one.operation if isinstance(one, CrossDeviceError) else ""
+            return _of_strays(one, strays, refusal.operation if refusal is not None else aten, aten, scene)
+    frames = scene.entrance.frames(error.__traceback__)
+    line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else scene.home
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    fix = "take the device that the function is given" if "not compiled with CUDA" in text else ""
+    return Blame(f"{text}, {_at(line)}", fix, {"error": text, **place_of(line)})
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or in the handling of."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _of_strays(
+    error: BaseException, strays: tuple[torch.Tensor, ...], operation: str, aten: str, scene: Scene
+) -> Blame:
+    frames = scene.entrance.frames(error.__traceback__)
+    culprits = list({one.name: one for one in (_culprit(stray, frames, scene) for stray in strays)}.values())
+    first = culprits[0]
+    line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else first.made or first.at or scene.home
+    device = scene.place.device_of(strays[0])
+    home = scene.place.device_of(torch.empty(0, device=scene.place.device))
+    named = " and ".join(one.name for one in culprits[:_NAMED])
+    named += f" and {len(culprits) - _NAMED} more" * (len(culprits) > _NAMED)
+    verb = "is" if len(culprits) == 1 else "are"
+    through = f" (through {first.through})" * bool(first.through)
+    fault = f"{named}{through} {verb} on {device}, and meets {home} in {operation}, {_at(line)}"
+    made = f"; made at {first.made}: {first.made.source}" if first.made is not None and first.made != line else ""
+    figures: dict[str, object] = {
+        "tensor": first.name,
+        "tensors": [one.name for one in culprits],
+        "on": device,
+        "operation": operation,
+        "aten": aten,
+        **place_of(line),
+        "made_at": str(first.made or ""),
+        "fix": first.fix,
+        "error": " ".join(f"{type(error).__name__}: {error}".split()),
+    }
+    return Blame(fault.replace("meets", "meets" if len(culprits) == 1 else "meet") + made, first.fix, figures)
+
+
+def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
+    """Whether there is something to say of a tensor but its variable."""
+    return any(id(one) in scene.names or scene.watch.origin(one) is not None for one in scene.watch.lineage(stray))
+
+
+@dataclass(frozen=True, slots=True)
+class _Culprit:
+    """A tensor at fault.
+
+    Attributes:
+        name: what the user calls it.
+        fix: the line that mends it.
+        made: the line that made it, where that is known.
+        through: what was made of it before it was refused.
+        at: the line that it is to be mended at, where that is known.
+    """
+
+    name: str
+    fix: str
+    made: Line | None = None
+    through: str = ""
+    at: Line | None = None
+
+
+def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Scene) -> _Culprit:
+    lineage = list(scene.watch.lineage(stray))
+    operations = [origin.operation for one in lineage[:-1] if (origin := scene.watch.origin(one)) is not None]
+    through = operations[-1].rpartition(".")[2] if operations else ""
+    known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
+    root = scene.watch.origin(lineage[-1])
+    made = None if root is None else root.line
+    beside = _on_target(frames, scene)
+    if known is not None:
+        is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
+        fix = _fix_of(known, list(_variables(known.tensor, frames[:1])))
+        at = scene.late if known.kind == "state" else None
+        return _Culprit(known.name, fix, made, "" if is_itself else through, at)
+    owners = [frame for frame, _ in frames if root is not None and frame.f_code is root.code]
+    variable = next((found for one in lineage for found in _variables(one, frames[::-1])), None)
+    if root is not None and owners:
+        name = variable if variable is not None else f"the tensor of {root.operation}"
+        return _Culprit(name, _with_device(root.line, root.operation, beside), made)
+    if variable is not None:
+        line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1])
+        return _Culprit(variable, _with_move(line, variable, beside), made)
+    name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"
+    return _Culprit(name, f"move it where it is made: .to({beside})", made)
+
+
+def _fix_of(known: NamedTensor, variables: list[str]) -> str:
+    """The line that mends a tensor of the case."""
+    if known.kind == "attribute":
+        return f"self.register_buffer({known.key!r}, {known.key}, persistent=False)"
+    if known.kind == "batch":
+        name = next(iter(variables), known.name)
+        return f"{name} = {name}.to(device)"
+    return {
+        "criterion": "criterion = criterion.to(device)",
+        "model": "model = model.to(device), before the optimizer is built and its state is loaded",
+        "state": "model = model.to(device) first, then optimizer.load_state_dict(...): state goes where parameters are",
+    }[known.kind]
+
+
+def _variables(tensor: torch.Tensor, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
+    """What a tensor is called in frames: variables, attributes of ``self``, and globals."""
+    for frame, _ in frames:
+        used = [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
+        inside = getattr(frame.f_locals.get("self"), "__dict__", {})
+        attributes = [(f"self.{name}", value) for name, value in inside.items()]
+        for name, value in (*frame.f_locals.items(), *attributes, *used):
+            if value is tensor:
+                yield name
+
+
+def _on_target(frames: list[tuple[FrameType, int]], scene: Scene) -> str:
+    """An expression for the target in the innermost frame: the device of a tensor that is there."""
+    for name, value in frames[-1][0].f_locals.items() if frames else ():
+        if isinstance(value, torch.Tensor) and value.device == scene.place.device:
+            return f"{name}.device"
+    return "device"
+
+
+class _Moving(ast.NodeTransformer):
+    """Puts ``.to(device)`` behind an expression."""
+
+    def __init__(self, expression: str, device: str) -> None:
+        self._expression = expression
+        self._moved = ast.parse(f"{expression}.to({device})", mode="eval").body
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        is_read = isinstance(getattr(node, "ctx", None), ast.Load)
+        return self._moved if is_read and ast.unparse(node) == self._expression else super().generic_visit(node)
+
+
+def _with_move(line: Line, expression: str, device: str) -> str:
+    """The user's line with the tensor moved where it is used, or what to put in its place."""
+    try:
+        return ast.unparse(_Moving(expression, device).visit(ast.parse(line.source)))
+    except SyntaxError:  # a part of a longer statement
+        return f"{expression} = {expression}.to({device})"
+
+
+def _with_device(line: Line, operation: str, device: str) -> str:
+    """The user's line with the device in the call that makes the tensor, or what to add to it."""
+    short = operation.rpartition(".")[2]
+    try:
+        tree = ast.parse(line.source)
+    except SyntaxError:  # a part of a longer statement
+        return f"{short}(..., device={device})"
+    for node in ast.walk(tree):
+        is_it = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == short
+        if is_it and isinstance(node, ast.Call) and operation.startswith("torch."):
+            node.keywords.append(ast.keyword("device", ast.parse(device, mode="eval").body))
+            return ast.unparse(tree)
+    return f"{short}(..., device={device})"
+
+
+def _at(line: Line) -> str:
+    return f"at {line}: {line.source}" if line.source else f"at {line}"
+
+
+def place_of(line: Line) -> dict[str, object]:
+    """A line by its parts, as evidence."""
+    return {"file": line.file, "line": line.number, "source": line.source}

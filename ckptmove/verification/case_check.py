@@ -1,0 +1,232 @@
+"""The case check: a step of the user's own training, from the stored state, on the target.
+
+Never lets what the user's code raises out as an error of this package.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ckptmove.case import Case, CaseUnusable
+from ckptmove.errors import CkptMoveError, UnreadableInput
+from ckptmove.verification.blame import Blame, Scene, blame, place_of
+from ckptmove.verification.case_name import parse_case
+from ckptmove.verification.case_restore import restore
+from ckptmove.verification.case_step import UnusableCase, one_batch, take_step
+from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.verification.stored_state import Mismatch
+from ckptmove.verification.tensor_names import leaves, names_of
+from ckptmove.verification.user_code import Entrance, line_of
+from ckptmove.verification.watch import Watch
+from ckptmove.wording import amount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ckptmove.evidence import CheckResult
+    from ckptmove.verification.case_restore import Restored
+    from ckptmove.verification.place import Place
+    from ckptmove.verification.resume import Bench
+    from ckptmove.verification.user_code import Line
+
+_NAME = "case"
+
+
+class Attempt:
+    """Ends where the code inside it raises, and keeps what that was.
+
+    Attributes:
+        error: what was raised; None where nothing was.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        is_theirs = isinstance(error, (Exception, SystemExit)) and not isinstance(error, CkptMoveError)
+        self.error = error if is_theirs else None
+        return is_theirs
+
+
+@dataclass(slots=True)
+class _Run:
+    """One check as it goes.
+
+    Attributes:
+        bench: what there is to resume from.
+        place: where.
+        entrance: the user's function.
+        watch: stands around the user's code.
+        figures: the evidence.
+    """
+
+    bench: Bench
+    place: Place
+    entrance: Entrance
+    watch: Watch
+    figures: dict[str, object] = field(default_factory=dict)
+
+
+def check_case(bench: Bench, typed: str) -> CheckResult:
+    """Make the check.
+
+    Args:
+        bench: what there is to resume from, and where.
+        typed: the function's name as it was typed.
+
+    Raises:
+        CaseUnusable: it is no function that returns a case.
+    """
+    site = bench.site
+    if site.reason:
+        return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+    entrance = Entrance(parse_case(typed))
+    with site.enter() as place:
+        run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
+        run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
+        fault = _attempt(run, typed)
+    if isinstance(fault, Blame):
+        return failed(_NAME, str(fault), **{**run.figures, **fault.figures, "proven": False})
+    return passed(_NAME, fault, **run.figures)
+
+
+def _attempt(run: _Run, typed: str) -> Blame | str:
+    """What is wrong, or what went well."""
+    torch.manual_seed(run.bench.request.seed)
+    attempt, made = Attempt(), []
+    home = line_of(typed.rpartition(":")[0], 0)
+    with attempt, run.watch:
+        function = run.entrance.load()
+        home = line_of(function.__code__.co_filename, function.__code__.co_firstlineno)
+        made.append(_called(function, run.place.device, typed))
+    if attempt.error is not None:
+        return blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
+    case: Case = made[0]
+    if run.bench.site.mode != "real":
+        for module in case.model.modules():
+            if isinstance(module, nn.DataParallel):
+                module.device_ids = []  # scattering over one device is the module's own forward
+    orphans = _orphans(case, run.watch)
+    if orphans is not None:
+        return orphans
+    try:
+        restored = restore(run.bench, case)
+    except (Mismatch, UnreadableInput) as error:
+        return Blame(str(error))
+    run.figures |= restored.figures
+    return _step(run, case, home, restored)
+
+
+def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
+    """What the user's function returns: with the device, or, where it takes nothing, with its model moved there."""
+    parameters = inspect.signature(function).parameters.values()
+    required = [one.name for one in parameters if one.default is one.empty and one.kind not in {2, 4}]
+    if len(required) > 1:
+        raise CaseUnusable(f"{typed} wants {', '.join(required)}, and is called with the device alone")
+    case = function(device) if parameters else function()
+    if not isinstance(case, Case):
+        raise CaseUnusable(f"{typed} returns a {type(case).__name__}, and no ckptmove.Case")
+    if not isinstance(case.model, nn.Module) or not isinstance(case.optimizer, torch.optim.Optimizer):
+        kinds = f"{type(case.model).__name__} and {type(case.optimizer).__name__}"
+        raise CaseUnusable(f"{typed}: model and optimizer are to be a Module and an Optimizer, and are {kinds}")
+    if not parameters:
+        case.model.to(device)
+    return case
+
+
+def _orphans(case: Case, watch: Watch) -> Blame | None:
+    """Parameters that the optimizer steps in place of the model's: those that were replaced after it was built."""
+    own = {id(one): name for name, one in case.model.named_parameters()}
+    if isinstance(case.criterion, nn.Module):
+        own |= {id(one): name for name, one in case.criterion.named_parameters()}
+    held = [one for group in case.optimizer.param_groups for one in group["params"]]
+    strangers = [one for one in held if id(one) not in own]
+    forgotten = own.keys() - {id(one) for one in held}
+    trained = [name for name, one in case.model.named_parameters() if one.requires_grad and id(one) in forgotten]
+    if not strangers or not trained:
+        return None
+    built = watch.built.get(id(case.optimizer))
+    at = f", built at {built}: {built.source}," if built is not None else ""
+    moved = [line for line in watch.moved if built is None or line.number > built.number]
+    then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
+    fault = (
+        f"the optimizer{at} steps {amount(len(strangers), 'parameter')} that the model does not have any more: "
+        f"model.{trained[0]} is not among them{then}"
+    )
+    fix = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
+    figures = {"tensor": f"model.{trained[0]}", "operation": "torch.optim.Optimizer.step", "fix": fix}
+    return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
+
+
+def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
+    before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
+    attempt, losses, moves = Attempt(), [], len(run.watch.moved)
+    started = time.perf_counter()
+    with attempt, run.watch:
+        case = replace(case, batch=one_batch(case.batch))
+        losses.append(take_step(case, case.batch, run.place.device))
+    run.figures["seconds"] = round(time.perf_counter() - started, 3)
+    if isinstance(attempt.error, UnusableCase):
+        fault, _, fix = str(attempt.error).partition("; fix: ")
+        figures = {"tensor": "batch", "operation": "torch.Tensor.to", "fix": fix} if fix else {}
+        return Blame(f"{fault}, in the case at {home}", fix, {**figures, **place_of(home)})
+    if attempt.error is not None:
+        # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
+        late = run.watch.moved[moves:] or [run.watch.built.get(id(case.optimizer), home)]
+        return blame(attempt.error, Scene(run.watch, run.entrance, names_of(case), run.place, home, late[-1]))
+    return _judge(run, case, float(run.place.to_cpu(losses[0])), before, restored)
+
+
+def _judge(run: _Run, case: Case, loss: float, before: dict[int, torch.Tensor], restored: Restored) -> Blame | str:
+    after = {name: (one, run.place.to_cpu(one)) for name, one in case.model.named_parameters()}
+    moved = [
+        name for name, (one, value) in after.items() if id(one) in before and not torch.equal(before[id(one)], value)
+    ]
+    run.figures |= {
+        "loss": loss if math.isfinite(loss) else str(loss),
+        "optimizer": type(case.optimizer).__name__,
+        "parameters": len(after),
+        "moved": len(moved),
+        "proven": bool(restored.entries and moved),
+    }
+    place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
+    if not math.isfinite(loss):
+        return Blame(f"the loss is {loss} on {place}")
+    broken = [f"model.{name}" for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        return Blame(f"after the step on {place} {broken[0]} is not finite")
+    if after and all(one.device != run.place.device for one, _ in after.values()):
+        first, (one, _) = next(iter(after.items()))
+        fault = f"no parameter of the model is on {run.bench.site.target} after the step: "
+        return Blame(f"{fault}model.{first} is on {run.place.device_of(one)}", "model = model.to(device)")
+    rates = [float(group.get("lr", 1)) for group in case.optimizer.param_groups]
+    if not moved and any(rates):
+        return Blame(f"no parameter of the model changed in the step on {place}")
+    count = amount(len(after), "parameter")
+    said = [f"{type(case.optimizer).__name__} on {place}: loss {loss:.4g}, {len(moved):,} of {count} moved, all finite"]
+    return "; ".join([*said, restored.detail, *_whole_dataset(run, case)])
+
+
+def _whole_dataset(run: _Run, case: Case) -> list[str]:
+    """What the user's code moves at once although it is many batches: a note, because a target may have room for it."""
+    batch = {id(one) for _, one in leaves(case.batch)}
+    for transfer in run.watch.transfers:
+        if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
+            line, fix = transfer.line, "move a batch at a time, in the loop: batch = batch.to(device)"
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", "fix": fix, **place_of(line)}
+            rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
+            return [f"note: a whole dataset, {rows}, at {line}: {line.source}", f"fix: {fix}"]
+    return []

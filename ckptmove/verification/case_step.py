@@ -1,0 +1,100 @@
+"""One step of the user's training: a batch to the device, the loss of it, backward, and the optimizer's step.
+
+Never moves more than one batch, and nothing but that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from ckptmove.case import Case
+
+
+class UnusableCase(Exception):
+    """What a case holds makes no step; the message says what of it, and what it should be."""
+
+
+def one_batch(batch: Any) -> Any:
+    """The batch itself, or the first that a loader gives.
+
+    Raises:
+        UnusableCase: it is a whole dataset.
+    """
+    if isinstance(batch, Dataset) and not isinstance(batch, (list, tuple)):
+        raise UnusableCase(
+            f"batch is a whole dataset ({type(batch).__name__}), which would be moved at once; "
+            "fix: batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))"
+        )
+    return next(iter(batch)) if isinstance(batch, (DataLoader, Iterator)) else batch
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A batch on a device: tensors in tuples, lists and dicts, and whatever moves itself, as a tokenizer's output."""
+    if callable(getattr(value, "to", None)):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: moved(one, device) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [moved(one, device) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
+    """The loss of a batch, by the user's own step or by the meaning that a batch has without one.
+
+    Raises:
+        UnusableCase: there is no loss to be had from what the case holds.
+    """
+    result = case.step(batch) if case.step is not None else _plain_loss(case, moved(batch, device))
+    if isinstance(result, Mapping):
+        result = result.get("loss")
+    elif not isinstance(result, torch.Tensor):
+        result = getattr(result, "loss", None)
+    who = "step" if case.step is not None else "criterion" if case.criterion is not None else "the model"
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        raise UnusableCase(f"{who} returns no loss: a tensor of one value")
+    if not result.requires_grad:
+        raise UnusableCase(f"{who} returns a loss without a gradient: it is to return it before backward, not detached")
+    return result
+
+
+def take_step(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
+    """Make a step as a loop does; returns the loss, detached."""
+    losses: list[torch.Tensor] = []
+
+    def closure() -> torch.Tensor:
+        case.optimizer.zero_grad()
+        loss = loss_of(case, batch, device)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+        losses.append(loss.detach())
+        return loss
+
+    if isinstance(case.optimizer, torch.optim.LBFGS):
+        case.optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it so
+    else:
+        closure()
+        case.optimizer.step()
+    return losses[0]
+
+
+def _plain_loss(case: Case, batch: Any) -> Any:
+    if case.criterion is None:
+        return _called(case.model, batch)
+    if isinstance(batch, Mapping) and "labels" in batch:
+        rest = {key: value for key, value in batch.items() if key != "labels"}
+        return case.criterion(case.model(**rest), batch["labels"])
+    if not isinstance(batch, (tuple, list)) or len(batch) != len(("inputs", "targets")):
+        raise UnusableCase("batch is not a pair of inputs and targets: give Case a step(batch) that returns the loss")
+    return case.criterion(_called(case.model, batch[0]), batch[1])
+
+
+def _called(model: Any, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)

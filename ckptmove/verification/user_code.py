@@ -1,0 +1,124 @@
+"""The user's own function, imported by the name that was typed, and told from everybody else's code.
+
+Never imports a name that stands in a checkpoint: what the user typed is the only one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ckptmove.case import CaseUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
+
+    from ckptmove.verification.case_name import CaseName
+
+_LIBRARIES: Final = tuple(
+    {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+#: A name that no file of the user's has, as ``train`` and ``random`` may.
+_MODULE: Final = "_ckptmove_case"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the user's code.
+
+    Attributes:
+        file: as seen from the working directory.
+        number: from 1.
+        source: what stands there, without indentation.
+    """
+
+    file: str
+    number: int
+    source: str
+
+    def __str__(self) -> str:
+        """Where it is, as an editor takes it."""
+        return f"{self.file}:{self.number}"
+
+
+class Entrance:
+    """The function that was typed."""
+
+    def __init__(self, name: CaseName) -> None:
+        self._name = name
+        self._file = os.path.realpath(name.home) if name.is_file else ""
+        self._known: dict[str, bool] = {}
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function as ``python FILE.py`` and ``python -m pkg.mod`` would find what it needs.
+
+        Raises:
+            CaseUnusable: there is no such module, or nothing in it that could be called.
+            BaseException: whatever its module raises while it is imported.
+        """
+        module = self._load_file() if self._name.is_file else self._load_module()
+        self._file = os.path.realpath(getattr(module, "__file__", None) or "")
+        function = getattr(module, self._name.function, None)
+        if not callable(function):
+            raise CaseUnusable(f"{self._name.home} has no function '{self._name.function}'")
+        found: Callable[..., Any] = function
+        return found
+
+    def _load_file(self) -> Any:
+        path = Path(self._name.home)
+        sys.path.insert(0, str(path.parent.absolute()))
+        spec = importlib.util.spec_from_file_location(_MODULE, path.absolute())
+        if spec is None or spec.loader is None:
+            raise CaseUnusable("its name does not end in .py", path=str(path))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_MODULE] = module  # dataclasses look up there what their annotations mean
+        spec.loader.exec_module(module)
+        return module
+
+    def _load_module(self) -> Any:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return importlib.import_module(self._name.home)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{self._name.home}.".startswith(f"{error.name}."):
+                raise  # something that the module itself wants
+            raise CaseUnusable(f"there is no module '{self._name.home}' here") from error
+
+    def is_own(self, file: str) -> bool:
+        """Whether a file is the user's: neither torch's nor another library's, nor this package's."""
+        if file not in self._known:
+            real = os.path.realpath(file)
+            is_foreign = file.startswith("<") or real.startswith((*_LIBRARIES, _OURS))
+            self._known[file] = real == self._file or not is_foreign
+        return self._known[file]
+
+    def frames(self, trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+        """The user's frames of a traceback with their lines, the innermost last."""
+        return [(frame, number) for frame, number in _walk(trace) if self.is_own(frame.f_code.co_filename)]
+
+    def caller(self, frame: FrameType | None) -> FrameType | None:
+        """The innermost frame of the user's, from a frame outwards; None where there is none."""
+        while frame is not None and not self.is_own(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame
+
+
+def line_of(file: str, number: int) -> Line:
+    """A line by the name that Python gives its file."""
+    here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
+    return Line(file.removeprefix(here), number, linecache.getline(file, number).strip())
+
+
+def _walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next

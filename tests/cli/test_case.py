@@ -1,0 +1,108 @@
+"""`verify --case` as it is typed: the child process, the exit codes, the configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ckptmove.cli.app import main  # noqa: E402  # after the skip
+from ckptmove.testing import assert_resumes  # noqa: E402  # after the skip
+
+SCRIPT = """
+import torch
+from torch import nn
+import ckptmove
+
+print("what the user's code prints is not an answer")
+
+def case(device):
+    model = nn.Linear(3, 2).to(device)
+    inputs, targets = torch.randn(4, 3), torch.randn(4, 2)
+    return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), (inputs, targets))
+
+def broken(device):
+    made = case(device)
+    return ckptmove.Case(made.model, made.optimizer, None, made.batch, lambda batch: made.model(batch[0]).sum())
+
+def dying(device):
+    import os
+    os.abort()
+
+def nothing(device):
+    return None
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ckptmove(monkeypatch, capsys):
+    def ckptmove(*arguments):
+        monkeypatch.setattr("sys.argv", ["ckptmove", *arguments])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        out, err = capsys.readouterr()
+        return raised.value.code, out, err
+
+    return ckptmove
+
+
+def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove):
+    (folder / "pyproject.toml").write_text('[tool.ckptmove]\ncase = "train.py:case"\nto = "cpu"\n')
+    code, out, _ = ckptmove("verify", "run.pth", "--json")
+    result = json.loads(out)["results"][0]
+    assert (code, result["passed"], result["proven"]) == (0, True, True)
+    assert result["checks"][-1]["name"] == "case"
+    assert result["checks"][-1]["evidence"]["case"] == "train.py:case"
+
+
+def test_a_broken_case_says_where_and_what_mends_it(folder, ckptmove):
+    code, out, err = ckptmove("verify", "run.pth", "--to", "cpu", "--case", "train.py:broken")
+    assert code == 0, "on the CPU there is nothing to forget"
+    code, out, err = ckptmove("verify", "run.pth", "--to", "cuda:0", "--case", "train.py:broken")
+    assert code == 1
+    assert "batch[0] is on cpu, and meets cuda:0 in torch.nn.functional.linear, at train.py:" in " ".join(out.split())
+    assert "fix: batch[0] = batch[0].to(device)" in out
+    assert "Traceback" not in out + err
+
+
+def test_a_case_that_ends_the_process_is_a_failed_check(folder, ckptmove):
+    code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--case", "train.py:dying")
+    assert code == 1
+    assert "case       the process that runs torch was ended by SIGABRT" in out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "hint"),
+    [
+        ("train.py:cases", "it has no function 'cases'", "--case train.py:nothing"),
+        ("train.py", "'train.py' names no function", "--case FILE.py:FUNC"),
+        ("train.py:nothing", "train.py:nothing returns a NoneType, and no ckptmove.Case", "--case FILE.py:FUNC"),
+    ],
+)
+def test_a_case_that_is_none_is_one_line_and_a_hint(folder, ckptmove, typed, said, hint):
+    code, out, err = ckptmove("verify", "run.pth", "--to", "cpu", "--case", typed)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert hint in err
+    assert "Traceback" not in err
+
+
+def test_a_test_may_name_a_case(folder):
+    assert assert_resumes("run.pth", to="cpu", case="train.py:case").checks[-1].name == "case"
+    with pytest.raises(AssertionError, match=r"case: batch\[0\] is on cpu"):
+        assert_resumes(Path("run.pth"), to="cuda:0", case="train.py:broken")
