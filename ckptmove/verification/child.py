@@ -46,6 +46,8 @@ class Answers:
     Attributes:
         torch: how far it came with it: ``importing``, ``imported``, or empty where it did not say.
         torch_failure: what ended it while it imported torch; empty where nothing did.
+        imports: the class of the user's that it imports, until it has; else empty.
+        refusal: why what was asked for cannot be done; empty where it can.
         mode: where it made the step, or None where it never came to say.
         checks: its checks by name; one that it did not come to is failed or skipped.
         findings: what it found in the values.
@@ -53,6 +55,8 @@ class Answers:
 
     torch: str = ""
     torch_failure: str = ""
+    imports: str = ""
+    refusal: str = ""
     mode: str | None = None
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -104,6 +108,9 @@ def collect(process: subprocess.Popen[str], stage: Callable[[str], None] | None 
     code = process.wait()
     if answers.torch == "importing":
         answers.torch_failure = _last_line("".join(errors)) or _reason(code, output, "")
+    if answers.imports:
+        reason = _last_line("".join(errors)) or _reason(code, output, "")
+        answers.refusal = f"--optimizer {answers.imports} cannot be imported: {reason}"
     missing = [name for name in CHILD_CHECKS if name not in answers.checks]
     if missing:
         reason = _reason(code, output, "".join(errors))
@@ -122,6 +129,10 @@ def _take(line: str, answers: Answers) -> None:
             answers.checks[check.name] = check
         elif "finding" in message:
             answers.findings.append(finding_from_json(message["finding"]))
+        elif "imports" in message:
+            answers.imports = message["imports"]
+        elif "refusal" in message:
+            answers.imports, answers.refusal = "", message["refusal"]
         elif "torch" in message:
             answers.torch = message["torch"]
         else:

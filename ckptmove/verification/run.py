@@ -95,6 +95,8 @@ def verify_checkpoint(
             answers = collect(process, stage)
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
+    if answers.refusal:
+        raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks = tuple(hold_against(found[name], findings) for name in CHECKS)
     passed = all(check.status != "failed" for check in checks)

@@ -19,6 +19,8 @@ EXECUTING_DOTTED = {"pickle.load", "pickle.loads", "torch.jit.load", "marshal.lo
 #: ``re.compile`` and ``struct``'s tables compile no Python.
 HARMLESS = {"re.compile"}
 MODULES_THAT_EXECUTE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "imp"}
+#: What the user has typed, and no file: the optimizer of ``verify --optimizer pkg.mod:CLASS``, in its child process.
+MAY_IMPORT = {("verification/imports.py", "import_module")}
 #: The only places that may start a process: the child of ``verify``.
 MAY_SPAWN = {"verification/run.py", "verification/child.py"}
 
@@ -41,7 +43,7 @@ def test_no_module_can_execute_what_it_reads(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = dotted(node.func)
-            if name in HARMLESS:
+            if name in HARMLESS or (relative(path), name) in MAY_IMPORT:
                 continue
             assert name not in EXECUTING_DOTTED, f"{relative(path)}:{node.lineno} calls {name}"
             assert name.rpartition(".")[2] not in EXECUTING, f"{relative(path)}:{node.lineno} calls {name}"
