@@ -61,9 +61,6 @@ class Span:
         return self.end - self.start
 
 
-# --- what a checkpoint holds -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class StorageRef:
     """A storage: one run of bytes that one or more tensors view.
