@@ -82,7 +82,7 @@ def broken_history(piece: Piece, source: TensorSource) -> str:
             return f"{keys[0]} is {list(change.shape)}, {keys[1]} is {list(step.shape)}"
         products = change * step
         slack = _ROUNDINGS * torch.finfo(dtype_of(records[keys[0]].dtype)).eps * float(products.abs().sum())
-        if not abs(float(products.sum()) - 1 / float(inverse)) <= slack:
+        if not abs(float(products.sum() * inverse) - 1) <= slack * abs(float(inverse)):
             return f"{keys[2]} is {float(inverse):.6g}, which is not 1 / ({keys[0]} . {keys[1]})"
     return ""
 

@@ -137,6 +137,21 @@ def test_a_history_that_does_not_belong_together_fails_the_step(make, answers, s
     assert said in found["step"]["detail"]
 
 
+def test_a_history_of_two_sizes_that_the_step_does_not_look_at_yet(make, answers):
+    tree = lbfgs()
+    state = tree["optimizer"]["state"][0]
+    state["n_iter"] = 0
+    misshape(state)
+    found = answers(make.save(tree), "cpu")
+    assert "old_dirs.1 is [53], old_stps.1 is [7]" in found["step"]["detail"]
+
+
+def test_an_inverse_of_zero_belongs_to_no_history(make, answers):
+    tree = lbfgs()
+    tree["optimizer"]["state"][0]["ro"][0] = torch.tensor(0.0)
+    assert "ro.0 is 0, which is not 1 /" in answers(make.save(tree), "cpu")["step"]["detail"]
+
+
 def test_another_history_is_not_the_original(make, answers):
     tree = lbfgs()
     path = make.save(tree)
