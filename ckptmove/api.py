@@ -219,7 +219,8 @@ def verify(
         path: a file, or a directory, whose files are one checkpoint.
         to: the target; by default the device where the model lies.
         against: the original that the values must equal: a directory for a directory.
-        optimizer: class in ``torch.optim`` to use in place of the one that the keys point to.
+        optimizer: class to use in place of the one that the keys point to: of ``torch.optim`` by its name, or any other
+            as ``pkg.mod:CLASS``, which is imported and run in a process of its own.
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
         ignore: codes of findings that are no failure.

@@ -64,9 +64,6 @@ class Span:
         return self.end - self.start
 
 
-# --- what a checkpoint holds -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class StorageRef:
     """A storage: one run of bytes that one or more tensors view.
@@ -224,11 +221,13 @@ class StateEntry:
         key: the parameter's key, as it stands in ``ParamGroup.params``.
         tensors: state key (``exp_avg``) and tensor, in order.
         scalars: state key and plain value (an ``int`` step of old torch), in order.
+        nested: paths of lists and dicts in it, outer before inner, each with its kind; members are above: ``al.0``.
     """
 
     key: str
     tensors: tuple[tuple[str, TensorRecord], ...]
     scalars: tuple[tuple[str, object], ...]
+    nested: tuple[tuple[str, str], ...] = ()
 
     def tensor(self, state_key: str) -> TensorRecord | None:
         """The tensor of a state key, or None."""

@@ -35,6 +35,8 @@ class OptimizerFacts:
         begins_elsewhere: state keys that do not begin at zero.
         update: what the update of an element reads: that ``element`` alone, its whole ``parameter``, or the ``model``.
         shapes: whether moments have the shape of their ``parameter``, or ``other`` ones.
+        gradients: whether it takes ``dense`` gradients, or ``sparse`` ones alone.
+        holder: whether ``each`` parameter has its own state, or the ``first`` has that of all.
     """
 
     name: str
@@ -49,6 +51,8 @@ class OptimizerFacts:
     begins_elsewhere: frozenset[str]
     update: Literal["element", "parameter", "model"]
     shapes: Literal["parameter", "other"]
+    gradients: Literal["dense", "sparse"]
+    holder: Literal["each", "first"]
 
     @property
     def known_state(self) -> frozenset[str]:
@@ -70,6 +74,8 @@ def _row(
     begins_elsewhere: str = "",
     update: Literal["element", "parameter", "model"] = "element",
     shapes: Literal["parameter", "other"] = "parameter",
+    gradients: Literal["dense", "sparse"] = "dense",
+    holder: Literal["each", "first"] = "each",
 ) -> OptimizerFacts:
     return OptimizerFacts(
         name=name,
@@ -84,6 +90,8 @@ def _row(
         begins_elsewhere=frozenset(begins_elsewhere.split()),
         update=update,
         shapes=shapes,
+        gradients=gradients,
+        holder=holder,
     )
 
 
@@ -93,7 +101,7 @@ _AMSGRAD: Final = (("amsgrad", "max_exp_avg_sq"),)
 #: The more a row asks for, the earlier it stands: the first that fits is the class.
 TABLE: Final[tuple[OptimizerFacts, ...]] = (
     _row("LBFGS", "max_iter history_size line_search_fn", "n_iter", scalars="", update="model", shapes="other",
-         optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
+         holder="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
     _row("Muon", "ns_coefficients ns_steps", "momentum_buffer", scalars="", update="parameter"),
     _row("Adafactor", "beta2_decay d", "step", optional="row_var col_var variance", update="parameter",
          shapes="other", magnitudes="row_var col_var variance"),
@@ -113,7 +121,7 @@ TABLE: Final[tuple[OptimizerFacts, ...]] = (
     _row("RAdam", "betas eps weight_decay foreach differentiable", _ADAM, magnitudes="exp_avg_sq",
          lacks="amsgrad momentum_decay fused"),
     _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", lacks="weight_decay",
-         update="model"),
+         gradients="sparse"),
     _row("SGD", "momentum dampening nesterov", "", optional="momentum_buffer", scalars="", lacks="eps"),
 )  # fmt: skip
 BY_NAME: Final = {row.name: row for row in TABLE}
@@ -187,6 +195,26 @@ def lost_keys(algorithm: str | None, groups: Iterable[ParamGroup], state: Iterab
             own = needed.get(entry.key, row.state)
             lost += (f"state.{entry.key}.{key}" for key in sorted(own - state_keys(entry)))
     return lost
+
+
+def is_elementwise(algorithm: str) -> bool:
+    """Whether each element of a parameter is stepped by itself; not known of a class that torch does not have."""
+    return algorithm in BY_NAME and BY_NAME[algorithm].update == "element"
+
+
+def steps_together(algorithm: str) -> bool:
+    """Whether all parameters of an optimizer have to be stepped at once, as is safe for one that is not known."""
+    return algorithm not in BY_NAME or BY_NAME[algorithm].update == "model"
+
+
+def keeps_state_on_first(algorithm: str) -> bool:
+    """Whether the first parameter has the state of all."""
+    return algorithm in BY_NAME and BY_NAME[algorithm].holder == "first"
+
+
+def wants_sparse(algorithm: str) -> bool:
+    """Whether an optimizer takes sparse gradients alone."""
+    return algorithm in BY_NAME and BY_NAME[algorithm].gradients == "sparse"
 
 
 def magnitudes(algorithm: str | None) -> frozenset[str]:

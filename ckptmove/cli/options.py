@@ -136,7 +136,11 @@ Against = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="A class of torch.optim; by default told from the file.", show_default=False),
+    typer.Option(
+        metavar="NAME|pkg.mod:CLASS",
+        help="Its class, of torch.optim or another module, which is imported; by default told from the file.",
+        show_default=False,
+    ),
 ]
 RequireDevice = Annotated[bool, typer.Option("--require-device", help="A simulated device is a failure.")]
 TargetDevices = Annotated[

@@ -102,6 +102,13 @@ def object_members(call: Call) -> Iterator[Member]:
     yield from value_members(call.state)
 
 
+def dict_kind(node: Node, pairs: Dict) -> str:
+    """``dict`` for one that its members by name make again, else the class of the dict, or of its keys."""
+    if any(type(key) is not str for key in pairs.flat[::2]):
+        return "a dict with keys that are not text"
+    return node.name if type(node) is Call and node.name != "collections.OrderedDict" else "dict"
+
+
 def dict_members(call: Call, pairs: Dict) -> Iterator[Member]:
     """The items of a dict subclass, and what else it was given: attributes of other names, or arguments."""
     yield from members(pairs)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import mentions, objects, shapes
+from ckptmove.inventory.numpy_scalars import scalar_value
 from ckptmove.inventory.optimizers import draft_optimizer
 from ckptmove.inventory.place import Place, settled_role
 from ckptmove.model import Mention
@@ -157,6 +158,7 @@ class Walk:
             self._push(iter(attached), self._inner(key, place), call)
 
     def _device(self, key: str, call: Call, place: Place) -> None:
+        self._nest(key, place, call.name)
         mention = mentions.device_mention(call, self._name(key, place))
         if mention is not None:
             self._mention(mention)
@@ -174,6 +176,15 @@ class Walk:
         elif record.role == "rng":
             self.contents.add("rng")
 
+    def _below(self, key: str, place: Place) -> str:
+        """The path of a member of an optimizer's entry, seen from there."""
+        return key if len(place.prefix) == place.entry_length else self._name(key, place)[place.entry_length :]
+
+    def _nest(self, key: str, place: Place, kind: str) -> None:
+        """Note what holds values inside of an optimizer's entry."""
+        if place.entry is not None:
+            place.entry.nested.append((self._below(key, place), kind))
+
     def _leaf_role(self, key: str, place: Place) -> Role:
         if place.role == "model":
             return role_of_leaf(key) or "model"
@@ -182,7 +193,7 @@ class Walk:
     def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
             self._spend(_SCALAR)
-            place.entry.scalars.append((key, value))
+            place.entry.scalars.append((self._below(key, place), value))
         elif type(value) is str:
             if mentions.names_device(key, value):
                 self._mention(Mention(self._name(key, place), "string", value, start))
@@ -225,6 +236,8 @@ class Walk:
             return
         self._spend(len(pairs.flat))
         inner = self._inner(key, place)
+        if place.entry is not None:
+            self._nest(key, place, objects.dict_kind(node, pairs))
         if inner.entry is None:
             keys = shapes.string_keys(pairs)
             state = shapes.optimizer_state(pairs) if "param_groups" in keys else None
@@ -271,7 +284,9 @@ class Walk:
             for index, item in enumerate(value.items):
                 if type(item) is str and mentions.names_device(key, item):
                     self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
-        rows = [member for member in objects.sequence_members(value) if isinstance(member[1], Node)]
+        self._nest(key, place, type(value).__name__.lower())
+        members = objects.sequence_members(value)
+        rows = [member for member in members if place.entry is not None or isinstance(member[1], Node)]
         if inner.role == "rng" and value.items:
             self.contents.add("rng")
             if rows and _DEVICE_RNG.search(key):
@@ -295,6 +310,11 @@ class Walk:
         if pairs is not None:
             self._enter_dict(key, pairs, call, place)
             return
+        number = scalar_value(call)
+        if place.entry is not None and number is not None:
+            self._atom(key, number, -1, place)
+            return
+        self._nest(key, place, call.name)
         self._objects.add(id(call))
         state = shapes.attributes(call)
         inner = self._inner(key, place)

@@ -219,7 +219,9 @@ class _Mover:
             where=self.name(optimizer.where),
             groups=tuple(map(self._group, optimizer.groups)),
             state=tuple(
-                StateEntry(entry.key, tuple((key, self.tensor(one)) for key, one in entry.tensors), entry.scalars)
+                StateEntry(
+                    entry.key, tuple((key, self.tensor(one)) for key, one in entry.tensors), entry.scalars, entry.nested
+                )
                 for entry in optimizer.state
             ),
         )

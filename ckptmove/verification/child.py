@@ -46,6 +46,8 @@ class Answers:
     Attributes:
         torch: how far it came with it: ``importing``, ``imported``, or empty where it did not say.
         torch_failure: what ended it while it imported torch; empty where nothing did.
+        imports: the class of the user's that it imports, until it has; else empty.
+        refusal: why what was asked for cannot be done; empty where it can.
         mode: where it made the step, or None where it never came to say.
         unusable: why the function that the user names makes no case; empty where it does.
         checks: its checks by name; one that it did not come to is failed or skipped.
@@ -54,6 +56,8 @@ class Answers:
 
     torch: str = ""
     torch_failure: str = ""
+    imports: str = ""
+    refusal: str = ""
     mode: str | None = None
     unusable: str = ""
     checks: dict[str, CheckResult] = field(default_factory=dict)
@@ -109,6 +113,9 @@ def collect(
     code = process.wait()
     if answers.torch == "importing":
         answers.torch_failure = _last_line("".join(errors)) or _reason(code, output, "")
+    if answers.imports:
+        reason = _last_line("".join(errors)) or _reason(code, output, "")
+        answers.refusal = f"--optimizer {answers.imports} cannot be imported: {reason}"
     missing = [name for name in wanted if name not in answers.checks]
     if missing and not answers.unusable:
         reason = _reason(code, output, "".join(errors))
@@ -129,6 +136,10 @@ def _take(line: str, answers: Answers) -> None:
             answers.findings.append(finding_from_json(message["finding"]))
         elif "unusable" in message:
             answers.unusable = message["unusable"]
+        elif "imports" in message:
+            answers.imports = message["imports"]
+        elif "refusal" in message:
+            answers.imports, answers.refusal = "", message["refusal"]
         elif "torch" in message:
             answers.torch = message["torch"]
         else:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckptmove.verification.moments import disagreement
+from ckptmove.optimizers import BY_NAME, keeps_state_on_first
+from ckptmove.verification.moments import broken_history, disagreement
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step import stored_values
 
@@ -36,27 +37,29 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         tally.idle.add(name)
     elif _is_stirred(trial, piece, after):
         tally.stirred.add(name)
-    if not _all_finite(after.parameter) and bool((before.isfinite() & ~after.parameter.isfinite()).any()):
-        tally.faults.add(f"{name} is not finite after the step")
     for fault in _state_faults(trial, piece, after):
         tally.faults.add(f"{name}: {fault}")
+    if not _all_finite(after.parameter) and bool((before.isfinite() & ~after.parameter.isfinite()).any()):
+        tally.faults.add(f"{name} is not finite after the step")
     for cast in after.casts if not piece.offset else ():
         tally.casts[cast] = tally.casts.get(cast, 0) + 1
     _count(trial, piece, after, tally)
 
 
 def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
+    is_known = trial.recipe.name in BY_NAME
+    if is_known:  # the cause before its effects
+        moments = disagreement(piece, trial.source, trial.recipe.groups[piece.group])
+        history = broken_history(piece, trial.source) if keeps_state_on_first(trial.recipe.name) else ""
+        yield from filter(None, (moments, history))
     for key, value in after.state.items():
         if isinstance(value, torch.Tensor) and not _all_finite(value):
             yield f"{key} is not finite after the step"
-    for key, stored, _ in after.casts:
+    for key, stored, _ in after.casts if is_known else ():
         if not dtype_of(stored).is_floating_point and not dtype_of(stored).is_complex:
             yield f"{key} is {stored}, and no optimizer of torch keeps it so"
     yield from after.strays
     yield from after.vanished
-    contradiction = disagreement(piece, trial.source, trial.recipe.groups[piece.group])
-    if contradiction:
-        yield contradiction
 
 
 def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
@@ -70,12 +73,19 @@ def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
 
 
 def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+    iterations = dict(piece.entry.scalars).get("n_iter") if piece.entry is not None else None
+    if isinstance(iterations, int) and keeps_state_on_first(trial.recipe.name):
+        now = after.state.get("n_iter", 0)
+        if now <= iterations:
+            tally.faults.add(f"{piece.name}: n_iter went from {iterations} to {now}")
     if piece.offset or "step" not in after.state:
         return
     stored = stored_count(piece, trial.source)
     if stored is None:
         return
     now = float(after.state["step"])
+    if now != stored + 1 and trial.recipe.name not in BY_NAME:
+        return  # what it counts is its own affair
     if now != stored + 1:
         tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
         return

@@ -5,7 +5,7 @@ Never reads more than the piece that is stepped.
 Adam keeps ``m``, a weighted mean of gradients, and ``v``, one of their squares. By Cauchy and Schwarz ``m * m`` is at
 most ``c * v`` in every element, with ``c = (1 - b1)**2 / ((1 - b2) * (1 - b1**2 / b2))``, whatever the gradients were.
 Adamax's ``exp_inf`` decays by ``b2`` from the largest gradient, so that ``|m|`` is at most ``(1 - b1) / (1 - b1 / b2)``
-times it.
+times it. LBFGS keeps, for each pair ``y`` and ``s`` of its history, ``1 / (y . s)`` beside them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import torch
+
+from ckptmove.verification.state import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _SLACK: Final = 16.0
 #: Below this ``v`` may have been lost in rounding to zero.
 _LEAST_SQUARE: Final = 1e-30
+#: Of LBFGS: a product of two vectors is rounded in each addition, and its inverse once more.
+_ROUNDINGS: Final = 64.0
 #: Half precision loses ``v`` far earlier.
 _DTYPES: Final = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128})
 _DEFAULT_BETAS: Final = (0.9, 0.999)
@@ -59,6 +63,28 @@ def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, objec
         below = int((largest < now).sum())
         found.append(f"max_exp_avg_sq is less than exp_avg_sq in {below:,} values" if below else "")
     return "; ".join(filter(None, found))
+
+
+def broken_history(piece: Piece, source: TensorSource) -> str:
+    """What in the history of LBFGS does not belong together, for people; empty where nothing is.
+
+    Args:
+        piece: the parameter that holds the state.
+        source: of its state.
+    """
+    records = dict(piece.entry.tensors) if piece.entry is not None else {}
+    for index in range(sum(key.startswith("ro.") for key in records)):
+        keys = (f"old_dirs.{index}", f"old_stps.{index}", f"ro.{index}")
+        if not records.keys() >= set(keys):
+            return f"the history has no {next(key for key in keys if key not in records)}"
+        change, step, inverse = (source.tensor(records[key]).double() for key in keys)
+        if change.shape != step.shape:
+            return f"{keys[0]} is {list(change.shape)}, {keys[1]} is {list(step.shape)}"
+        products = change * step
+        slack = _ROUNDINGS * torch.finfo(dtype_of(records[keys[0]].dtype)).eps * float(products.abs().sum())
+        if not abs(float(products.sum() * inverse) - 1) <= slack * abs(float(inverse)):
+            return f"{keys[2]} is {float(inverse):.6g}, which is not 1 / ({keys[0]} . {keys[1]})"
+    return ""
 
 
 def _exceeding(key: str, squares: torch.Tensor, bound: torch.Tensor) -> str:

@@ -1,24 +1,24 @@
-"""Which class of ``torch.optim`` a checkpoint's optimizer is stepped with, and which ones can be stepped at all.
+"""Which class a checkpoint's optimizer is stepped with, and what may be named.
 
-Never imports torch: the class is looked up where the step is made.
+Never imports torch, nor what the user names: the class is looked up where the step is made.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import UsageError
 from ckptmove.optimizers import BY_NAME
+from ckptmove.verification.entries import foreign_kind
 
 if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord, ParamGroup
 
-#: Their step cannot be tried without the model.
-NOT_STEPPED: Final[dict[str, str]] = {
-    "LBFGS": "a step of LBFGS evaluates the model again and again",
-    "SparseAdam": "SparseAdam steps on sparse gradients, which only the model can make",
-}
+#: A class of another library: a dotted module, and a class in it.
+_ELSEWHERE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_UNKNOWN: Final = "its keys are those of no class in torch.optim; name its own with --optimizer pkg.mod:CLASS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Choice:
     """The class that an optimizer is stepped with, or why it is not stepped.
 
     Attributes:
-        name: class in ``torch.optim``; empty where none is stepped.
+        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``; empty where none is stepped.
         reason: why none is stepped; empty where one is.
         note: what was assumed, and whether that matters; empty where nothing had to be.
     """
@@ -43,24 +43,28 @@ def choose(optimizer: OptimizerRecord, override: str | None) -> Choice:
         optimizer: the optimizer.
         override: the class that the user named, or None.
     """
-    name = override or optimizer.algorithm
+    name = override.removeprefix("torch.optim:") if override else optimizer.algorithm
     if name is None:
-        return Choice(reason="its keys are those of no class in torch.optim; name one with --optimizer")
-    if name in NOT_STEPPED:
-        return Choice(reason=NOT_STEPPED[name])
+        return Choice(reason=_UNKNOWN)
+    if name not in BY_NAME:
+        foreign = next((found for entry in optimizer.state if (found := foreign_kind(entry))), "")
+        return Choice(reason=f"{name} keeps what is not made again: {foreign}") if foreign else Choice(name=name)
     return Choice(name=name, note="" if override else _assumption(name, optimizer))
 
 
 def check_override(name: str | None) -> None:
-    """Refuse a class that cannot be stepped, before any work is done.
+    """Refuse what names no class, before any work is done.
 
     Raises:
-        UsageError: ``--optimizer`` names no class of ``torch.optim`` that is known here.
+        UsageError: ``--optimizer`` names neither a class of ``torch.optim`` nor one of another module.
     """
-    if name is None or name in BY_NAME:
+    if name is None or name.removeprefix("torch.optim:") in BY_NAME or _ELSEWHERE.fullmatch(name):
         return
     meant = next((known for known in BY_NAME if known.lower() == name.lower()), None)
-    hint = f"did you mean {meant}?" if meant else f"known are {', '.join(sorted(BY_NAME))}"
+    module, _, last = name.rpartition(".")
+    if meant is None and _ELSEWHERE.fullmatch(f"{module}:{last}"):
+        meant = f"{module}:{last}"
+    hint = f"did you mean {meant}?" if meant else f"known are {', '.join(sorted(BY_NAME))}, and any as pkg.mod:CLASS"
     raise UsageError(f"'{name}' is not a class of torch.optim; {hint}")
 
 

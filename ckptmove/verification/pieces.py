@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ckptmove.optimizers import BY_NAME
+from ckptmove.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 from ckptmove.pairing import moments
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def pieces_of(
     Args:
         optimizer: the optimizer.
         parameters: by state key, the parameter's record or None.
-        algorithm: class in ``torch.optim``.
+        algorithm: class in ``torch.optim``, or the name of another one.
     """
     entries = {entry.key: entry for entry in optimizer.state}
     for index, group in enumerate(optimizer.groups):
         for key in group.params:
             entry = entries.get(key)
-            if entries and entry is None:
+            if entries and entry is None and not keeps_state_on_first(algorithm):
                 continue
             parameter = parameters.get(key)
             known = parameter or _stand_in(entry, algorithm)
@@ -108,7 +108,7 @@ def pieces_of(
             if known is not None and all(one is not None and is_dense(one) for one in tensors):
                 name = known.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
                 whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
-                yield from _cut(whole) if BY_NAME[algorithm].update == "element" else (whole,)
+                yield from _cut(whole) if is_elementwise(algorithm) else (whole,)
 
 
 def is_dense(record: TensorRecord) -> bool:
@@ -116,12 +116,17 @@ def is_dense(record: TensorRecord) -> bool:
     return record.storage is not None and not record.parts and record.kind in {"tensor", "parameter"}
 
 
-def batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces that are stepped by one optimizer: many small ones, or a large one by itself."""
+def batches(pieces: Iterator[Piece], *, together: bool) -> Iterator[list[Piece]]:
+    """Pieces that are stepped by one optimizer: many small ones, or a large one by itself.
+
+    Args:
+        pieces: the pieces, in the order of their groups.
+        together: whether all of them are stepped at once, as many as there are.
+    """
     batch: list[Piece] = []
     elements = 0
     for piece in pieces:
-        if batch and (elements + piece.elements > WINDOW_ELEMENTS or len(batch) == _BATCH_PIECES):
+        if batch and not together and (elements + piece.elements > WINDOW_ELEMENTS or len(batch) == _BATCH_PIECES):
             yield batch
             batch, elements = [], 0
         batch.append(piece)
@@ -132,7 +137,8 @@ def batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 def _stand_in(entry: StateEntry | None, algorithm: str) -> TensorRecord | None:
     """A moment of a parameter that is not in the file: it has the parameter's shape."""
-    return next((record for _, record in moments(entry, algorithm)), None) if entry is not None else None
+    known = algorithm if algorithm in BY_NAME else None
+    return next((record for _, record in moments(entry, known)), None) if entry is not None else None
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ckptmove.model import OPAQUE
+from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.pieces import WINDOW_ELEMENTS
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class Recipe:
     """What a step needs besides parameters and state.
 
     Attributes:
-        name: class in ``torch.optim``.
-        optimizer: the class itself.
+        name: class in ``torch.optim``, or another one as ``pkg.mod:CLASS``.
+        optimizer: what makes one from its groups: the class, with the arguments that it cannot do without.
         groups: plain options of every group, flags included.
         tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change).
         noise: values that gradients are made of.
@@ -49,10 +51,16 @@ class Recipe:
 
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
-    """The recipe for an optimizer; None where this torch has no class of that name."""
-    kind = getattr(torch.optim, name, None)
-    if kind is None:
+    """The recipe for an optimizer; None where this torch has no class of that name.
+
+    Raises:
+        UsageError: the user has named a class that is not there.
+        Exception: whatever its constructor raises.
+    """
+    named = optimizer_class(name)
+    if named is None:
         return None
+    kind: Callable[..., torch.optim.Optimizer] = partial(named, **_required(named, optimizer))
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     defaults = kind([torch.zeros(1, 1)]).defaults
     groups, tensors = [], []
@@ -67,6 +75,14 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
         groups.append(options)
         tensors.append(own)
     return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
+
+
+def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> dict[str, Any]:
+    """Arguments without a default, as the first group has them: ``load_state_dict`` replaces them all."""
+    stored = dict(optimizer.groups[0].options) if optimizer.groups else {}
+    (_, *others) = inspect.signature(kind).parameters.values()
+    wanted = [one.name for one in others if one.default is inspect.Parameter.empty]
+    return {name: stored[name] for name in wanted if name in stored}
 
 
 def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
@@ -87,12 +103,12 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         options = {**stored, **scalars}
         plain = {key: value for key, value in options.items() if key in known and key not in _HOW}
         for key, value in plain.items():
-            if value is None and type(defaults[key]) in {int, float}:
+            if value is None and type(defaults.get(key)) in {int, float}:
                 return f"{group.where}.{key} is None"
             if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *_items(value))):
                 return f"{group.where}.{key} is {value}"
         given = {
-            key: _as_default(value, defaults[key])
+            key: _as_default(value, defaults.get(key))
             for key, value in plain.items()
             if isinstance(value, (bool, int, float, tuple))
         }

@@ -17,7 +17,8 @@ class VerifyRequest:
         path: a checkpoint: a file or a directory.
         to: tag of the target, or None for the device where most of the model lies.
         against: the original that the values must equal, or None.
-        optimizer: class in ``torch.optim`` to use in place of the one that the keys point to, or None.
+        optimizer: class to use in place of the one that the keys point to, of ``torch.optim`` by its name or any other
+            as ``pkg.mod:CLASS``, or None.
         require_device: whether a simulated target is a failure.
         seed: of the gradient.
         ignore: codes of findings that are no failure.

@@ -1,6 +1,6 @@
 """The resume itself: every optimizer of a checkpoint set up for its step, its parallel step and its fresh one.
 
-Never steps an optimizer that it does not know.
+Never steps an optimizer that neither torch has nor the user has named.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ckptmove.devices import supports_capturable
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.moves import MoveRequest
+from ckptmove.optimizers import keeps_state_on_first
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.optimizers import choose
@@ -22,7 +23,7 @@ from ckptmove.verification.recipe import make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.tally import Trial, TrialTally
-from ckptmove.verification.trial import try_optimizer
+from ckptmove.verification.trial import STEP_ERRORS, error_text, try_optimizer
 from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, without_step
 from ckptmove.wording import amount
 
@@ -145,9 +146,19 @@ def _try(
     if not choice.name:
         around.left_out.append(named + choice.reason)
         return
-    recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
+    try:
+        recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
+    except STEP_ERRORS as error:
+        tally.error = f"{choice.name} cannot be made: {error_text(error)}"
+        return
     if recipe is None:
         around.left_out.append(f"{named}this torch has no {choice.name}")
+        return
+    pieces = list(pieces_of(optimizer, pairing.by_key(), choice.name))
+    listed = sum(len(group.params) for group in optimizer.groups)
+    if keeps_state_on_first(choice.name) and len(pieces) < listed:
+        lost = f"{listed - len(pieces)} of {amount(listed, 'parameter')} not found in the file"
+        around.left_out.append(f"{named}{choice.name} steps all parameters as one vector, and {lost}")
         return
     tally.error = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
     if tally.error:
@@ -161,7 +172,7 @@ def _try(
         around.assumed.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
     stated = {entry.key for entry in optimizer.state}
     missing = [key for group in optimizer.groups for key in group.params if key not in stated] if stated else []
-    if missing:
+    if missing and not keeps_state_on_first(choice.name):
         around.assumed.append(f"{amount(len(missing), 'parameter')} without state not stepped: frozen, or lost")
     bare = [record.name for _, record in pairing.matches if record is not None and not is_dense(record)]
     if bare:
@@ -173,7 +184,6 @@ def _try(
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact
-    pieces = pieces_of(optimizer, pairing.by_key(), choice.name)
     trial = Trial(
         optimizer=optimizer,
         recipe=recipe,
@@ -184,7 +194,7 @@ def _try(
         other=TorchDevice("cpu"),
         exact=exact,
     )
-    try_optimizer(trial, pieces, tally)
+    try_optimizer(trial, iter(pieces), tally)
 
 
 def _for_cpu(recipe: Recipe) -> Recipe:

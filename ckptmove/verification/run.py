@@ -102,6 +102,8 @@ def verify_checkpoint(
         raise TorchBroken(answers.torch_failure)
     if answers.unusable:
         raise CaseUnusable(answers.unusable)
+    if answers.refusal:
+        raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
     passed = all(check.status != "failed" for check in checks)

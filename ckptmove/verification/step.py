@@ -1,4 +1,4 @@
-"""One real step of a ``torch.optim`` class, its state restored through ``load_state_dict``.
+"""One real step of an optimizer, its state restored through ``load_state_dict``.
 
 Never writes to a stored tensor, and never judges the outcome.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ckptmove.optimizers import magnitudes
+from ckptmove.optimizers import magnitudes, wants_sparse
+from ckptmove.verification.entries import leaves, nested_state
+from ckptmove.verification.objective import needs_closure, quadratic
 from ckptmove.verification.recipe import NOISE_PERIOD
 from ckptmove.verification.state import dtype_of
 
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from ckptmove.verification.recipe import Recipe
 
 
+#: Gradients of LBFGS: smaller ones are below its tolerances, and it ends before the first step.
+_LEAST_OF_FIRST: Final = 2.0**-10
+#: The curvature that its history speaks of is kept within such a factor.
+_MOST_CURVED: Final = 2.0**10
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A piece with the magnitude of its gradient.
@@ -34,12 +42,14 @@ class Draft:
         largest: the largest gradient that its moments speak of.
         shows: whether that is large enough to show in a step.
         scale: what the gradient's values are multiplied with: a power of two.
+        curvature: of the objective, for an optimizer that evaluates its own gradients.
     """
 
     piece: Piece
     largest: float
     shows: bool
     scale: float
+    curvature: float = 1.0
 
 
 @dataclass(slots=True)
@@ -85,6 +95,31 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
     return Draft(piece, largest, shows, scale)
 
 
+def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
+    """Drafts whose state lies on the first of them: gradients of one magnitude, and of the curvature in its history.
+
+    Args:
+        drafts: of all parameters of an optimizer.
+        source: of its state.
+    """
+    holder = next((draft for draft in drafts if draft.largest), None)
+    if holder is None:
+        return list(drafts)
+    record = holder.piece.entry.tensor("H_diag") if holder.piece.entry is not None else None
+    inverse = 1.0 if record is None or record.shape else float(source.tensor(record).item())
+    curvature = 1 / inverse if inverse > 0 else 1.0
+    return [
+        replace(
+            draft,
+            largest=holder.largest,
+            shows=holder.shows,
+            scale=max(holder.scale, _LEAST_OF_FIRST),
+            curvature=min(max(curvature, 1 / _MOST_CURVED), _MOST_CURVED),
+        )
+        for draft in drafts
+    ]
+
+
 def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: float) -> torch.Tensor:
     """Seeded values in the shape of others: the same for a piece, whatever device or batch it is stepped in."""
     count = values.numel() * (2 if values.is_complex() else 1)
@@ -124,7 +159,7 @@ def take_step(
         Exception: whatever torch raises where it refuses.
     """
     pieces = [draft.piece for draft in drafts]
-    parameters = [_parameter(draft, source, place, recipe.noise) for draft in drafts]
+    parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
     state = {
         index: _state(piece, piece.entry, source, place)
         for index, piece in enumerate(pieces)
@@ -138,22 +173,21 @@ def take_step(
         for group in used
     ]
     optimizer.load_state_dict({"state": state, "param_groups": saved})
-    before = [_devices(optimizer.state.get(parameter, {}), place) for parameter in parameters]
-    restored = [optimizer.state.get(parameter, {}) for parameter in parameters]
-    casts = [_casts(state.get(index, {}), one) for index, one in enumerate(restored)]
+    restored = [leaves(optimizer.state.get(parameter, {})) for parameter in parameters]
+    before = [_devices(one, place) for one in restored]
+    stored = [leaves(state.get(index, {})) for index in range(len(pieces))]
+    casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
     vanished = [
-        _vanished(
-            state.get(index, {}), one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)]
-        )
+        _vanished(stored[index], one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)])
         for index, one in enumerate(restored)
     ]
     if planted is not None:
         for piece, parameter in zip(pieces, parameters, strict=True):
-            own = {} if piece.entry is None else _state(piece, piece.entry, source, place)
-            optimizer.state[parameter] = _multiplied(own, planted)
-    optimizer.step()
+            own = {} if piece.entry is None else _state(piece, piece.entry, source, place, planted)
+            optimizer.state[parameter] = own
+    _step(optimizer, parameters, drafts)
     stepped = [
-        _stepped(parameter, optimizer.state.get(parameter, {}), place, before[index])
+        _stepped(parameter, leaves(optimizer.state.get(parameter, {})), place, before[index])
         for index, parameter in enumerate(parameters)
     ]
     for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
@@ -172,25 +206,30 @@ def stored_values(piece: Piece, source: TensorSource) -> torch.Tensor:
     return values if piece.is_stored else torch.zeros_like(values)
 
 
-def _parameter(draft: Draft, source: TensorSource, place: Place, noise: torch.Tensor) -> torch.Tensor:
+def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], drafts: Sequence[Draft]) -> None:
+    if needs_closure(optimizer):
+        optimizer.step(quadratic(parameters, drafts[0].curvature / drafts[0].scale))
+    else:
+        optimizer.step()
+
+
+def _parameter(draft: Draft, source: TensorSource, place: Place, recipe: Recipe) -> torch.Tensor:
     values = stored_values(draft.piece, source)
     parameter = place.to_device(values).requires_grad_()
-    parameter.grad = place.to_device(noise_like(values, draft.piece, noise, draft.scale))
+    gradient = noise_like(values, draft.piece, recipe.noise, draft.scale)
+    # Every row takes part: a row that does not is neither moved nor read.
+    parameter.grad = place.to_device(gradient.to_sparse(1) if wants_sparse(recipe.name) else gradient)
     return parameter
 
 
-def _state(piece: Piece, entry: StateEntry, source: TensorSource, place: Place) -> dict[str, object]:
-    state: dict[str, object] = dict(entry.scalars)
+def _state(
+    piece: Piece, entry: StateEntry, source: TensorSource, place: Place, factor: float = 1.0
+) -> dict[str, object]:
+    tensors: dict[str, object] = {}
     for key, record in entry.tensors:
-        state[key] = put(piece.cut(source.tensor(record), record), record.device, place)
-    return state
-
-
-def _multiplied(state: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    return {
-        key: value * factor if isinstance(value, torch.Tensor) and value.dim() else value
-        for key, value in state.items()
-    }
+        value = put(piece.cut(source.tensor(record), record), record.device, place)
+        tensors[key] = value * factor if record.shape and factor != 1 else value
+    return nested_state(entry, tensors)
 
 
 def _options(tensors: Mapping[str, TensorRecord], source: TensorSource, place: Place) -> dict[str, torch.Tensor]:

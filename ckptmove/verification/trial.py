@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.errors import UnreadableInput
+from ckptmove.optimizers import keeps_state_on_first, steps_together
 from ckptmove.verification.judge import judge, stored_count
 from ckptmove.verification.optimizers import uses_state
 from ckptmove.verification.pieces import batches
 from ckptmove.verification.state import bits
-from ckptmove.verification.step import Draft, Stepped, scaled, take_step
+from ckptmove.verification.step import Draft, Stepped, as_one, scaled, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,10 +51,13 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
 
 def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> None:
     """Step every piece three times: restored, restored elsewhere, and without its state; stops at a refusal."""
-    for batch in batches(pieces):
+    name = trial.recipe.name
+    for batch in batches(pieces, together=steps_together(name)):
         drafts: list[Draft] = []
         try:
-            drafts += (scaled(piece, trial.source, trial.recipe.name) for piece in batch)
+            drafts += (scaled(piece, trial.source, name) for piece in batch)
+            if keeps_state_on_first(name):
+                drafts = as_one(drafts, trial.source)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
             tally.error = _locate(trial, batch, drafts, error)
@@ -66,20 +70,22 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
 
 def _locate(trial: Trial, batch: Sequence[Piece], drafts: Sequence[Draft], error: Exception) -> str:
     """Which parameter of a batch it is that torch refuses to step; the batch's first where each goes by itself."""
-    refusals = (_refusal(trial, draft) for draft in drafts) if len(drafts) > 1 else iter(())
+    by_itself = len(drafts) > 1 and not steps_together(trial.recipe.name)
+    refusals = (_refusal(trial, draft) for draft in drafts) if by_itself else iter(())
     first = batch[0] if len(drafts) == len(batch) else batch[len(drafts)]  # the one that could not be read
-    return next(filter(None, refusals), f"{first.name}: {_text(error)}")
+    return next(filter(None, refusals), f"{first.name}: {error_text(error)}")
 
 
 def _refusal(trial: Trial, draft: Draft) -> str:
     try:
         take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
     except STEP_ERRORS as error:
-        return f"{draft.piece.name}: {_text(error)}"
+        return f"{draft.piece.name}: {error_text(error)}"
     return ""
 
 
-def _text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """An exception on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -88,7 +94,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
     try:
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
-        tally.apart.add(f"{drafts[0].piece.name}: the other step is refused: {_text(error)}")
+        tally.apart.add(f"{drafts[0].piece.name}: the other step is refused: {error_text(error)}")
         return ()
     for draft, one, other in zip(drafts, stepped, others, strict=True):
         for key, value, reference in _pairs(one, other):
@@ -129,25 +135,45 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
 
     A parameter is done with as soon as one of its pieces came out otherwise.
     """
-    wanted = []
-    for draft, after in zip(drafts, others, strict=False):
-        reason = _bareness(trial, draft)
-        if reason:
-            tally.bare.setdefault(reason, set()).add(draft.piece.name)
-        elif draft.piece.name not in tally.changed:
-            wanted.append((draft, after))
+    name = trial.recipe.name
+    wanted = _with_state(trial, drafts[: len(others)], tally)
     if not wanted:
         return
-    tally.with_state.update(draft.piece.name for draft, _ in wanted)
-    begun = [draft for draft, _ in wanted]
-    fresh = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
-    for (draft, after), other in zip(wanted, fresh, strict=True):
-        if _differ(after, other) or _differs_with_less(trial, draft):
+    tally.with_state.update(drafts[index].piece.name for index in wanted)
+    stepped = range(len(drafts)) if steps_together(name) else wanted
+    begun = [drafts[index] for index in stepped]
+    try:
+        anew = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
+    except STEP_ERRORS as error:
+        tally.faults.add(f"without the stored state it is refused: {error_text(error)}")
+        return
+    fresh = dict(zip(stepped, anew, strict=True))
+    changed = {index for index in wanted if _differ(others[index], fresh[index])}
+    if changed and keeps_state_on_first(name):
+        changed.update(wanted)
+    for index in wanted:
+        draft = drafts[index]
+        among, at = (drafts, index) if steps_together(name) else ([draft], 0)
+        if index in changed or _differs_with_less(trial, among, at):
             tally.changed.add(draft.piece.name)
         elif trial.is_idle(draft.piece.group):
             tally.bare.setdefault(IDLE, set()).add(draft.piece.name)
-        elif not _reads_state(trial, draft):
+        elif not _reads_state(trial, among, at):
             tally.bare.setdefault(UNREAD, set()).add(draft.piece.name)
+
+
+def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> list[int]:
+    """Which of some drafts have state that is to show; why the others have none is noted."""
+    is_shared = keeps_state_on_first(trial.recipe.name)
+    holder = next((draft for draft in drafts if draft.piece.entry is not None), None)
+    wanted = []
+    for index, draft in enumerate(drafts):
+        reason = _bareness(trial, holder if holder is not None and is_shared else draft)
+        if reason:
+            tally.bare.setdefault(reason, set()).add(draft.piece.name)
+        elif draft.piece.name not in tally.changed:
+            wanted.append(index)
+    return wanted
 
 
 def _differ(one: Stepped, other: Stepped) -> bool:
@@ -158,20 +184,20 @@ def _differ(one: Stepped, other: Stepped) -> bool:
     )
 
 
-def _differs_with_less(trial: Trial, draft: Draft) -> bool:
+def _differs_with_less(trial: Trial, among: Sequence[Draft], at: int) -> bool:
     """Whether state shows beside a gradient that is small against it: Adamax takes the larger of the two."""
-    small = replace(draft, scale=draft.scale * _LESS)
-    (one,), (other,) = (
-        take_step(trial.reference, [small], trial.second, trial.other, with_state=with_state)
+    small = [replace(draft, scale=draft.scale * _LESS) for draft in among]
+    one, other = (
+        take_step(trial.reference, small, trial.second, trial.other, with_state=with_state)[at]
         for with_state in (True, False)
     )
     return _differ(one, other)
 
 
-def _reads_state(trial: Trial, draft: Draft) -> bool:
+def _reads_state(trial: Trial, among: Sequence[Draft], at: int) -> bool:
     """Whether other moments in memory make another step: with betas of 0 they do not, however they were restored."""
-    (one,), (other,) = (
-        take_step(trial.reference, [draft], trial.second, trial.other, with_state=True, planted=factor)
+    one, other = (
+        take_step(trial.reference, among, trial.second, trial.other, with_state=True, planted=factor)[at]
         for factor in (1.0, _STIR)
     )
     return not torch.equal(bits(one.parameter), bits(other.parameter))

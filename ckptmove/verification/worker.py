@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptmove.case import CaseUnusable
+from ckptmove.errors import UsageError
 from ckptmove.layouts.whole import open_whole
 from ckptmove.model import Limits
+from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
+from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import load_all
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
@@ -50,7 +53,10 @@ def main() -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
-        run(VerifyRequest.from_json(sys.argv[-1]), emit)
+        try:
+            run(VerifyRequest.from_json(sys.argv[-1]), emit)
+        except UsageError as error:
+            emit({"refusal": str(error)})
 
 
 def run(request: VerifyRequest, emit: Emit) -> None:
@@ -59,9 +65,16 @@ def run(request: VerifyRequest, emit: Emit) -> None:
     Args:
         request: what to verify, with its target.
         emit: told of the mode, of each finding and of each check, in the order of the contract.
+
+    Raises:
+        UsageError: the optimizer that was named is not there.
     """
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
+    if request.optimizer is not None and request.optimizer not in BY_NAME:
+        emit({"imports": request.optimizer})
+        optimizer_class(request.optimizer)
+        emit({"imports": ""})
     with ExitStack() as stack:
         checkpoint = stack.enter_context(open_whole(request.path, Limits()))
         inventory = checkpoint.inventory

@@ -26,6 +26,7 @@ EXECUTING = {
 }  # fmt: skip
 #: The one module that imports by name, a case that the user typed, and what looks at the code of such a case.
 MAY_NAME = {
+    "verification/imports.py": {"import_module"},
     "verification/user_code.py": {"import_module", "exec_module", "spec_from_file_location"},
     "verification/case_check.py": {"__code__"},
     "verification/watch.py": {"CodeType", "__code__"},
@@ -47,7 +48,7 @@ HARMLESS_MODULES = {
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
     "ctypes": "verification/pages.py",  # asks the C library for one function of its own
-    "importlib": "verification/run.py verification/user_code.py",  # asks for torch; imports what --case names
+    "importlib": "verification/run.py verification/user_code.py verification/imports.py",  # asks for torch; imports what --case names
     "xml": "report/junit.py",  # writes XML, and reads none
     "inspect": "verification/recipe.py verification/case_check.py",  # read signatures
 }

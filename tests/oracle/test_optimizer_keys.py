@@ -88,7 +88,7 @@ def test_a_class_is_told_from_its_state_dict(name, options, tmp_path):
     for entry in record.state:
         tensors, scalars = plain(saved["state"][int(entry.key)])
         assert {key for key, _ in entry.tensors if "." not in key} == tensors
-        assert dict(entry.scalars) == scalars
+        assert {key: value for key, value in entry.scalars if "." not in key} == scalars
         for key, tensor in entry.tensors:
             assert tensor.name == f"optimizer.state.{entry.key}.{key}"
             assert tensor.role == "optimizer"
@@ -253,7 +253,12 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [(row.name, key) for row in TABLE for key in sorted(row.group | {"lr"}) if row.update != "model"],
+    [
+        (row.name, key)
+        for row in TABLE
+        for key in sorted(row.group | {"lr"})
+        if row.update != "model" and row.gradients == "dense"
+    ],
 )
 def test_a_lost_option_is_one_without_which_torch_cannot_step(name, key, tmp_path):
     saved = stepped(name, {}).state_dict()

@@ -18,9 +18,11 @@ def piece(elements=6, offset=0):
 
 
 def test_small_pieces_are_stepped_together_and_large_ones_alone():
-    sizes = [len(batch) for batch in batches(iter([piece()] * 600 + [piece(WINDOW_ELEMENTS)] * 2 + [piece()]))]
+    pieces = [piece()] * 600 + [piece(WINDOW_ELEMENTS)] * 2 + [piece()]
+    sizes = [len(batch) for batch in batches(iter(pieces), together=False)]
+    assert [len(batch) for batch in batches(iter(pieces), together=True)] == [603]
     assert sizes == [512, 88, 1, 1, 1]
-    assert list(batches(iter(()))) == []
+    assert list(batches(iter(()), together=False)) == []
 
 
 @pytest.mark.parametrize(

@@ -213,12 +213,6 @@ def test_a_real_device_is_asked_for_and_there_is_nothing_to_step(make, answers, 
     assert found["step"]["detail"].startswith("there is no cuda:0 here, which --require-device asks for")
 
 
-def test_a_class_that_is_not_stepped_lacks_the_device_too(make, answers):
-    tree = make.tree("SGD", momentum=0.9)
-    found = answers(make.save(tree), "cuda:0", require_device=True, optimizer="LBFGS")
-    assert found["step"]["status"] == "failed"
-
-
 def lose(*path):
     def change(tree):
         *parents, last = path

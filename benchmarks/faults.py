@@ -1,0 +1,256 @@
+"""Faults made on purpose, each with the finding or the check that has to catch it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trained import Training, as_plain, device_by_path, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trained import Tree
+
+    Where = tuple[str, ...]
+
+_CUDA = device_by_path("cuda:0", "AdamW")
+
+
+def _leave(_path: Path) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A checkpoint with one thing wrong.
+
+    Attributes:
+        name: what is wrong.
+        caught_by: code of a finding, or name of a check.
+        spoil: changes the tree before it is saved, or returns another dict.
+        place: where each tensor is saved from.
+        damage: changes the file.
+        to: the target.
+        against: whether it is held against what it was before.
+        unseen: why nothing can tell it; empty where something does.
+        options: what else ``verify`` is asked with.
+    """
+
+    name: str
+    caught_by: str
+    spoil: Callable[[Tree], Any] = lambda tree: tree
+    place: Callable[[Where], str] = _CUDA
+    damage: Callable[[Path], None] = _leave
+    to: str | None = "cuda:0"
+    against: bool = False
+    unseen: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, folder: Path) -> tuple[str, dict[str, Any]]:
+        """The file, and what else ``verify`` is asked with."""
+        tree = Training("AdamW").train(3).tree()
+        options: dict[str, Any] = {"to": self.to, **self.options}
+        if self.against:
+            options["against"] = as_plain(tree, folder / "original", _CUDA)
+        changed = self.spoil(tree)
+        path = folder / "checkpoint.pth"
+        save(changed if isinstance(changed, dict) else tree, path, self.place)
+        self.damage(path)
+        return str(path), options
+
+
+def _state(tree: Tree, key: int = 0) -> Any:
+    return tree["optimizer"]["state"][key]
+
+
+def _group(tree: Tree) -> Any:
+    return tree["optimizer"]["param_groups"][0]
+
+
+def _set(place: Callable[[Tree], Any], key: Any, value: Any) -> Callable[[Tree], None]:
+    def spoil(tree: Tree) -> None:
+        place(tree)[key] = value
+
+    return spoil
+
+
+def _drop(place: Callable[[Tree], Any], key: Any) -> Callable[[Tree], None]:
+    def spoil(tree: Tree) -> None:
+        del place(tree)[key]
+
+    return spoil
+
+
+def _swap_entries(first: int, second: int) -> Callable[[Tree], None]:
+    def spoil(tree: Tree) -> None:
+        state = tree["optimizer"]["state"]
+        state[first], state[second] = state[second], state[first]
+
+    return spoil
+
+
+def _swap_moments(tree: Tree) -> None:
+    state = _state(tree)
+    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
+
+
+def _fill(name: str, value: float) -> Callable[[Tree], None]:
+    def spoil(tree: Tree) -> None:
+        for state in tree["optimizer"]["state"].values():
+            state[name].fill_(value)
+
+    return spoil
+
+
+def _zero_moments(tree: Tree) -> None:
+    for state in tree["optimizer"]["state"].values():
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+
+
+def _half(tree: Tree) -> None:
+    _state(tree)["exp_avg"] = _state(tree)["exp_avg"].half()
+
+
+def _integers(tree: Tree) -> None:
+    _state(tree)["exp_avg"] = torch.ones(5, 6, dtype=torch.int64)
+
+
+def _split(tree: Tree) -> None:
+    group = _group(tree)
+    tree["optimizer"]["param_groups"] = [{**group, "params": list(range(4))}, {**group, "params": list(range(4, 8))}]
+
+
+def _one_bit(tree: Tree) -> None:
+    _state(tree)["exp_avg"].view(torch.int32)[0, 0] ^= 1
+
+
+def _double(tree: Tree) -> Tree:
+    for state in tree["optimizer"]["state"].values():
+        state.update(exp_avg=state["exp_avg"].double(), exp_avg_sq=state["exp_avg_sq"].double())
+    return {**tree, "model": {key: value.double() for key, value in tree["model"].items()}}
+
+
+def _flag(name: str) -> Callable[[Tree], None]:
+    return _set(_group, name, True)  # the value of an option
+
+
+def _only_model(tree: Tree) -> Tree:
+    return {"model": tree["model"], "optimizer": tree["optimizer"]}
+
+
+class _Runs:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("true",)
+
+
+def _on(device: str, *words: str) -> Callable[[Where], str]:
+    """As a healthy run, but for the tensors under a word."""
+    return lambda path: device if set(words) & set(path) else _CUDA(path)
+
+
+def _rewritten(change: Callable[[str, bytes], bytes], compression: int = zipfile.ZIP_STORED) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        with zipfile.ZipFile(path) as archive:
+            records = [(item.filename, archive.read(item)) for item in archive.infolist()]
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            for name, content in records:
+                archive.writestr(name, change(name, content))
+
+    return damage
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("checkpoint/data/0").header_offset
+        at = content.index(archive.read("checkpoint/data/0"), start)
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def _shorten(name: str, content: bytes) -> bytes:
+    return content[:8] if name.endswith("data/0") else content
+
+
+_NO_ORIGINAL = "nothing in the file says what it was: --against its original does"
+
+FAULTS = (
+    Fault("a layer on another device", "D101", place=_on("cpu", "1.weight")),
+    Fault("the optimizer left on the CPU", "D102", place=_on("cpu", "exp_avg", "exp_avg_sq")),
+    Fault("a device that the machine lacks", "D103", place=device_by_path("cuda:3", "AdamW"), to=None),
+    Fault("a config that names another device", "D104", _set(lambda tree: tree, "device", torch.device("cuda:1"))),
+    Fault("step counts dragged to the GPU", "O201", place=_on("cuda:0", "step")),
+    Fault("capturable for the CPU", "O202", _flag("capturable"), place=lambda _: "cpu", to="cpu"),
+    Fault("fused with counts on the CPU", "O203", _flag("fused")),
+    Fault("a moment of another width", "O204", lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),
+    Fault("the state of one parameter lost", "O205", _drop(lambda tree: tree["optimizer"]["state"], 2)),
+    Fault("more parameters than the model has", "O206", _set(_group, "params", list(range(40)))),
+    Fault("a second moment lost", "O207", _drop(_state, "exp_avg_sq")),
+    Fault("weight_decay lost", "step", _drop(_group, "weight_decay")),
+    Fault("states of two shapes swapped", "O208", _swap_entries(0, 1)),
+    Fault("random states on the GPU", "R301", place=_on("cuda:0", "rng")),
+    Fault("no scheduler, no random states", "R302", _only_model),
+    Fault(
+        "random states of four GPUs",
+        "R303",
+        _set(lambda tree: tree["rng"], "cuda", [torch.zeros(16, dtype=torch.uint8)] * 4),
+    ),
+    Fault("float64 for mps", "T401", _double, place=device_by_path("mps", "AdamW"), to="mps"),
+    Fault("NaN in a weight", "N501", lambda tree: tree["model"]["0.weight"][0].fill_(torch.nan)),
+    Fault("Inf in a moment", "N501", _fill("exp_avg", torch.inf)),
+    Fault("negative second moments", "N502", _fill("exp_avg_sq", -1.0)),
+    Fault("a negative step count", "N502", _fill("step", -1.0)),
+    Fault(
+        "the keys of DataParallel",
+        "K601",
+        lambda tree: {**tree, "model": {f"module.{key}": value for key, value in tree["model"].items()}},
+    ),
+    Fault("a Namespace among the options", "S701", _set(lambda tree: tree, "args", Namespace(lr=1))),
+    Fault("a call of the shell", "S702", _set(lambda tree: tree, "run", _Runs())),
+    Fault("a changed byte", "F801", damage=_flip),
+    Fault("a storage cut off", "F802", damage=_rewritten(_shorten)),
+    Fault("zipped again", "F803", damage=_rewritten(lambda _, content: content, zipfile.ZIP_DEFLATED)),
+    Fault("four rows of a large table", "F804", _set(lambda tree: tree, "rows", torch.zeros(9000, 4)[:4])),
+    # --- the checks, and what no finding speaks of -------------------------------------------------------------------
+    Fault("a changed byte fails the file", "file", damage=_flip),
+    Fault("a random state that no generator takes", "restore", lambda tree: tree["rng"]["cpu"].zero_()),
+    Fault("one changed bit", "restore", _one_bit, against=True),
+    Fault("a moment in another dtype", "restore", _half, against=True),
+    Fault("an original of other training", "restore", lambda _: Training("AdamW").train(4).tree(), against=True),
+    Fault("another weight_decay", "restore", _set(_group, "weight_decay", 0.5), against=True),
+    Fault("one group made two", "restore", _split, against=True),
+    Fault("states of one shape swapped", "parity", _swap_entries(0, 4), against=True),
+    Fault("a stale step count", "parity", lambda tree: _state(tree)["step"].fill_(1.0), against=True),
+    Fault("an optimizer left on the CPU fails placement", "placement", place=_on("cpu", "exp_avg")),
+    Fault("a moment of another width fails the structure", "structure",
+          lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),
+    Fault("a parameter of the model missing", "structure",
+          lambda tree: {**tree, "model": {"0.weight": tree["model"]["0.weight"]}, "ema": {}}),
+    Fault("a parameter listed twice", "structure", lambda tree: _group(tree)["params"].append(0)),
+    Fault("a count of zero beside moments", "numbers", _fill("step", 0.0)),
+    Fault("a count that is no whole number", "numbers", _fill("step", 2.5)),
+    Fault("a loss scale of NaN", "numbers", _set(lambda tree: tree["scaler"], "scale", float("nan"))),
+    Fault("a scheduler with a rate of NaN", "numbers",
+          _set(lambda tree: tree["scheduler"], "base_lrs", [float("nan")])),
+    Fault("a learning rate of infinity", "step", _set(_group, "lr", float("inf"))),
+    Fault("betas of 1", "step", _set(_group, "betas", (1.0, 0.999))),
+    Fault("a moment of integers", "step", _integers),
+    Fault("the two moments of a parameter swapped", "N502", _swap_moments),
+    Fault("all moments zero after three steps", "fresh", _zero_moments),
+    # --- what a file alone does not tell ------------------------------------------------------------------------------
+    Fault("a stale step count, without the original", "numbers", lambda tree: _state(tree)["step"].fill_(1.0),
+          unseen="a layer that was frozen at first has such counts: they are told in the detail of numbers alone"),
+    Fault("a weight_decay of another value, without the original", "step", _set(_group, "weight_decay", 0.5),
+          unseen=_NO_ORIGINAL),
+    Fault("states of one shape swapped, without the original", "step", _swap_entries(0, 4),
+          unseen=_NO_ORIGINAL),
+    Fault("a scheduler of another learning rate", "numbers", _set(_group, "lr", 0.5),
+          unseen="a script may set lr itself beside its scheduler: the two then differ in a healthy run"),
+)  # fmt: skip

@@ -1,0 +1,199 @@
+"""Checkpoints of real training, saved as if they had been on a device: what the catalogue is made of."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Tree = dict[str, Any]
+
+OPTIMIZERS = tuple(
+    name
+    for name, kind in sorted(vars(torch.optim).items())
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+)
+#: Options with which each class keeps all the state that it can.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Adam": {"amsgrad": True},
+    "AdamW": {"weight_decay": 0.01},
+    "LBFGS": {"max_iter": 4, "history_size": 5, "line_search_fn": "strong_wolfe"},
+    "RMSprop": {"centered": True, "momentum": 0.9},
+    "SGD": {"momentum": 0.9, "nesterov": True},
+}
+#: Share of a batch that a step sees.
+_KEPT = 0.8
+#: Bookkeeping that torch leaves on the CPU.
+_ON_CPU = frozenset({"step", "mu_product"})
+_PLACED: dict[int, tuple[torch.Tensor, str]] = {}
+
+
+def _tag(storage: Any) -> str | None:
+    return _PLACED.get(storage.data_ptr(), (None, None))[1]
+
+
+def _no_place(_storage: Any, _location: str) -> None:
+    return None
+
+
+torch.serialization.register_package(0, _tag, _no_place)
+
+
+def model_for(name: str, dtype: torch.dtype) -> torch.nn.Module:
+    """Four layers of two shapes, without a bias where an optimizer takes matrices alone."""
+    bias = name != "Muon"
+    layers = [torch.nn.Linear(*shape, bias=bias) for shape in ((6, 5), (5, 6), (6, 5), (5, 6))]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+class Training:
+    """A model in training, with all that a resume has to bring back; its batches come from torch's generator.
+
+    Attributes:
+        model: what is trained.
+        optimizer: by what.
+        scheduler: of its learning rate.
+        scaler: of its loss; it grows at every second step.
+        ema: the average of the parameters.
+        steps: how many were made.
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype = torch.float32) -> None:
+        torch.manual_seed(0)
+        self.name = name
+        self.model = model_for(name, dtype)
+        self.optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(
+            self.model.parameters(), **OPTIONS.get(name, {})
+        )
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+        # torch's kernel for the CPU knows no half precision, whose runs need no scaler on it.
+        self.scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=2, enabled=dtype == torch.float32)
+        self.ema = {key: value.clone() for key, value in self.model.state_dict().items()}
+        self.steps = 0
+
+    def train(self, steps: int) -> Training:
+        """Go on for some steps."""
+        for _ in range(steps):
+            batch = torch.randn(8, 6).to(next(self.model.parameters()).dtype)
+            self._step(batch)
+            self.scheduler.step()
+            self.steps += 1
+            for key, value in self.model.state_dict().items():
+                self.ema[key].lerp_(value, 0.1)
+        return self
+
+    def _step(self, batch: torch.Tensor) -> None:
+        kept = torch.rand(batch.shape[0], 1) < _KEPT
+
+        def closure() -> Any:
+            self.optimizer.zero_grad()
+            loss = ((self.model(batch) - batch) * kept).pow(2).mean()
+            scaled: Any = self.scaler.scale(loss) if self.name != "LBFGS" else loss
+            scaled.backward()
+            if self.name == "SparseAdam":
+                for parameter in self.model.parameters():
+                    parameter.grad = None if parameter.grad is None else parameter.grad.to_sparse(1)
+            return loss
+
+        if self.name == "LBFGS":  # it evaluates its gradients by itself, which a GradScaler does not support
+            self.optimizer.step(closure)
+        else:
+            closure()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def tree(self) -> Tree:
+        """Everything that a resume needs."""
+        return copy.deepcopy(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "ema": self.ema,
+                "rng": {"cpu": torch.get_rng_state()},
+                "epoch": self.steps,
+            }
+        )
+
+    def resume(self, tree: Tree) -> Training:
+        """Take over what :meth:`tree` has saved."""
+        self.model.load_state_dict(tree["model"])
+        self.optimizer.load_state_dict(tree["optimizer"])
+        self.scheduler.load_state_dict(tree["scheduler"])
+        self.scaler.load_state_dict(tree["scaler"])
+        self.ema, self.steps = dict(tree["ema"]), tree["epoch"]
+        torch.set_rng_state(tree["rng"]["cpu"])
+        return self
+
+
+def tensors_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """Every tensor below a value, with its path."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, member in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from tensors_of(member, (*path, str(key)))
+
+
+def device_by_path(device: str, name: str) -> Callable[[tuple[str, ...]], str]:
+    """Where torch itself would have each tensor, in a run on a device."""
+
+    def place(path: tuple[str, ...]) -> str:
+        stays = "rng" in path or (path[-1] in _ON_CPU and name != "ASGD")
+        return "cpu" if stays else device
+
+    return place
+
+
+def save(tree: Any, path: Path, place: Callable[[tuple[str, ...]], str], **options: Any) -> str:
+    """Save a tree with the tags that a function gives its tensors; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _PLACED.clear()
+    for where, tensor in tensors_of(tree):
+        device = place(where)
+        if device != "cpu":
+            _PLACED[tensor.untyped_storage().data_ptr()] = tensor, device
+    torch.save(tree, path, **options)
+    _PLACED.clear()
+    return str(path)
+
+
+def as_plain(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
+    """One dict, as the tutorials save it."""
+    return save(tree, folder / "checkpoint.pth", place)
+
+
+def as_lightning(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
+    """As Lightning's Trainer saves it."""
+    whole = {
+        "epoch": tree["epoch"], "global_step": tree["epoch"], "pytorch-lightning_version": "2.5.1", "loops": {},
+        "callbacks": {}, "state_dict": tree["model"], "optimizer_states": [tree["optimizer"]],
+        "lr_schedulers": [tree["scheduler"]], "MixedPrecision": tree["scaler"], "rng": tree["rng"],
+    }  # fmt: skip
+    return save(whole, folder / "last.ckpt", place)
+
+
+def as_hf_folder(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
+    """As the Trainer of transformers saves it."""
+    run = folder / "checkpoint-500"
+    save(tree["model"], run / "pytorch_model.bin", place)
+    save(tree["optimizer"], run / "optimizer.pt", place)
+    save(tree["scheduler"], run / "scheduler.pt", place)
+    save({"cpu": tree["rng"]["cpu"]}, run / "rng_state.pth", lambda _: "cpu")
+    (run / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (run / "trainer_state.json").write_text(json.dumps({"global_step": tree["epoch"], "epoch": 1.0}))
+    return str(run)
+
+
+LAYOUTS: dict[str, Callable[[Tree, Path, Callable[[tuple[str, ...]], str]], str]] = {
+    "plain": as_plain,
+    "lightning": as_lightning,
+    "hf-trainer": as_hf_folder,
+}

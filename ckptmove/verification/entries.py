@@ -1,0 +1,74 @@
+"""The state of one parameter, between the paths of a file and the lists and dicts that an optimizer keeps.
+
+Never copies a tensor, and never recurses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptmove.model import StateEntry
+
+_KINDS: Final = frozenset({"dict", "list", "tuple"})
+
+
+def foreign_kind(entry: StateEntry) -> str:
+    """What in an entry cannot be made again, with its path; empty where everything can."""
+    return next((f"{path} ({kind})" for path, kind in entry.nested if kind not in _KINDS), "")
+
+
+def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[str, object]:
+    """An entry as its optimizer keeps it; what holds values and is neither a list, a tuple nor a dict is left out.
+
+    Args:
+        entry: state of one parameter.
+        tensors: its tensors by their paths in the entry.
+    """
+    kinds = dict(entry.nested)
+    members: dict[str, dict[str, object]] = {path: {} for path in ("", *kinds)}
+    for path, value in (*entry.scalars, *tensors.items()):
+        parent, key = _split(path, kinds)
+        members[parent][key] = value
+    for path, kind in reversed(entry.nested):
+        parent, key = _split(path, kinds)
+        if kind in _KINDS:
+            members[parent][key] = _made(kind, members[path])
+    return members[""]
+
+
+def leaves(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state holds, lists, tuples and dicts in it opened, by path."""
+    found: dict[str, Any] = {}
+    stack = [iter(state.items())]
+    while stack:
+        for path, value in stack[-1]:
+            if isinstance(value, (dict, list, tuple)):
+                stack.append(_below(path, value))
+                break
+            found[str(path)] = value
+        else:
+            stack.pop()
+    return found
+
+
+def _below(path: str, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    return iter([(f"{path}.{key}", member) for key, member in pairs])
+
+
+def _split(path: str, kinds: Mapping[str, str]) -> tuple[str, str]:
+    """A path as that of the innermost holder and the key in it; a key may have dots of its own."""
+    parent = path.rpartition(".")[0]
+    while parent and parent not in kinds:
+        parent = parent.rpartition(".")[0]
+    return parent, path[len(parent) + 1 :] if parent else path
+
+
+def _made(kind: str, members: dict[str, object]) -> object:
+    if kind == "dict":
+        return members
+    items = [members[key] for key in sorted(members, key=int)]
+    return items if kind == "list" else tuple(items)

@@ -1,0 +1,52 @@
+"""The two catalogues of `benchmarks/catalogue.py`: every fault is found, and no healthy file raises an alarm."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import catalogue  # after the skip
+from faults import FAULTS  # it imports torch
+
+from ckptmove.findings.catalogue import CATALOGUE  # after the skip
+from ckptmove.verification.checks import CHECKS  # after the skip
+
+SEEN = [fault for fault in FAULTS if not fault.unseen]
+UNSEEN = [pytest.param(fault, marks=pytest.mark.xfail(reason=fault.unseen)) for fault in FAULTS if fault.unseen]
+#: Each optimizer in each layout, in turn with each dtype and on each device.
+SAMPLE = [healthy for index, healthy in enumerate(catalogue.HEALTHY) if (index + index // 6) % 6 == 0]
+
+
+def test_the_catalogue_has_every_finding_and_every_check():
+    assert {fault.caught_by for fault in SEEN} == CATALOGUE.keys() | set(CHECKS)
+
+
+def test_the_sample_has_every_optimizer_layout_dtype_and_device():
+    assert {(one.optimizer, one.layout) for one in SAMPLE} == {(one.optimizer, one.layout) for one in catalogue.HEALTHY}
+    assert {(one.dtype, one.target) for one in SAMPLE} == {(one.dtype, one.target) for one in catalogue.HEALTHY}
+
+
+@pytest.mark.parametrize("fault", [*SEEN, *UNSEEN], ids=lambda fault: fault.name)
+def test_a_fault_is_found(fault, tmp_path):
+    assert catalogue.is_found(fault, tmp_path)
+
+
+@pytest.mark.parametrize("healthy", SAMPLE, ids=str)
+def test_a_healthy_checkpoint_raises_no_alarm(healthy, tmp_path):
+    assert catalogue.alarms(healthy, tmp_path) == []
+
+
+def test_the_table_counts_what_was_missed(tmp_path, monkeypatch, capsys):
+    good, bad = SEEN[0], catalogue.HEALTHY[0]
+    monkeypatch.setattr(catalogue, "FAULTS", [good])
+    monkeypatch.setattr(catalogue, "HEALTHY", [bad])
+    assert catalogue.main() == 0
+    assert "| faults made on purpose | 1 | 1 of 1 | |" in capsys.readouterr().out
+    monkeypatch.setattr(catalogue, "is_found", lambda fault, folder: False)
+    monkeypatch.setattr(catalogue, "alarms", lambda healthy, folder: ["numbers: a false alarm"])
+    assert catalogue.main() == 1
+    told = capsys.readouterr().out
+    assert "| faults made on purpose | 1 | 0 of 1 | |" in told
+    assert f"not found: {good.name} ({good.caught_by})" in told
+    assert f"{bad}: numbers: a false alarm" in told
