@@ -5,6 +5,7 @@ Never lets what the user's code raises out as an error of this package.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import time
@@ -95,12 +96,26 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
     with site.enter() as place:
+        if site.mode == "simulated":
+            _leave_autocast_out()
         run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         fault = _attempt(run, typed)
     if isinstance(fault, Blame):
         return failed(_NAME, str(fault), **{**run.figures, **fault.figures, "proven": False})
     return passed(_NAME, fault, **run.figures)
+
+
+@functools.cache
+def _leave_autocast_out() -> torch.library.Library:
+    """Let operations under autocast pass to a simulated device as they are, in the dtypes that they are given.
+
+    Returns:
+        What must live as long as the process: the rule goes when it is collected.
+    """
+    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # as above
+    return library
 
 
 def _attempt(run: _Run, typed: str) -> Blame | str:
@@ -110,7 +125,8 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     home = line_of(typed.rpartition(":")[0], 0)
     with attempt, run.watch:
         function = run.entrance.load()
-        home = line_of(function.__code__.co_filename, function.__code__.co_firstlineno)
+        code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
+        home = home if code is None else line_of(code.co_filename, code.co_firstlineno)
         made.append(_called(function, run.place.device, typed))
     if attempt.error is not None:
         return blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
@@ -133,16 +149,18 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
 def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
     """What the user's function returns: with the device, or, where it takes nothing, with its model moved there."""
     parameters = inspect.signature(function).parameters.values()
-    required = [one.name for one in parameters if one.default is one.empty and one.kind not in {2, 4}]
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    required = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
+    takes_device = any(one.kind not in {inspect.Parameter.KEYWORD_ONLY, *variadic} for one in parameters)
     if len(required) > 1:
         raise CaseUnusable(f"{typed} wants {', '.join(required)}, and is called with the device alone")
-    case = function(device) if parameters else function()
+    case = function(device) if takes_device else function()
     if not isinstance(case, Case):
         raise CaseUnusable(f"{typed} returns a {type(case).__name__}, and no ckptmove.Case")
     if not isinstance(case.model, nn.Module) or not isinstance(case.optimizer, torch.optim.Optimizer):
         kinds = f"{type(case.model).__name__} and {type(case.optimizer).__name__}"
         raise CaseUnusable(f"{typed}: model and optimizer are to be a Module and an Optimizer, and are {kinds}")
-    if not parameters:
+    if not takes_device:
         case.model.to(device)
     return case
 

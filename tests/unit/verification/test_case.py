@@ -570,3 +570,46 @@ def test_a_tensor_that_no_line_of_the_user_asked_for_has_no_origin():
         made = torch.ones(2)
     assert watch.origin(made) is None
     assert list(watch.lineage(made)) == [made]
+
+
+@pytest.mark.parametrize(
+    "function", ["functools.partial(build, lr=0.1)", "Builder()", "lambda device: build(device, 0.1)", "keyword_only"]
+)
+def test_whatever_can_be_called_with_a_device_or_nothing_is_a_function(case_check, function):
+    check = case_check(f"""
+    def build(device, lr):
+        model = net().to(device)
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters(), lr=lr), nn.MSELoss(), batch())
+
+    class Builder:
+        def __call__(self, device): return build(device, 0.1)
+
+    def keyword_only(*, lr=0.1): return build("cpu", lr)
+
+    case = {function}
+    """)
+    assert check["status"] == "passed", check["detail"]
+
+
+def test_half_precision_and_sparse_gradients_are_stepped_on_a_simulated_device(case_check, make):
+    check = case_check(
+        """
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4, sparse=True)
+        def forward(self, words): return self.words(words).square().sum(-1)
+
+    def case(device):
+        model = Words().to(device)
+        optimizer = torch.optim.SparseAdam(model.parameters())
+
+        def step(words):
+            with torch.autocast(device.type, torch.bfloat16):
+                return model(words.to(device)).float().mean()
+
+        return ckptmove.Case(model, optimizer, None, torch.tensor([1, 3, 3]), step)
+    """,
+        path=make.save({"model": {"words.weight": torch.ones(9, 4)}}),
+    )
+    assert check["status"] == "passed", check["detail"]
