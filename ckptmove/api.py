@@ -118,8 +118,7 @@ def convert(
 ) -> ConvertResult:
     """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
 
-    Where no device stands in the file (safetensors, a bare pickle without tensors) only an ``output`` that is asked for
-    is written: a copy.
+    Where no device stands in the file (safetensors, say) only an ``output`` that is asked for is written: a copy.
 
     Args:
         path: a file, or a directory or an archive of files, which becomes a new one: whole, or not at all.

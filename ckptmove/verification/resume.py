@@ -165,9 +165,7 @@ def _try(
         return
     around.classes.append(choice.name)
     around.notes += [choice.note] * bool(choice.note)
-    elsewhere = _elsewhere(bench.checkpoint.inventory, optimizer, pairing)
-    if elsewhere:
-        around.assumed.append(elsewhere)
+    around.assumed += _elsewhere(bench.checkpoint.inventory, optimizer, pairing)
     if recipe.assumed:
         around.assumed.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
     stated = {entry.key for entry in optimizer.state}
@@ -217,11 +215,11 @@ def _refused_flag(bench: Bench, recipe: Recipe, optimizer: OptimizerRecord) -> s
     return ""
 
 
-def _elsewhere(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing) -> str:
+def _elsewhere(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing) -> list[str]:
     """What is to be doubted where a model lies in another folder than its optimizer: another save, perhaps."""
     if not isinstance(inventory, DirectoryInventory):
-        return ""
+        return []
     home = inventory.folder_of(optimizer.where)
     folders = {inventory.folder_of(tensor.name) for _, tensor in pairing.matches if tensor is not None}
     others = sorted(folders - {home})
-    return f"its parameters lie in another folder, '{others[0]}', and may be those of another save" if others else ""
+    return [f"its parameters lie in another folder, '{others[0]}', and may be those of another save"] if others else []

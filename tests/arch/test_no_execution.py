@@ -41,16 +41,16 @@ HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "bisect", "collections", "concurrent", "contextlib",
     "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob", "hashlib",
     "io", "itertools", "json", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath", "re",
-    "shlex", "shutil", "signal", "stat", "struct", "sys", "textwrap", "threading", "time", "traceback", "types",
-    "typing", "warnings", "weakref", "zlib", "tarfile",
+    "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "textwrap", "threading", "time", "traceback",
+    "types", "typing", "warnings", "weakref", "zlib", "tarfile",
 }  # fmt: skip
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
     "ctypes": "verification/pages.py",  # asks the C library for one function of its own
-    "importlib": "verification/run.py verification/user_code.py verification/imports.py",  # asks for torch; imports what --case names
+    "importlib": "verification/run.py verification/user_code.py verification/imports.py",
     "xml": "report/junit.py",  # writes XML, and reads none
-    "inspect": "verification/recipe.py verification/case_check.py",  # read signatures
+    "inspect": "verification/recipe.py verification/case_check.py verification/objective.py",  # read signatures
 }
 #: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.
 HARMLESS_OS = {
@@ -66,6 +66,8 @@ HARMLESS_OS = {
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
     "getattr(case if name == 'Case' else api, name)": "the names are those of __init__, asked for by an importer",
+    "getattr(found, part, None)": "the class that the user typed behind --optimizer",
+    "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
     "getattr(torch.Tensor, kind, None)": "a name of torch's own operations",
     "vars(one)": "the attributes of a module of the user's",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, changes, directories, errors, outputs
+from ckptmove import api, case, changes, directories, errors, outputs
 from ckptmove.cli.outcome import failure_of, retyped
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -172,6 +172,8 @@ ERRORS = {
     directories.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
     directories.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
+    case.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
+    case.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
     changes.InPlaceImpossible("a", "it is a directory"): (4, "take --output NEW in place of --in-place"),
     changes.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
     changes.BeingConverted("a"): (4, "wait until it has finished"),
