@@ -113,3 +113,7 @@ def test_a_cast_storage_is_half_as_long(pickled, pickle_of):
         pickled.specimen.byteorder,
     )
     assert (cast.check is not None) is pickled.specimen.checksums
+
+
+def test_code_comes_with_scripts_alone(opened):
+    assert opened.container.name == "torchscript" or not [*opened.container.code()]

@@ -683,3 +683,10 @@ def test_the_members_of_a_tar_may_stand_in_any_order(archives, tmp_path):
     assert list(unpacked(tmp_path / "out.nemo")) == ["z.ckpt", "a.ckpt", "m.txt"]
     ckptmove.convert(tmp_path / "out.nemo", to="cuda:0", output=tmp_path / "back.nemo")
     assert unpacked(tmp_path / "back.nemo") == unpacked(path)
+
+
+def test_without_checks_the_new_archive_is_the_same(archives, tmp_path):
+    path = archives.make("sb3")
+    for name, check in (("a.zip", True), ("b.zip", False)):
+        ckptmove.convert(path, to="cuda:10", output=tmp_path / name, check=check)
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, CrcMismatch, DamagedArchive, LimitExceeded, SourceChanged, WriteFailed
 from ckptmove.model import Limits
-from ckptmove.rewrite import without_checks, write_segments
+from ckptmove.rewrite import write_segments
+from ckptmove.segments import without_checks
 from ckptmove.streams.sink import FileSink
 
 CPU = b"X\x03\x00\x00\x00cpu"

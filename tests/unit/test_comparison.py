@@ -354,3 +354,13 @@ def test_records_and_metadata_are_compared(compare, tmp_path):
     paths = [str(tmp_path / f"{name}.safetensors") for name in "abc"]
     assert whats(ckptmove.diff(paths[0], paths[1])) == [("__metadata__", "object")]
     assert ckptmove.diff(paths[2], paths[2]).same
+
+
+def test_many_elements_with_gaps_between_them_are_read_in_blocks(compare):
+    one = torch.zeros(2**18 + 6)
+    two = one.clone()
+    two[2**18 + 4] = 3
+    two[1::2] = 9
+    [change] = compare({"w": one[::2]}, {"w": two[::2]}).changed
+    assert change.gap == Gap(3.0, 1.0)
+    assert compare({"w": one[: 2**17 : 2]}, {"w": one[: 2**17 : 2]}).same

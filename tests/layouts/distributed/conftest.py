@@ -31,7 +31,9 @@ class Distributed:
         folder.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(tree, storage_writer=dcp.FileSystemWriter(folder, **options), no_dist=True)
+            # A device that another test simulates in this process has no streams to copy ahead by.
+            writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0, **options)
+            dcp.save(tree, storage_writer=writer, no_dist=True)
         return folder
 
     @staticmethod

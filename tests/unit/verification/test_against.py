@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import pickle
 import zipfile
 
 import pytest
 import torch
 
 from ckptmove import convert
+from ckptmove.layouts.whole import open_whole
+from ckptmove.model import Limits
+from ckptmove.verification.against import differences
+from ckptmove.verification.state import StoredTensors
 
 
 def change_weight(tree):
@@ -131,3 +136,17 @@ def test_a_deflated_original_cannot_be_compared(make, answers, tmp_path):
     found = answers(str(packed), "cuda:0")
     assert found["restore"]["status"] == "failed"
     assert found["step"]["detail"].startswith("no step from storages that are deflated; ckptmove convert")
+
+
+def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):
+    for name, letter in (("a", b"x"), ("b", b"y")):
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": torch.ones(1), "long": letter * 500}))
+    one, other = (str(tmp_path / f"{name}.pkl") for name in "ab")
+    with (
+        open_whole(one, Limits()) as mine,
+        open_whole(other, Limits()) as theirs,
+        StoredTensors(mine.files) as stored,
+        StoredTensors(theirs.files) as original,
+    ):
+        assert "long string" in str(differences(mine, stored, theirs, original))
+        assert not differences(mine, stored, mine, stored)

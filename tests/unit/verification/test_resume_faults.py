@@ -4,6 +4,7 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ckptmove.verification import place, resume, trial
 
@@ -369,3 +370,8 @@ def test_a_parameter_of_integers_has_no_gradient(make, answers):
     del tree["model"]
     found = answers(make.save(tree), "cpu")
     assert "RuntimeError: only Tensors of floating point" in found["step"]["detail"]
+
+
+def test_a_dtype_that_no_cast_mends_has_no_mending_command(answers, tmp_path):
+    save_file({"w": torch.ones(3, dtype=torch.float64)}, tmp_path / "wide.safetensors")
+    assert "--cast" not in str(answers(str(tmp_path / "wide.safetensors"), "mps"))
