@@ -227,7 +227,7 @@ class TorchZip(Container):
         archive = self._original() or self
         new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # of its own kind
         size = archive.source.size
-        tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # as above
+        tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # of this class
         return Patch(((size, tail),) if new else (), size + len(tail), can_undo=bool(new))
 
     def undo(self) -> Patch:

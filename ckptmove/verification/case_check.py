@@ -114,7 +114,7 @@ def _leave_autocast_out() -> torch.library.Library:
         What must live as long as the process: the rule goes when it is collected.
     """
     library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
-    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # as above
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # torch has no annotations for it
     return library
 
 
