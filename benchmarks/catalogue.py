@@ -76,7 +76,7 @@ def verdict(path: str, **options: Any) -> VerifyResult:
         worker.run(VerifyRequest.from_json(request), messages.append)
         yield messages
 
-    def collected(messages: list[dict[str, object]], _stage: object) -> child.Answers:
+    def collected(messages: list[dict[str, object]], _stage: object, *_wanted: object) -> child.Answers:
         answers = child.Answers()
         for message in messages:
             child._take(json.dumps(message), answers)  # noqa: SLF001  # as the process's own lines are taken

@@ -207,7 +207,11 @@ def test_what_is_not_written_is_one_error(ask, bench, run, words, kind, code) ->
 def distributed(bench):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({"model": {"a.weight": torch.ones(3, 4)}}, checkpoint_id=bench / "fsdp", no_dist=True)
+        dcp.save(
+            {"model": {"a.weight": torch.ones(3, 4)}},
+            storage_writer=dcp.FileSystemWriter(bench / "fsdp", per_thread_copy_ahead=0),
+            no_dist=True,
+        )
     return bench / "fsdp"
 
 

@@ -19,7 +19,8 @@ SAMPLE = [healthy for index, healthy in enumerate(catalogue.HEALTHY) if (index +
 
 
 def test_the_catalogue_has_every_finding_and_every_check():
-    assert {fault.caught_by for fault in SEEN} == CATALOGUE.keys() | set(CHECKS)
+    # Stray bytes have their own suite: no training makes them.
+    assert {fault.caught_by for fault in SEEN} == (CATALOGUE.keys() - {"F805"}) | set(CHECKS)
 
 
 def test_the_sample_has_every_optimizer_layout_dtype_and_device():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from argparse import Namespace
 from pickle import BININT1, BINUNICODE, GLOBAL, TUPLE2
@@ -92,7 +93,10 @@ def test_what_is_a_mention(saved, expected, read):
     assert told(read(saved)[0]) == expected
 
 
-def test_a_module_in_data_parallel(read):
+def test_a_module_in_data_parallel(read, monkeypatch):
+    # Another test of this process may simulate a device, which DataParallel would move the module to.
+    module = sys.modules["torch.nn.parallel.data_parallel"]  # the package has a function of that name
+    monkeypatch.setattr(module, "_get_available_device_type", lambda: None)
     wrapped = nn.DataParallel(nn.Linear(1, 1))
     wrapped.device_ids, wrapped.output_device = [0, 1], 0
     wrapped.src_device_obj = torch.device("cuda:0")
