@@ -17,6 +17,8 @@ from typing import Final
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.errors import UnknownDevice, UsageError
 
+#: Stands for the device of a tensor where the format keeps none.
+NO_DEVICE: Final = "unknown"
 #: Device types of torch's own.
 _TORCH_TYPES: Final = frozenset({
     "cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy",

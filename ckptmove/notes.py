@@ -54,7 +54,7 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if dragged:
         yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
     tags = {record.device for record in inventory.tensors}
-    for glob, _ in plan.request.mapping:
+    for glob, _ in plan.request.mapping if tags != {devices.NO_DEVICE} else ():
         if not any(devices.matches(glob, tag) for tag in tags):
             yield f"--map {glob}=... matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
     left = list(_left_behind(inventory, plan))

@@ -17,6 +17,7 @@ from ckptmove.cli.hints import gathering, unpack_and_verify
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
+from ckptmove.devices import NO_DEVICE
 from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report import document, github, inspection
@@ -92,7 +93,8 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
         )
     expectation = None
     if options.expect is not None and found.plan is not None:
-        expectation = Expectation(options.expect, found.plan.edits)
+        unplaced = sum(tensor.device == NO_DEVICE for tensor in found.inventory.tensors)
+        expectation = Expectation(options.expect, found.plan.edits, unplaced)
     findings = options.selection.among(found.findings)
     tensors = found.inventory.tensors
     if options.match is not None:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from ckptmove.model import ContainerName, Limits, StorageRef
     from ckptmove.pickles.tree import Value
 
-#: The device of every tensor: torch copies each to the CPU before it writes it, and keeps no note of where it was.
-NOWHERE = "unknown"
-
 
 class DistributedCheckpoint(Container):
     """What ``torch.distributed.checkpoint.save`` writes.
@@ -180,4 +177,4 @@ def _assign(into: Dict, key: str, value: Value) -> None:
 def _value(entry: StoredTensor | StoredObject) -> Value:
     if isinstance(entry, StoredObject):
         return Opaque("an object, saved whole")
-    return rebuild_call(entry.name, entry.dtype, entry.shape, NOWHERE, requires_grad=entry.requires_grad)
+    return rebuild_call(entry.name, entry.dtype, entry.shape, requires_grad=entry.requires_grad)

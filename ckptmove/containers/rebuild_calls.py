@@ -1,4 +1,4 @@
-"""The calls that a pickle would have for tensors of formats that have none.
+"""The calls that a pickle would have for tensors of formats that have none, nor a device for any tensor.
 
 Never belongs to a place in any file: an edit finds nothing in them.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from ckptmove.devices import NO_DEVICE
 from ckptmove.dtypes import DTYPE_STORAGE, ITEM_BYTES
 from ckptmove.pickles.arguments import contiguous
 from ckptmove.pickles.tree import Call, Global, Persistent, Tuple
@@ -16,21 +17,20 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 
-def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], device: str, *, requires_grad: bool = False) -> Call:
+def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], *, requires_grad: bool = False) -> Call:
     """The call that rebuilds a contiguous tensor, over a storage that has its name.
 
     Args:
         name: of the tensor and its storage.
         dtype: torch's name without ``torch.``.
         shape: its sizes.
-        device: tag of the storage.
         requires_grad: as saved.
     """
     storage = DTYPE_STORAGE.get(dtype)
     numel = prod(shape)
     count = numel if storage else numel * ITEM_BYTES[dtype]
     home = Global("torch", storage) if storage else Global("torch.storage", "UntypedStorage")
-    pid = _tuple("storage", home, name, device, count)
+    pid = _tuple("storage", home, name, NO_DEVICE, count)
     arguments: list[Value] = [Persistent(pid, -1), 0, _tuple(*shape), _tuple(*contiguous(shape))]
     arguments += requires_grad, None
     if storage is None:

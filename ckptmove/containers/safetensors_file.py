@@ -107,10 +107,10 @@ class SafetensorsFile(Container):
         }
 
     def read(self) -> Machine:
-        """The tree that ``load_file(path)`` would return, without a place in any pickle: a state_dict on the CPU."""
+        """The tree that ``load_file(path)`` would return, without a place in any pickle: a state_dict."""
         flat: list[Value] = []
         for tensor in self._tensors:
-            flat += tensor.name, rebuild_call(tensor.name, tensor.dtype, tensor.shape, "cpu")
+            flat += tensor.name, rebuild_call(tensor.name, tensor.dtype, tensor.shape)
         machine = Machine(b"", self.limits)
         machine.end = self._data_start
         root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)

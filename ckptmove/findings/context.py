@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import is_accelerator, parse_target, split
+from ckptmove.devices import NO_DEVICE, is_accelerator, parse_target, split
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UsageError
 from ckptmove.scopes import RootKeys
@@ -69,7 +69,7 @@ def fullest_device(tensors: Iterable[TensorRecord]) -> str | None:
 
 def is_placed(tensor: TensorRecord) -> bool:
     """Whether a tensor lies on a device, and the file says on which."""
-    return tensor.device not in {"meta", "unknown"}
+    return tensor.device not in {"meta", NO_DEVICE}
 
 
 def is_out_of_range(tag: str, context: Context) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import is_accelerator, split
+from ckptmove.devices import NO_DEVICE, is_accelerator, split
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, load_expression, target_device
 from ckptmove.scopes import model_tensors
@@ -77,7 +77,7 @@ def _is_spoiled(tensor: TensorRecord) -> bool:
     """A seed (0-d) or NumPy's state (624 words) is no generator state of torch and may have any dtype."""
     if len(tensor.shape) != 1 or (tensor.dtype != "uint8" and tensor.shape[0] not in _STATE_SIZES):
         return False
-    return tensor.dtype != "uint8" or tensor.device not in {"cpu", "unknown"}
+    return tensor.dtype != "uint8" or tensor.device not in {"cpu", NO_DEVICE}
 
 
 def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ckptmove.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.layouts.places import in_place, place_of
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
         TensorRecord,
     )
     from ckptmove.moves import FlagEdit, MovePlan, StorageEdit
-
-#: The device of a tensor whose file names none.
-_NOWHERE: Final = "unknown"
 
 _Unique = TypeVar("_Unique", bound="Hashable")
 
@@ -69,10 +66,6 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
     mover = _Mover(path, base, place)
     tensors = tuple(map(mover.tensor, inventory.tensors))
     storages = tuple(map(mover.storage, inventory.storages))
-    if inventory.container == "safetensors":
-        # Beside files that say where their tensors lie, it counts that this one does not.
-        tensors = tuple(replace(tensor, device=_NOWHERE) for tensor in tensors)
-        storages = tuple(replace(storage, device=_NOWHERE) for storage in storages)
     # Code counts on the dtypes of what it works on: where no class is said to be edited, nothing is cast.
     is_code = inventory.container == "torchscript"
     told = (place,) if place in {"scheduler", "scaler", "rng"} else ()

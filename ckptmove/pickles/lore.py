@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from ckptmove.devices import NO_DEVICE
 from ckptmove.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
 from ckptmove.errors import DamagedPickle
 from ckptmove.model import StorageRef, TensorRecord
@@ -303,7 +304,7 @@ class TensorReader:
             raise NotATensor
         self._attach(args, 6)
         return TensorRecord(
-            name, role, device_text(device) or "unknown", dtype, shape, sizes(args.items[3]), None,
+            name, role, device_text(device) or NO_DEVICE, dtype, shape, sizes(args.items[3]), None,
             count(args.items[4]), bytes_of(shape, dtype), "wrapper-subclass", kind.full_name, args.items[7] is True,
         )  # fmt: skip
 

@@ -40,10 +40,12 @@ class Expectation:
     Attributes:
         device: where everything that should move was expected.
         misplaced: the moves that would bring it there; empty where the expectation is met.
+        unplaced: tensors with which no device is stored, so that whatever loads them decides.
     """
 
     device: str
     misplaced: tuple[StorageEdit, ...]
+    unplaced: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,7 @@ def _expected(expectation: Expectation) -> Json:
     return {
         "device": expectation.device,
         "met": not expectation.misplaced,
+        "unplaced": expectation.unplaced,
         "misplaced": [
             {"storage": edit.storage, "names": list(edit.names), "from": edit.source, "to": edit.target}
             for edit in expectation.misplaced

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.devices import NO_DEVICE
 from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report.answers import shares
@@ -120,7 +121,8 @@ def _expectation(page: Page, expectation: Expectation, *, verbose: bool) -> Iter
     device = clean(expectation.device)
     names = [f"{name} is on {edit.source}" for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
     if not names:
-        yield page.paint(f"expected on {device}: yes", "bold green")
+        unplaced = f", but {amount(expectation.unplaced, 'tensor')} may go anywhere" if expectation.unplaced else ""
+        yield page.paint(f"expected on {device}: yes{unplaced}", "bold green")
         return
     yield page.paint(f"expected on {device}: no, {amount(len(names), 'tensor')} should be elsewhere", "bold red")
     yield from _places(page, names, verbose=verbose)
@@ -178,7 +180,7 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
         tensors, nbytes = sum(part.tensors for part in parts), sum(part.nbytes for part in parts)
         rows.append(("", "total", f"{tensors:,}", size(nbytes)))
     yield from table(page, columns, rows)
-    if any(part.device == "unknown" for part in parts):
+    if any(part.device == NO_DEVICE for part in parts):
         yield page.paint("unknown: no device is stored with them", "dim")
 
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
+
+WEIGHTS = Path(__file__).parents[2] / "sample_ckpts" / "weights.safetensors"
 
 
 def test_expect_names_what_is_elsewhere(say, ask) -> None:
@@ -25,6 +28,16 @@ def test_expect_is_met(say) -> None:
     assert said.code == 0
     assert "expected on cuda:3: yes\n" in said.out
     assert say("inspect", "run.pth", "--expect", "cuda:3", "--format", "github", "--select", "N").out == ""
+
+
+def test_expect_says_where_no_device_is_stored(say, ask, bench) -> None:
+    shutil.copy(WEIGHTS, bench)
+    said = say("inspect", "weights.safetensors", "--expect", "cuda:0")
+    assert said.code == 0
+    assert "unknown: no device is stored with them\n" in said.out
+    assert "expected on cuda:0: yes, but 4 tensors may go anywhere\n" in said.out
+    (checkpoint,) = ask("inspect", "weights.safetensors", "--expect", "cuda:0")["checkpoints"]
+    assert checkpoint["expected"] == {"device": "cuda:0", "met": True, "unplaced": 4, "misplaced": []}
 
 
 def test_strict_fails_on_warnings(say, bench) -> None:

@@ -128,7 +128,7 @@ def test_a_storage_that_no_tensor_views() -> None:
     request = MoveRequest(to="mps")
     plan = MovePlan(request=request, edits=(edit(),))
     assert list(conversion.plan_lines(Page(), plan, verbose=False))[1] == "cpu   mps        0    8 B  target  none"
-    unmet = answer(expectation=Expectation("mps", (edit(),)))
+    unmet = answer(expectation=Expectation("mps", (edit(),), 0))
     assert "  at  7 is on cpu" in list(inspection.inspection_lines(Page(), unmet, Detail()))
     assert list(github.inspection_lines(unmet)) == ["::error file=a.pth,title=expect::not on mps: 7"]
 
