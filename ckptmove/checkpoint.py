@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptmove.collector import collector_paused
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.directories import DistributedFile
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import tomli
-
 from ckptmove.devices import parse_target
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import codes_of
@@ -96,6 +94,8 @@ def _check(config: Config) -> None:
 
 
 def _table(path: Path) -> dict[str, object]:
+    import tomli  # noqa: PLC0415  # most folders have no such file
+
     try:
         document = tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.changes import InPlaceImpossible, NothingToUndo, UndoResult
 from ckptmove.checkpoint import naming, open_checkpoint
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices

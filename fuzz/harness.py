@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.api import Inspection
 from ckptmove.checkpoint import Checkpoint
-from ckptmove.containers.sniff import container_of
+from ckptmove.containers.opening import container_of
 from ckptmove.conversion import ConvertRequest, write_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.sniff import container_of, recognise
+from ckptmove.containers.opening import container_of
+from ckptmove.containers.sniff import recognise
 from ckptmove.model import Limits
 from ckptmove.streams.part import MemorySource
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ckptmove.model import ContainerName, Limits, StorageRef
     from ckptmove.pickles.tree import Value
 
-#: ``MAX_HEADER_SIZE``.
-MOST_HEADER_BYTES: Final = 100_000_000
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
 #: Sizes are signed 64-bit integers.

@@ -5,30 +5,18 @@ Never looks at a file's name: ``.pt``, ``.bin`` and ``.ckpt`` are worn by a doze
 
 from __future__ import annotations
 
-import pickletools
 import re
 import zlib
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.bare_pickle import BarePickle
-from ckptmove.containers.model_json import script_container
-from ckptmove.containers.safetensors_file import MOST_HEADER_BYTES, SafetensorsFile
-from ckptmove.containers.tar_index import iterate_members
-from ckptmove.containers.torch_legacy import TorchLegacy
-from ckptmove.containers.torch_tar import MEMBERS, TorchTar
-from ckptmove.containers.torch_zip import TorchZip
 from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.containers.zip_names import object_folder
-from ckptmove.directories import ArchiveOfFiles, DistributedFile
-from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
+from ckptmove.directories import ArchiveOfFiles
+from ckptmove.errors import DamagedArchive, NotACheckpoint
 from ckptmove.model import Limits
-from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckptmove.containers.contract import Container
     from ckptmove.contracts import ByteSource
     from ckptmove.model import ContainerName
 
@@ -57,6 +45,8 @@ _DISTRIBUTED_WITHIN: Final = 16
 _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 #: What a pickle of protocol 0 or 1 with a container or an object at its root begins with.
 _OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
+#: ``MAX_HEADER_SIZE`` of safetensors.
+_MOST_HEADER_BYTES: Final = 100_000_000
 #: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
 #: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs, behind the offset of the root.
@@ -69,14 +59,6 @@ _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 _INDEX: Final = re.compile(rb"\s*\{.*\"weight_map\"\s*:", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
-#: How a container is opened that needs no more than its bytes.
-_READERS: Final[dict[ContainerName, Callable[[ByteSource, Limits], Container]]] = {
-    "torch-legacy": TorchLegacy,
-    "torch-tar": TorchTar,
-    "safetensors": SafetensorsFile,
-    "pickle": BarePickle,
-}
-
 
 def recognise(source: ByteSource) -> ContainerName:
     """The container that the bytes are.
@@ -87,49 +69,20 @@ def recognise(source: ByteSource) -> ContainerName:
         DamagedArchive: they begin as a zip archive does, and do not end as one.
         SourceChanged, AccessFailed: as the source.
     """
-    return _examine(source, Limits())[0]
+    return examine(source, Limits())[0]
 
 
-def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:
-    """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
+def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:
+    """As :func:`recognise`, and the directory of what is a zip archive.
 
     Args:
-        path: the file.
-        limits: what it may ask for.
-        source: its bytes, where they are at hand.
+        source: the bytes.
+        limits: what a zip or a tar archive may ask for.
 
     Raises:
-        MissingFile, AccessFailed: as they say.
-        As :func:`container_of`.
+        LimitExceeded: it asks for more.
+        As :func:`recognise`.
     """
-    source = open_source(path) if source is None else source
-    try:
-        return container_of(source, limits)
-    except CkptMoveError:
-        source.close()
-        raise
-
-
-def container_of(source: ByteSource, limits: Limits) -> Container:
-    """The container that the bytes are, opened.
-
-    Raises:
-        DistributedFile: a file that is not read alone.
-        UnsupportedContainer: it has a dtype that torch lacks.
-        ArchiveOfFiles: a zip or a tar of files, which may be checkpoints.
-        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
-    """
-    name, directory = _examine(source, limits)
-    if name == "torch-zip" and directory is not None:
-        return TorchZip(source, directory, limits)
-    if name == "torchscript" and directory is not None:
-        return script_container(source, directory, limits)
-    if name == "dcp":
-        raise DistributedFile(source.path)
-    return _READERS[name](source, limits)
-
-
-def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:
     if source.size == 0:
         raise NotACheckpoint(source.path, "an empty file")
     head = source.read(0, min(_HEAD, source.size))
@@ -142,11 +95,14 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDire
     if head[4:8] == _FLATBUFFER:
         raise NotACheckpoint(source.path, "a mobile module in FlatBuffer form")
     if head[257:262] == b"ustar":
+        from ckptmove.containers.tar_index import iterate_members  # noqa: PLC0415  # tars are rare
+        from ckptmove.containers.torch_tar import MEMBERS  # noqa: PLC0415  # those of torch the rarest
+
         first = next(iterate_members(source, limits), None)
         if first is not None and first.name.removeprefix("./") in MEMBERS:
             return "torch-tar", None
         raise ArchiveOfFiles(source.path, "a tar archive", "tar")
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MOST_HEADER_BYTES:
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MOST_HEADER_BYTES:
         return "safetensors", None
     if any(0 <= head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY):
         return "torch-legacy", None
@@ -181,6 +137,8 @@ def _is_pickle(head: bytes, source: ByteSource) -> bool:
         return True
     if not head.startswith(_OLD_PICKLE) or source.read(source.size - 1, source.size) != b".":
         return False
+    import pickletools  # noqa: PLC0415  # protocols 0 and 1 are rare
+
     stream = BytesIO(head)
     try:
         for opcode, _, _ in pickletools.genops(stream):

@@ -9,7 +9,6 @@ Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_c
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from typing import TYPE_CHECKING, Final
 
@@ -116,6 +115,8 @@ class TorchZip(Container):
 
         What every save writes anew is left out: versions, an identity, places in the source that code came from.
         """
+        import hashlib  # noqa: PLC0415  # OpenSSL takes its time, and only a comparison asks
+
         storages = {record.name for record in self._storages.values()}
         for name, record in self._inside.items():
             own = record.name in storages or name in KNOWN_RECORDS or name.endswith((".debug_pkl", "/"))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import Survey, naming
 from ckptmove.containers.distributed import DistributedCheckpoint
-from ckptmove.containers.sniff import container_of, recognise
+from ckptmove.containers.opening import container_of
+from ckptmove.containers.sniff import recognise
 from ckptmove.directories import FileRecord
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.inventory.build import build_inventory

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_changes
 from ckptmove.model import Limits

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.serialization import config
 
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.contracts import BytesSegment, InflateSegment
 from ckptmove.model import Limits, StorageRef
 

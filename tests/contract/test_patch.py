@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from ckptmove.changes import InPlaceImpossible, NothingToUndo
-from ckptmove.containers.sniff import container_of
+from ckptmove.containers.opening import container_of
 from ckptmove.contracts import CopySegment
 from ckptmove.model import Limits, Span
 from ckptmove.streams.part import MemorySource

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.model import Limits
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.sink import FileSink

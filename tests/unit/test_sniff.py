@@ -15,7 +15,8 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from ckptmove.containers.sniff import open_container, recognise
+from ckptmove.containers.opening import open_container
+from ckptmove.containers.sniff import recognise
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, NotACheckpoint, UnsupportedContainer
 from ckptmove.model import Limits
 from ckptmove.streams.source import open_source

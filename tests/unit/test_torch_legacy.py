@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ckptmove.api
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.model import Limits

@@ -16,7 +16,7 @@ from old_tar import FIRST_ADDRESS, archive, members_of, tar_of
 
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.containers.sniff import open_container
+from ckptmove.containers.opening import open_container
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.model import Limits
 
