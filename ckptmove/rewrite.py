@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 BLOCK: Final = 1 << 20
 #: One is read or written, one is being checked, and one lies between for whoever is ahead.
 BUFFERS: Final = 3
-#: What the kernel copies in one step; after each one there is progress, and Ctrl-C is heard.
+#: What the kernel copies in one step; after each one there is progress, and Ctrl-C is heard. Steps end at multiples of
+#: it: blocks on the disk are shared in whole ones.
 KERNEL_BLOCK: Final = 8 << 20
 
 
@@ -111,7 +112,7 @@ def _steps(
     """Write one segment; gives the bytes of each step when it is done."""
     if isinstance(segment, CopySegment) and not segment.checks and isinstance(source, FileBacked):
         start, end = segment.span.start, segment.span.end
-        while count := sink.copy(source.fileno(), start, min(KERNEL_BLOCK, end - start)):
+        while count := sink.copy(source.fileno(), start, min(KERNEL_BLOCK - start % KERNEL_BLOCK, end - start)):
             start += count
             yield count
         segment = CopySegment(Span(start, end))  # what the kernel could not copy

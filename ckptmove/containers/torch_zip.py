@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _ALIGNMENT: Final = 64
 #: An extra field's length has 16 bits: no larger alignment can be kept up.
 _MAX_ALIGNMENT: Final = 1 << 15
+#: Blocks of a file system that can share them between files, of what is worth it.
+_FILE_BLOCK: Final = 4096
+_SHARED_BYTES: Final = 1 << 20
 #: The records beside the storages that this module reads hold a word or a number.
 _WORD_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
@@ -206,13 +209,22 @@ class TorchZip(Container):
         if original is not None and (casts or pickle != self.object_pickle()):
             return original.lay_out(pickle, casts)  # a new file needs nothing of what is kept for an undo
         new = dict(self._inflated()) | dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
+        alignment = self._alignment if new else self._shared_alignment()
         for record in self._directory.records:
             if record.method == DEFLATED and record.crc and record.place not in new and not self._sound(record):
                 raise CrcMismatch(self.source.path, record.name)  # its bytes pass as they are, inflated by nobody
         if casts or pickle != self.object_pickle():
             new |= self._pickle_records(pickle)
-        layout = Layout(self.source, self._directory, self._alignment)
-        return layout.build(new)
+        return Layout(self.source, self._directory, alignment).build(new)
+
+    def _shared_alignment(self) -> int:
+        """What storages move by a multiple of where none of them changes: by whole blocks, if they are large.
+
+        From copy_file_range(2) and ioctl_ficlonerange(2): blocks are shared where both places are at the start of one.
+        """
+        if _FILE_BLOCK % self._alignment or sum(one.stored_bytes for one in self._storages.values()) < _SHARED_BYTES:
+            return self._alignment
+        return _FILE_BLOCK
 
     def patch(self, pickle: bytes) -> Patch:
         """The new pickle and a directory that points to it, behind the archive as it was when it was never converted.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, CrcMismatch, DamagedArchive, LimitExceeded, SourceChanged, WriteFailed
 from ckptmove.model import Limits
-from ckptmove.rewrite import write_segments
+from ckptmove.rewrite import KERNEL_BLOCK, write_segments
 from ckptmove.segments import without_checks
 from ckptmove.streams.sink import FileSink
 
@@ -118,6 +118,43 @@ def test_casts_give_what_torch_gives(tmp_path, crcs, rewrite, opened):
     with opened(output) as container:
         assert container.check() == ()
         assert container.has_checksums() is crcs
+
+
+@pytest.mark.parametrize(("numel", "block"), [(1 << 18, 4096), ((1 << 18) - 64, 64)])
+def test_large_storages_move_by_whole_blocks_of_the_disk(tmp_path, numel, block, rewrite):
+    """Where the offsets differ by whole blocks, a file system can share them between both files."""
+    source = save(tmp_path / "a.pt", {"w": torch.zeros(numel)})
+    output = rewrite(source, tmp_path / "b.pt", pad(100))
+    starts = [data_start(path, "data/0") for path in (source, output)]
+    assert starts[1] > starts[0]
+    assert starts[0] % 64 == starts[1] % 64 == 0
+    assert (starts[1] - starts[0]) % block == 0
+    assert starts[1] - starts[0] <= max(block, 128)
+
+
+def data_start(path, name):
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        (record,) = (record for record in archive.infolist() if record.filename.endswith(name))
+        file.seek(record.header_offset + 26)
+        return record.header_offset + 30 + sum(struct.unpack("<2H", file.read(4)))
+
+
+def test_the_kernel_is_given_whole_blocks(tmp_path, opened, monkeypatch):
+    source, output = save(tmp_path / "a.pt", {"w": torch.randn(5 << 20)}), tmp_path / "b.pt"
+    asked, copy = [], os.copy_file_range
+
+    def noted(source, destination, count, start):
+        asked.append((start, os.lseek(destination, 0, os.SEEK_CUR), count))
+        return copy(source, destination, count, start)
+
+    monkeypatch.setattr(os, "copy_file_range", noted)
+    with opened(source) as container, FileSink(str(output), force=False) as sink:
+        segments = container.lay_out(pad(100)(container.object_pickle()), {})
+        write_segments(container.source, without_checks(segments), sink, str(source))
+        sink.commit()
+    assert [start for start, _, count in asked if count == KERNEL_BLOCK] == [KERNEL_BLOCK]
+    assert all((start - written) % 4096 == 0 for start, written, count in asked if count > 4096)
+    assert torch.equal(*(torch.load(path)["w"] for path in (source, output)))
 
 
 def test_a_cast_of_a_damaged_storage_stops(tmp_path, rewrite):
