@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckptmove.model import ContainerName, Inventory, TensorRecord
+    from ckptmove.pairing import Pairing
 
 _OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})
 
@@ -32,11 +33,13 @@ class Context:
         target: device that training is to resume on, or None to judge the file as it lies.
         device_count: how many devices of one type that machine has.
         home: device where most bytes of the model lie; every rule asks, so it is looked up once for all.
+        pairings: the parameters of each optimizer, matched with the model; likewise.
     """
 
     target: str | None = None
     device_count: int = 1
     home: str | None = None
+    pairings: tuple[Pairing, ...] = ()
 
 
 def target_device(inventory: Inventory, context: Context) -> str | None:

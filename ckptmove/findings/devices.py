@@ -21,7 +21,6 @@ from ckptmove.findings.context import (
     target_device,
 )
 from ckptmove.inventory.mentions import is_in_code
-from ckptmove.pairing import pair_all
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
         return
     pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
     if len(homes) > 1:
-        pairings = tuple(pairing if pairing.is_certain else None for pairing in pair_all(inventory))
+        pairings = tuple(pairing if pairing.is_certain else None for pairing in context.pairings)
     for optimizer, pairing in zip(inventory.optimizers, pairings, strict=True):
         strays = list(_strays(optimizer, pairing, homes))
         if strays:

@@ -13,7 +13,7 @@ from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, load_expression, target_device
 from ckptmove.optimizers import lost_keys
-from ckptmove.pairing import moments, pair_all
+from ckptmove.pairing import moments
 from ckptmove.scopes import is_buffer
 from ckptmove.wording import amount
 
@@ -93,9 +93,9 @@ def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
             yield found("O203", message, names, convert_command(inventory, context))
 
 
-def state_shape(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """O204: a moment has another shape than the parameter it surely belongs to."""
-    for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
+    for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
         if not pairing.is_certain:
             continue
         parameters = pairing.by_key()
@@ -177,9 +177,9 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
             yield found("O207", message, where, _weights_alone(inventory))
 
 
-def state_order(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """O208: the moments fit the model's tensors, but not in their order, by a script's will or by a fault."""
-    for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
+    for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
         if pairing.how == "permuted":
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
             fix = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
 from ckptmove.findings.context import target_device
+from ckptmove.pairing import pair_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,5 +56,5 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
         inventory: what a checkpoint holds.
         context: the machine that it is judged for.
     """
-    context = replace(context, home=target_device(inventory, context))
+    context = replace(context, home=target_device(inventory, context), pairings=pair_all(inventory))
     return tuple(finding for rule in RULES for finding in rule(inventory, context))

@@ -78,6 +78,13 @@ class Walk:
     _registered: set[int] = field(default_factory=set)
     _letters: int = 0
     _visits: int = 0
+    _most_letters: int = 0
+    _most_visits: int = 0
+
+    def __post_init__(self) -> None:
+        """Say how much a pickle of this size may ask for."""
+        self._most_letters = min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)
+        self._most_visits = min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)
 
     def run(self, root: Value) -> None:
         """Visit everything below the root.
@@ -103,14 +110,14 @@ class Walk:
     def _spend(self, visits: int) -> None:
         """Count what is looked at, a shared value once for each path to it: small files hold a great many paths."""
         self._visits += visits
-        if self._visits > (most := min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)):
-            raise LimitExceeded("paths through the pickle", limit=most, actual=self._visits)
+        if self._visits > self._most_visits:
+            raise LimitExceeded("paths through the pickle", limit=self._most_visits, actual=self._visits)
 
     def _count(self, letters: int) -> None:
         """Count letters that are written out once for each path: they must not fill the memory."""
         self._letters += letters
-        if self._letters > (most := min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)):
-            raise LimitExceeded("the length of all paths", limit=most, actual=self._letters)
+        if self._letters > self._most_letters:
+            raise LimitExceeded("the length of all paths", limit=self._most_letters, actual=self._letters)
 
     def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
         if type(value) is Call:

@@ -80,7 +80,10 @@ class TensorReader:
     def gather(self, persistents: Iterable[Persistent]) -> None:
         """Take in every storage that a pickle names, also those that hang on nothing: torch makes them all."""
         for node in persistents:
-            self.storage(node, "", "other")
+            try:
+                self._storage(node)
+            except (NotATensor, ValueError):  # noqa: PERF203  # a try that nothing leaves costs nothing since Python 3.11
+                continue  # the id of something else
 
     def is_tensor(self, call: Call) -> bool:
         """Whether a call is one of torch's rebuild functions."""
