@@ -298,6 +298,7 @@ class Inventory:
         facts: about the container's bytes.
         contents: which parts of a resume are there besides tensors: ``scheduler``, ``scaler``, ``rng``, ``counter``.
         rng_devices: for each list of per-device RNG states, its path and its length.
+        last_rates: for each scheduler, the path and the values of the learning rates that it has set.
     """
 
     path: str
@@ -316,6 +317,7 @@ class Inventory:
     facts: tuple[ArchiveFact, ...] = ()
     contents: frozenset[str] = frozenset()
     rng_devices: tuple[tuple[str, int], ...] = ()
+    last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
 
 class Severity(Enum):

@@ -204,6 +204,17 @@ _ENTRIES: Final = (
         mend="Set as many states as there are devices.",
     ),
     Entry(
+        code="R304",
+        name="scheduler-rate",
+        severity=Severity.WARNING,
+        when="the learning rates that a scheduler has set last are not those in the optimizer's param_groups",
+        why="A scheduler puts its rates into the groups at every step, so that both say the same when they are saved "
+        "together. StepLR, CosineAnnealingLR and others go on from the rate in the group: after a resume they follow "
+        "another curve. A script that sets lr itself beside its scheduler makes such files, and knows why.",
+        mend="Save both at the same moment, or set the groups: for group, lr in zip(optimizer.param_groups, "
+        "scheduler.get_last_lr()): group['lr'] = lr.",
+    ),
+    Entry(
         code="T401",
         name="dtype-unsupported",
         severity=Severity.ERROR,

@@ -37,6 +37,7 @@ RULES: Final[tuple[Rule, ...]] = (
     resume.rng_on_accelerator,
     resume.resume_incomplete,
     resume.rng_count,
+    resume.scheduler_rate,
     dtypes.dtype_unsupported,
     keys.wrapper_prefix,
     safety.weights_only,

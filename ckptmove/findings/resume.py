@@ -1,4 +1,4 @@
-"""Rules about what an exact resume needs besides model and optimizer: R301 to R303.
+"""Rules about what an exact resume needs besides model and optimizer: R301 to R304.
 
 Never knows how a trainer restores it.
 """
@@ -71,6 +71,22 @@ def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
     states = f"{load_expression(inventory, where)}[:{context.device_count}]"
     fix = f"for index, state in enumerate({states}): torch.{kind}.set_rng_state(state, index)"
     yield found("R303", message, [path for path, _ in lists], fix)
+
+
+def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """R304: no optimizer has the learning rates that a scheduler has set last.
+
+    From torch/optim/lr_scheduler.py ``_update_lr``: both are written in one step. Which optimizer a scheduler is for is
+    not in the file: one with as many groups, if there is any, and a rate that is a tensor is not compared.
+    """
+    rates = [tuple(dict(group.options).get("lr") for group in one.groups) for one in inventory.optimizers]
+    for where, last in inventory.last_rates:
+        own = [one for one in rates if len(one) == len(last) and all(type(rate) in {float, int} for rate in one)]
+        if own and last not in own:
+            place = next(place for place, one in enumerate(last) if one != own[0][place])
+            message = f"{where}[{place}] is {last[place]:g}, and lr of the optimizer's group {place} {own[0][place]:g}"
+            loop = "for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr()): group['lr'] = lr"
+            yield found("R304", message, [where], f"checkpoint = {load_expression(inventory)}  # and, restored: {loop}")
 
 
 def _is_spoiled(tensor: TensorRecord) -> bool:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import mentions, objects, shapes
+from ckptmove.inventory.budget import Budget
 from ckptmove.inventory.numpy_scalars import scalar_value
 from ckptmove.inventory.optimizers import draft_optimizer
 from ckptmove.inventory.place import Place, settled_role
@@ -37,14 +38,8 @@ _DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
 _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 #: Roles that are parts of a resume with or without a tensor.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
-#: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
-_SHARED_PATHS: Final = 200_000
-_PATHS_PER_BYTE: Final = 4
 #: What is kept counts as so many paths: it takes memory, and more of it in a report.
 _RECORD, _MENTION, _SCALAR = 32, 8, 4
-#: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
-_LETTERS: Final = 1 << 25
-_LETTERS_PER_BYTE: Final = 64
 
 
 @dataclass(slots=True)
@@ -60,6 +55,7 @@ class Walk:
         optimizers: optimizers, while they are gathered.
         contents: parts of a resume that were seen.
         rng_devices: path and length of each list of per-device RNG states.
+        last_rates: path and values of each list of learning rates that a scheduler has set.
         modules: paths of pickled modules.
     """
 
@@ -71,20 +67,17 @@ class Walk:
     optimizers: list[OptimizerDraft] = field(default_factory=list)
     contents: set[str] = field(default_factory=set)
     rng_devices: list[tuple[str, int]] = field(default_factory=list)
+    last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     _frames: list[tuple[Iterator[Member], Place, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
     _objects: set[int] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
-    _letters: int = 0
-    _visits: int = 0
-    _most_letters: int = 0
-    _most_visits: int = 0
+    _budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
         """Say how much a pickle of this size may ask for."""
-        self._most_letters = min(self.limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * self.pickle_bytes)
-        self._most_visits = min(self.limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * self.pickle_bytes)
+        self._budget = Budget(self.limits, self.pickle_bytes)
 
     def run(self, root: Value) -> None:
         """Visit everything below the root.
@@ -99,25 +92,13 @@ class Walk:
             iterator, place, identity = frames[-1]
             height = len(frames)
             for key, value, start in iterator:
-                self._spend(1)
+                self._budget.spend(1)
                 self._visit(key, value, start, place)
                 if len(frames) != height:
                     break
             else:
                 frames.pop()
                 self._open.discard(identity)
-
-    def _spend(self, visits: int) -> None:
-        """Count what is looked at, a shared value once for each path to it: small files hold a great many paths."""
-        self._visits += visits
-        if self._visits > self._most_visits:
-            raise LimitExceeded("paths through the pickle", limit=self._most_visits, actual=self._visits)
-
-    def _count(self, letters: int) -> None:
-        """Count letters that are written out once for each path: they must not fill the memory."""
-        self._letters += letters
-        if self._letters > self._most_letters:
-            raise LimitExceeded("the length of all paths", limit=self._most_letters, actual=self._letters)
 
     def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
         if type(value) is Call:
@@ -142,7 +123,7 @@ class Walk:
     def _name(self, key: str, place: Place) -> str:
         """The path of a member, counted: a deep tree of long keys makes long ones."""
         name = place.prefix + key
-        self._count(len(name))
+        self._budget.write(len(name))
         return name
 
     # --- leaves ------------------------------------------------------------------------------------------------------
@@ -171,12 +152,12 @@ class Walk:
             self._mention(mention)
 
     def _mention(self, mention: Mention) -> None:
-        self._spend(_MENTION)
+        self._budget.spend(_MENTION)
         self.mentions.append(mention)
 
     def _keep(self, record: TensorRecord, place: Place) -> None:
-        self._spend(_RECORD + len(record.shape) + len(record.parts))
-        self._count(len(record.device) + len(record.storage or "") + len(record.subclass))
+        self._budget.spend(_RECORD + len(record.shape) + len(record.parts))
+        self._budget.write(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
         if place.entry is not None:
             place.entry.tensors.append((record.name[place.entry_length :], record))
@@ -199,7 +180,7 @@ class Walk:
 
     def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
-            self._spend(_SCALAR)
+            self._budget.spend(_SCALAR)
             place.entry.scalars.append((self._below(key, place), value))
         elif type(value) is str:
             if mentions.names_device(key, value):
@@ -241,7 +222,7 @@ class Walk:
     def _enter_dict(self, key: str, pairs: Dict, node: Node, place: Place) -> None:
         if id(node) in self._open:
             return
-        self._spend(len(pairs.flat))
+        self._budget.spend(len(pairs.flat))
         inner = self._inner(key, place)
         if place.entry is not None:
             self._nest(key, place, objects.dict_kind(node, pairs))
@@ -273,7 +254,7 @@ class Walk:
         return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
 
     def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: Place) -> None:
-        draft = draft_optimizer(pairs, inner.path, self._spend)
+        draft = draft_optimizer(pairs, inner.path, self._budget.spend)
         self.optimizers.append(draft)
         inner.role = "optimizer"
         rest = (member for member in shapes.members(pairs) if member[0] != "state")
@@ -284,7 +265,7 @@ class Walk:
     def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
         if id(value) in self._open:
             return
-        self._spend(len(value.items))
+        self._budget.spend(len(value.items))
         inner = self._inner(key, place)
         if inner.entry is None:
             self._device_ids(key, value, place)
@@ -298,13 +279,15 @@ class Walk:
             self.contents.add("rng")
             if rows and _DEVICE_RNG.search(key):
                 self.rng_devices.append((inner.path, len(value.items)))
+        if key == "_last_lr" and value.items and all(type(rate) is float for rate in value.items):
+            self.last_rates.append((inner.path, cast("tuple[float, ...]", tuple(value.items))))
         if rows:
             self._push(iter(rows), inner, value)
 
     def _enter_object(self, key: str, call: Call, place: Place) -> None:
         if id(call) in self._open or id(call) in self._objects:
             return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
-        self._spend(objects.extent(call))
+        self._budget.spend(objects.extent(call))
         inside = objects.unwrapped(call)
         if inside is not None:
             self._visit(key, *inside, place)

@@ -79,6 +79,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
         facts=tuple(map(mover.fact, inventory.facts)),
         contents=inventory.contents.union(told),
         rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
+        last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),
     )
     record = FileRecord(
         path=path,
@@ -121,6 +122,7 @@ def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes
         facts=tuple(chain.from_iterable(one.facts for one in each)),
         contents=frozenset().union(*(one.contents for one in each)),
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
+        last_rates=tuple(chain.from_iterable(one.last_rates for one in each)),
         files=tuple(chain.from_iterable(part.rows for part in parts)),
     )
 

@@ -1,4 +1,4 @@
-"""R301 to R303, T401, K601 and S701: what each says and spares."""
+"""R301 to R304, T401, K601 and S701: what each says and spares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckptmove.model import GlobalUse, Mention
+from ckptmove.model import OPAQUE, GlobalUse, Mention
 
 
 def codes(findings) -> list[str]:
@@ -84,6 +84,34 @@ class TestResume:
         [finding] = make.findings(inventory, device_count=2)
         assert finding.message == "state.rng holds 4 RNG states, and the target machine has 2 cuda devices"
         assert "['state']['rng'][:2]" in finding.fix
+
+    @pytest.mark.parametrize(
+        ("lists", "expected"),
+        [
+            ([(0.1,)], []),
+            ([(0.1,), (0.2,)], ["R304"]),
+            ([(0.2, 0.2)], []),  # for an optimizer of two groups, which is not here
+            ([(0.1 + 1e-9,)], ["R304"]),
+        ],
+    )
+    def test_the_rates_of_each_scheduler(self, make, lists, expected) -> None:
+        rates = tuple((f"schedulers.{place}._last_lr", rates) for place, rates in enumerate(lists))
+
+        assert codes(make.findings(make.inventory(optimizers=[make.optimizer()], last_rates=rates))) == expected
+
+    def test_a_scheduler_of_one_of_two_optimizers(self, make) -> None:
+        slow = replace(make.optimizer(), groups=(replace(make.optimizer().groups[0], options=(("lr", 0.5),)),))
+        rates = (("scheduler._last_lr", (0.5,)),)
+
+        assert make.findings(make.inventory(optimizers=[make.optimizer(), slow], last_rates=rates), "R304") == ()
+        [finding] = make.findings(make.inventory(optimizers=[make.optimizer()], last_rates=rates), "R304")
+        assert finding.message == "scheduler._last_lr[0] is 0.5, and lr of the optimizer's group 0 0.1"
+
+    def test_a_rate_that_is_a_tensor_is_not_compared(self, make) -> None:
+        group = replace(make.optimizer().groups[0], options=(("lr", OPAQUE),))
+        optimizer = replace(make.optimizer(), groups=(group,))
+
+        assert make.findings(make.inventory(optimizers=[optimizer], last_rates=(("_last_lr", (0.5,)),)), "R304") == ()
 
     def test_nothing_on_a_device_has_no_states_to_miss(self, make) -> None:
         assert make.findings(make.inventory((), rng_devices=(("rng.cuda", 4),))) == ()

@@ -100,6 +100,11 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
         {},
         lambda make: make.inventory(rng_devices=(("rng.cuda", 1),)),
     ),
+    "R304": (
+        lambda make: make.inventory(optimizers=[make.optimizer()], last_rates=(("scheduler._last_lr", (0.5,)),)),
+        {},
+        lambda make: make.inventory(optimizers=[make.optimizer()], last_rates=(("scheduler._last_lr", (0.1,)),)),
+    ),
     "T401": (
         lambda make: make.inventory(make.model(device="cpu", dtype="float64")),
         {"target": "mps"},
