@@ -111,9 +111,15 @@ class DirectoryInventory(Inventory):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """Folders that are checkpoints of their own, a model with its optimizer each, by number; empty below two."""
+        """Folders or files that are checkpoints of their own, a model with its optimizer each; empty below two.
+
+        By number. Files are, where a folder has several of them.
+        """
         if self.sharding:
             return ()  # the folders of ranks
+        whole = [file.path for file in self.files if {"model", "optimizer"}.issubset(file.roles)]
+        if len({path.rpartition("/")[0] for path in whole}) < len(whole):
+            return tuple(sorted(whole, key=_by_number))
         roles: dict[str, set[Role]] = {}
         for file in self.files:
             roles.setdefault(file.path.rpartition("/")[0], set()).update(file.roles)

@@ -5,11 +5,12 @@ Never changes the plan: it reads the request, the inventory and the plan side by
 
 from __future__ import annotations
 
+import shlex
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import devices
-from ckptmove.inventory.mentions import is_in_code
+from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import flag_paths
 from ckptmove.wording import amount
 
@@ -109,11 +110,20 @@ def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
     for mention in inventory.mentions:
         if mention.where in edited or any(fnmatchcase(mention.where, glob) for glob in plan.request.keep):
             continue
+        if mention.kind == "device_ids":
+            ids = named_ids(mention)
+            if ids & _indices(before) and not ids & _indices(homes):
+                yield mention
+            continue
         is_elsewhere = not any(_means(mention.value, tag) for tag in homes)
         if is_elsewhere and (
             devices.is_accelerator(mention.value) or any(_means(mention.value, tag) for tag in before)
         ):
             yield mention
+
+
+def _indices(tags: Iterable[str]) -> set[int]:
+    return {devices.split(tag)[1] or 0 for tag in tags if devices.is_accelerator(tag)}
 
 
 def _named(mention: Mention) -> str:
@@ -131,6 +141,9 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     if dangerous:
         names = _some(dangerous)
         yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
+    elif inventory.foreign_opcodes or any(not use.weights_only for use in inventory.globals):
+        allowed = f"ckptmove inspect {shlex.quote(inventory.path)} says what allows it"
+        yield f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}"
     lost = [fact for fact in inventory.facts if fact.kind in _LOST]
     if lost:
         nbytes = sum(fact.nbytes for fact in lost)

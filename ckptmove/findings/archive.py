@@ -92,11 +92,12 @@ def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
     facts = [fact for fact in inventory.facts if fact.kind == "kept-for-undo"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        message = f"converted in place: {nbytes:,} bytes were added, and what they replace is kept for --undo"
         # In a directory a record's name begins with its file; in a file it is the only word.
         files = [fact.record.rpartition("/")[0] for fact in facts]
         first = f"{inventory.path.rstrip('/')}/{files[0]}" if files[0] else inventory.path
-        yield found("F804", message, [name for name in files if name], f"ckptmove convert {shlex.quote(first)} --undo")
+        undo = f"ckptmove convert {shlex.quote(first)} --undo"
+        message = f"converted in place: {nbytes:,} bytes were added, and what they replace is kept for {undo}"
+        yield found("F804", message, [name for name in files if name], "")
 
 
 def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:

@@ -113,6 +113,8 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
 
 
 def _load(source: str, container: ContainerName, keys: Iterable[str]) -> str:
+    if container == "pickle":  # torch.load reads none
+        return f"pickle.load(open({source}, 'rb')){''.join(f'[{key!r}]' for key in keys)}"
     load = "torch.jit.load" if container == "torchscript" else "torch.load"
     return f"{load}({source}, map_location='cpu'){''.join(f'[{key!r}]' for key in keys)}"
 

@@ -5,11 +5,11 @@ Never decides what moves: that is the policy of ``convert``.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import is_accelerator, same_device, split
+from ckptmove.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
     census,
@@ -20,7 +20,7 @@ from ckptmove.findings.context import (
     load_expression,
     target_device,
 )
-from ckptmove.inventory.mentions import is_in_code
+from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 
 
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """D101: model and loss are used in one forward pass, so their tensors belong on one device."""
+    """D101: model and loss are used in one forward pass, so their tensors belong on one device.
+
+    Several checkpoints in one folder are not used together: each is judged where it is named.
+    """
+    if isinstance(inventory, DirectoryInventory) and inventory.checkpoints:
+        return
     tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and is_placed(tensor)]
     homes = _distinct(tensors)
     home = fullest_device(tensors) or "cpu"
@@ -55,8 +60,8 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
     """
     model = [tensor for tensor in inventory.tensors if tensor.role == "model" and is_placed(tensor)]
     homes = _distinct(model)
-    if not homes:
-        return
+    if not homes or (isinstance(inventory, DirectoryInventory) and inventory.sharding):
+        return  # each rank has the moments of its own share, and its own device
     pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
     if len(homes) > 1:
         pairings = tuple(pairing if pairing.is_certain else None for pairing in context.pairings)
@@ -94,7 +99,9 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D104: a config, a ``torch.device`` or ``device_ids`` names an accelerator on which nothing lies."""
-    model = [tensor for tensor in inventory.tensors if tensor.role == "model"] or inventory.tensors
+    model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
+    # Without a model all else stands for it, but RNG states: they lie on the CPU wherever it was.
+    model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
     tags = list(dict.fromkeys(tensor.device for tensor in model if is_placed(tensor)))
     strays = [mention for mention in inventory.mentions if tags and not _agrees(mention, tags, context)]
     if not strays:
@@ -157,9 +164,9 @@ def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
             or not is_accelerator(mention.value)
             or any(kind == other and (index is None or index == (own or 0)) for other, own in places)
         )
-    if not mention.value.startswith("[") and key in {"gpus", "devices"}:
+    ids = named_ids(mention)
+    if not ids:
         return True
-    ids = {int(number) for number in re.findall(r"\d+", mention.value)}
     indices = {split(tag)[1] or 0 for tag in tags if is_accelerator(tag)}
     return bool(ids & indices) and max(ids) < max(context.device_count, *(index + 1 for index in indices))
 

@@ -163,7 +163,8 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]
         if faults:
             where = [path for paths in faults.values() for path in paths]
-            yield found("O206", "; ".join(faults), where, _weights_alone(inventory))
+            fix = _keys_mended(inventory, optimizer) if optimizer.mistyped and len(faults) == 1 else None
+            yield found("O206", "; ".join(faults), where, fix or _weights_alone(inventory))
 
 
 def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -205,6 +206,14 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
 def _can_be_parameter(tensor: TensorRecord) -> bool:
     """Any dtype will do: quantized weights are integers, and ML-Agents registers counts as parameters."""
     return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
+
+
+def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str | None:
+    """Python that turns keys of text back into numbers, as ``dcp_to_torch`` writes them; None where it is otherwise."""
+    if not all(key.isdecimal() for key in optimizer.mistyped):
+        return None
+    load = load_expression(inventory, optimizer.where)
+    return f"state = {load}; state['state'] = {{int(key): value for key, value in state['state'].items()}}"
 
 
 def _weights_alone(inventory: Inventory) -> str:

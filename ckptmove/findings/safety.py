@@ -48,6 +48,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         fix = _distrust(inventory)
     elif inventory.container == "torchscript":
         fix = f"{load})  # runs the code in it: only if you trust its origin"
+    elif inventory.container == "pickle":
+        fix = f"{load})  # runs what the file says: only if you trust its origin"
     elif opcodes or is_tar:
         fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _LONGEST: Final = 32
 _DEVICE_WORD: Final = re.compile(r"device|gpu|map_location|accelerator|placement|cuda", re.IGNORECASE)
-#: Keys of lists of indices. A single number under ``gpus`` or ``devices`` is how many there are.
+#: Keys of lists of indices. A single number under the first is how many there are.
+_COUNTS: Final = frozenset({"gpus", "devices"})
 _ID_LISTS: Final = frozenset({"device_ids", "gpu_ids", "gpus", "devices"})
 _ID_KEYS: Final = frozenset({"device_id", "gpu_id", "gpu", "device", "output_device"})
 _MOST_DEVICES: Final = 1024
@@ -52,6 +53,13 @@ def device_ids(key: str, value: Value) -> str | None:
     if not isinstance(value, Sequence) or word not in _ID_LISTS | _ID_KEYS:
         return None
     return f"[{', '.join(map(str, value.items))}]" if value.items and all(map(_is_index, value.items)) else None
+
+
+def named_ids(mention: Mention) -> frozenset[int]:
+    """The indices in a mention of device ids; none where a bare number under ``gpus`` counts devices (Lightning)."""
+    if not mention.value.startswith("[") and mention.where.rpartition(".")[2] in _COUNTS:
+        return frozenset()
+    return frozenset(int(number) for number in re.findall(r"\d+", mention.value))
 
 
 def _is_index(value: Value) -> bool:

@@ -45,7 +45,7 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
     if inventory.optimizers:
         yield ""
         for optimizer in inventory.optimizers:
-            yield page.cut(_optimizer(optimizer))
+            yield from page.wrap(_optimizer(optimizer), 2)
     yield from asked_lines(page, answer, detail)
     yield ""
     findings = answer.inspection.findings
@@ -164,7 +164,7 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
         yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
     if inventory.checkpoints:
         count = len(inventory.checkpoints)
-        yield from page.wrap(f"{count:,} folders in it are checkpoints of their own, taken as one here: name one", 0)
+        yield from page.wrap(f"{count:,} checkpoints of their own are in it, taken as one here: name one", 0)
 
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Column:
     Attributes:
         title: its heading.
         right: whether it holds figures, which stand at its right edge.
-        gives_way: whether it is the one that is cut where the terminal is too narrow.
+        gives_way: whether it is cut where the terminal is too narrow, if its cells can then be told apart.
         style: style of its cells.
     """
 
@@ -107,12 +107,18 @@ def table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) 
         for place, column in enumerate(columns):
             if column.gives_way and spare < 0:
                 narrowed = max(widths[place] + spare, min(_NARROWEST, widths[place]))
-                spare += widths[place] - narrowed
-                widths[place] = narrowed
+                if _stay_apart({row[place] for row in rows}, narrowed):
+                    spare += widths[place] - narrowed
+                    widths[place] = narrowed
     yield _line(page, columns, widths, [column.title for column in columns], ["bold"] * len(columns))
     styles = [column.style for column in columns]
     for row in rows:
         yield _line(page, columns, widths, row, styles)
+
+
+def _stay_apart(cells: set[str], columns: int) -> bool:
+    """Whether cells that differ do so too when they are cut: names of layers and ranks differ by a number within."""
+    return len({shorten(cell, columns) for cell in cells}) == len(cells)
 
 
 def _line(

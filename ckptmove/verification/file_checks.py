@@ -86,17 +86,23 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     try:
         plan = plan_move(inventory, request)
     except UnsupportedDtype as error:
-        names = Offenders()
+        lacking = Offenders()
         for name, dtype in error.tensors:
-            names.add(f"{name} is {dtype}")
+            lacking.add(f"{name} is {dtype}")
         way = error.reason if isinstance(error, UncastableDtype) else f"{mend} --cast"
-        return failed("placement", f"{target} has no such dtype: {names}; {way}", misplaced=names.count)
-    # Training does not compute with a stored metric: wherever it lies, the resume does not care.
-    idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other"}
+        return failed("placement", f"{target} has no such dtype: {lacking}; {way}", misplaced=lacking.count)
+    if not inventory.storages:
+        return skipped("placement", "there are no tensors")
+    # Training does not compute with a metric on the CPU, beside a model: the resume does not care.
+    idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other" and not is_accelerator(tensor.device)}
+    if len(idle) == len(inventory.tensors):
+        idle = set()
     moves: dict[tuple[str, str], list[str]] = {}
-    mended = 0
+    mended = left = 0
     for edit in plan.edits:
-        astray = [name for name in edit.names or (f"storage {edit.storage}",) if name not in idle]
+        names = edit.names or (f"storage {edit.storage}",)
+        astray = [name for name in names if name not in idle]
+        left += len(names) - len(astray)
         own = [name for name in astray if not _is_mended_at_load(name, edit)]
         mended += len(astray) - len(own)
         moves.setdefault((edit.source, edit.target), []).extend(own)
@@ -109,7 +115,8 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     figures = {"tensors": len(inventory.tensors), "misplaced": misplaced, "flags": flags.count}
     if not wrong and not flags:
         rest = f"; load_state_dict itself moves {amount(mended, 'counter')}" if mended else ""
-        total = amount(len(inventory.tensors), "tensor")
+        rest += f"; {amount(left, 'tensor')} of no known role may stay on the CPU" if left else ""
+        total = amount(len(inventory.tensors) - left, "tensor")
         return passed("placement", f"{total} placed as {target} wants it{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
     parts += [f"{amount(flags.count, 'option')} to follow: {flags}"] * bool(flags)

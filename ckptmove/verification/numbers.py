@@ -14,7 +14,7 @@ import torch
 from ckptmove.findings.catalogue import found
 from ckptmove.optimizers import magnitudes
 from ckptmove.scopes import is_buffer
-from ckptmove.verification.checks import Offenders, failed, passed
+from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ class NumbersTally:
             faults.append(str(self.counters.faults))
         if faults:
             return failed("numbers", "; ".join(faults), **figures)
+        if not self._tensors:
+            return skipped("numbers", "nothing that could be read is known to be a weight or a state", **figures)
         values = f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')}"
         parts = [f"{values} are finite, second moments and step counts not negative"]
         if self._not_finite or self._negative:

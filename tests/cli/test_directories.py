@@ -37,8 +37,10 @@ def test_people_see_every_file_with_its_role(say, run) -> None:
         "epoch_2.pth model, optimizer, scheduler plain cuda:3, cpu 16 6.8 KiB",
     ]
     assert "  at  epoch_1.pth.rng.torch" in lines
-    assert lines[-1] == "2 errors, 2 warnings"
-    assert said.err == "next: ckptmove convert run --to cuda:0\n"
+    assert "2 checkpoints of their own are in it, taken as one here: name one" in lines
+    assert "D101" not in said.out  # nobody uses both in one forward pass
+    assert lines[-1] == "2 errors, 1 warning"
+    assert said.err == "next: ckptmove inspect run/epoch_2.pth\n"
 
 
 def test_programs_see_them_too(ask, run) -> None:
@@ -109,12 +111,12 @@ def test_several_checkpoints_in_a_directory_are_said_to_be_so(say, bench) -> Non
         (bench / "runs" / f"checkpoint-{step}").mkdir(parents=True)
         shutil.copy(bench / "run.pth", bench / "runs" / f"checkpoint-{step}")
     said = say("inspect", "runs")
-    assert "3 folders in it are checkpoints of their own, taken as one here: name one" in said.out.splitlines()
+    assert "3 checkpoints of their own are in it, taken as one here: name one" in said.out.splitlines()
     assert said.err == "next: ckptmove inspect runs/checkpoint-1000\n"
     for step in (500, 99):
         shutil.rmtree(bench / "runs" / f"checkpoint-{step}")
     said = say("inspect", "runs")
-    assert "checkpoints of their own" not in said.out
+    assert "of their own" not in said.out
     assert said.err == "next: ckptmove convert runs --to cuda:0\n"
 
 

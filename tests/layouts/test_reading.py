@@ -201,6 +201,30 @@ def test_a_moment_on_another_device_than_a_parameter_in_another_file(build):
     assert finding.where[0] == "optimizer.pt.state.0.exp_avg"
 
 
+def test_keys_of_text_are_mended_by_the_line_that_is_given(build, tmp_path):
+    """``dcp_to_torch`` makes text of every key; the line gives the state back as it was."""
+    model, optimizer = build.trained()
+    state = optimizer.state_dict()
+    keys = [*state["state"]]
+    state["state"] = {str(key): value for key, value in state["state"].items()}
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
+    (finding,) = [one for one in ckptmove.inspect(tmp_path / "a.pt").findings if one.code == "O206"]
+    scope = {"torch": torch}
+    exec(finding.fix, scope)
+    assert [*scope["state"]["state"]] == keys
+    optimizer.load_state_dict(scope["state"])
+    assert len(optimizer.state) == len(keys)
+    state["state"] = {f"{key}x": value for key, value in state["state"].items()}
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
+    (finding,) = [one for one in ckptmove.inspect(tmp_path / "a.pt").findings if one.code == "O206"]
+    assert "restore the model alone" in finding.fix
+
+
+def test_each_rank_of_zero_has_moments_of_its_own_share(build):
+    found = ckptmove.inspect(build.deepspeed(), device_count=2).findings
+    assert "D102" not in {one.code for one in found}
+
+
 def test_what_is_expected_of_a_directory(build):
     folder = build.hf_trainer()
     assert ckptmove.inspect(folder, expect="cuda:0").plan.edits == ()

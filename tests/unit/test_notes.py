@@ -82,10 +82,23 @@ def test_a_device_named_where_the_model_does_not_go_is_told(tmp_path, named, to,
     torch.save({"model": {"w": torch.ones(2)}, "args": config}, tmp_path / "a.pt")
     told = ckptmove.convert(tmp_path / "a.pt", to=to, output=str(tmp_path / "b.pt")).notes
     hint = "(--rewrite-strings moves strings)"
-    assert told == ((f"still named in the file's configs: args.device = {named} {hint}",) if is_told else ())
+    refused = ("torch.load(weights_only=True) refuses it, as before (S701): ckptmove inspect PATH says what allows it",)
+    assert tuple(note.replace(str(tmp_path / "a.pt"), "PATH") for note in told) == (
+        ((f"still named in the file's configs: args.device = {named} {hint}",) if is_told else ())
+        + (refused if kind == "namespace" else ())
+    )
     warned = {finding.code for finding in ckptmove.inspect(tmp_path / "b.pt").findings}
     assert "D104" not in warned or is_told
-    assert ckptmove.convert(tmp_path / "a.pt", to=to, keep=["args.device"], dry_run=True).notes == ()
+    assert ckptmove.convert(tmp_path / "a.pt", to=to, keep=["args.device"], dry_run=True).notes == told[is_told:]
+
+
+@pytest.mark.parametrize(("ids", "is_told"), [([3], True), ([0, 3], False), ([1], False), (3, False)])
+def test_device_ids_that_name_where_the_model_was_are_told(tmp_path, ids, is_told) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {"a.weight": torch.ones(2)}, "gpus": ids}, tmp_path / "a.pt")
+    ckptmove.convert(tmp_path / "a.pt", to="cuda:3", output=str(tmp_path / "b.pt"))
+    told = ckptmove.convert(tmp_path / "b.pt", to="cuda:0", output=str(tmp_path / "c.pt")).notes
+    assert told == (("still named in the file's configs: gpus = [3]",) if is_told else ())
 
 
 def test_the_target_is_not_left_behind_where_the_model_stores_no_device(tmp_path) -> None:

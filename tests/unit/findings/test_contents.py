@@ -245,6 +245,15 @@ class TestSafety:
             "torch.jit.load('runs/my run.pth', map_location='cpu')  # runs the code in it: only if you trust its origin"
         )
 
+    def test_torch_load_reads_no_bare_pickle(self, make) -> None:
+        uses = (GlobalUse("numpy.dtype", False, "safe"),)
+
+        [finding] = make.findings(make.inventory(container="pickle", globals=uses))
+
+        assert finding.fix == (
+            "pickle.load(open('runs/my run.pth', 'rb'))  # runs what the file says: only if you trust its origin"
+        )
+
     def test_a_tar_is_refused_whatever_it_names(self, make) -> None:
         tar = replace(make.inventory(), container="torch-tar")
         other = GlobalUse("a.B", False, "unknown")

@@ -124,6 +124,12 @@ class TestMentions:
 
         assert codes(make.findings(inventory)) == ["D104", "R301"]
 
+    def test_random_states_do_not_stand_for_a_model(self, make) -> None:
+        mentions = (Mention("device", "string", "cuda:0"),)
+        states = [make.tensor("rng", (5056,), dtype="uint8", role="rng", device="cpu")]
+
+        assert make.findings(make.inventory(states, mentions=mentions)) == ()
+
     def test_without_a_model_any_tensor_counts_and_without_tensors_nothing_does(self, make) -> None:
         mentions = (Mention("device", "string", "cuda:0"),)
 

@@ -24,6 +24,11 @@ def test_names_give_way_on_a_narrow_terminal() -> None:
     ]
 
 
+def test_names_that_could_not_be_told_apart_do_not_give_way() -> None:
+    rows = [(f"model.encoder.layers.{layer}.self_attn.weight", "12 KiB", "cuda:0") for layer in range(2)]
+    assert list(table(Page(columns=40), COLUMNS, rows)) == list(table(Page(), COLUMNS, rows))
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_a_wide_terminal_changes_nothing(columns) -> None:
     assert list(table(Page(columns=columns), COLUMNS, ROWS)) == list(table(Page(), COLUMNS, ROWS))

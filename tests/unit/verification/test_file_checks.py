@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import ckptmove
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE, found
@@ -151,6 +152,25 @@ def test_a_dtype_that_no_cast_mends(tmp_path):
     assert check.status == "failed"
     assert "w is float64" in check.detail
     assert "--cast" not in check.detail
+
+
+def test_placement_of_tensors_of_no_known_role(tmp_path):
+    """A metric may stay on the CPU; on another accelerator it does not load. Where there is no model, it is all."""
+
+    def check(target, keep, **tree):
+        source, output = tmp_path / "a.pt", tmp_path / "b.pt"
+        torch.save(tree, source)
+        ckptmove.convert(str(source), to="cuda:0", keep=keep, output=str(output), force=True)
+        return placement(str(output), target)
+
+    state = {"model": {"a.weight": torch.ones(2)}, "metric": torch.ones(1)}
+    beside = check("cuda:0", ["metric"], **state)
+    assert beside.detail == "1 tensor placed as cuda:0 wants it; 1 tensor of no known role may stay on the CPU"
+    astray = check("cpu", ["model.*"], **state)
+    assert (astray.status, dict(astray.evidence)["misplaced"]) == ("failed", 1)
+    assert "cuda:0 -> cpu: metric" in astray.detail
+    assert check("cuda:0", ["metric"], metric=torch.ones(1)).status == "failed"
+    assert check("cuda:0", [], words=["no tensor"]).detail == "there are no tensors"
 
 
 def test_a_storage_that_no_tensor_views_is_named_by_its_key(make):
