@@ -15,7 +15,7 @@ ContainerName: TypeAlias = Literal[
 ]
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
-    "stray-bytes", "kept-for-undo"]  # fmt: skip
+    "encoded-storage", "stray-bytes", "kept-for-undo"]  # fmt: skip
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
     "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip

@@ -101,6 +101,8 @@ class BarePickle(Container):
             # Deflated bytes deceive who maps a file, and nobody maps a stream inside of a pickle.
             found = [fact for fact in stream.container.locate(named) if fact.kind != "compressed-storage"]
             facts += [replace(fact, record=f"{place}:{fact.storage_key}") for fact in found]
+            if stream.string is None:
+                facts += [ArchiveFact("encoded-storage", f"{place}:{storage.key}", storage.nbytes) for storage in named]
         if self._outline.end < self.source.size:
             rest = self.source.size - self._outline.end
             facts.append(ArchiveFact("orphan-record", "what follows the pickle", rest))

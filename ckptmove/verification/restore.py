@@ -85,10 +85,14 @@ def survey(inventory: Inventory, stored: StoredTensors, loaded: LoadedFiles, num
     pages = PagesOfFiles(loaded.mapped & stored.native)
     missing = loaded.missing
     seen: set[tuple[StoredBytes, str]] = set()
+    encoded = {fact.record for fact in inventory.facts if fact.kind == "encoded-storage"}
     for record in dense_records(inventory):
         place = stored.place(record)
         if place is None:
-            tally.unreadable.add(record.name)
+            if record.storage in encoded:
+                tally.apart["text-encoded"] = tally.apart.get("text-encoded", 0) + 1
+            else:
+                tally.unreadable.add(record.name)
             continue
         values = stored.tensor(record)
         # Tied tensors and shared views are the same bytes under several names.

@@ -65,21 +65,25 @@ class Bench:
 
 def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The outcomes of step, parity and fresh."""
+    inventory = bench.checkpoint.inventory
     around = Circumstances(
         site=bench.site,
         require_device=bench.request.require_device,
         seed=bench.request.seed,
         mend=_mend(bench),
-        has_model=any(record.role == "model" for record in bench.checkpoint.inventory.tensors),
+        has_model=any(record.role == "model" for record in inventory.tensors),
     )
-    inventory = bench.checkpoint.inventory
     if isinstance(inventory, DirectoryInventory) and inventory.sharding:
         return without_step(inventory.sharding, around)
     if not bench.pairings:
         return without_step(NOTHING_TO_RESUME, around)
     if bench.site.reason:
         return not_proven(around)
-    if any(fact.kind == "compressed-storage" for fact in bench.checkpoint.inventory.facts):
+    kinds = {fact.kind for fact in inventory.facts}
+    if "encoded-storage" in kinds:
+        reason = "no step from tensors written as text, as pickle protocols 0 to 2 write bytes"
+        return without_step(f"{reason}: torch.save them, or pickle them with protocol 4", around)
+    if "compressed-storage" in kinds:
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
     with StoredTensors(bench.checkpoint.files, mapped=False) as again, bench.site.enter() as place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -102,6 +103,19 @@ def test_a_conversion_verifies_against_its_original(tmp_path):
     convert(original, to="mps", output=output)
     result = verify(output, against=original)
     assert (result.target, result.mode, result.passed) == ("mps", "simulated", True)
+
+
+@pytest.mark.parametrize(("protocol", "tried"), [(2, False), (4, True)])
+def test_a_pickle_whose_bytes_are_text_is_not_called_damaged(tmp_path, protocol, tried):
+    """Protocols 0 to 2 have no bytes: they are written as text, which cannot be mapped."""
+    checkpoint = torch.load(SAMPLES / "adamw-cuda3.pth", map_location="cpu")
+    with (tmp_path / "a.pkl").open("wb") as file:
+        pickle.dump({key: checkpoint[key] for key in ("model", "optimizer")}, file, protocol=protocol)
+    result = verify(tmp_path / "a.pkl")
+    assert (result.passed, statuses(result)["step"] == "passed", result.proven) == (True, tried, tried)
+    assert "protocol 4" in next(check.detail for check in result.checks if check.name == "step") or tried
+    restore = next(check.detail for check in result.checks if check.name == "restore")
+    assert ("16 text-encoded tensors left out" in restore) is not tried
 
 
 def test_a_crash_of_the_child_is_a_failed_check():
