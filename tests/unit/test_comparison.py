@@ -16,7 +16,7 @@ import torch
 import ckptmove
 from ckptmove import api
 from ckptmove.differences import Change, Gap, Uncompared
-from ckptmove.errors import MissingFile, UnsupportedContainer
+from ckptmove.errors import MissingFile
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
@@ -279,12 +279,6 @@ def test_what_cannot_be_compared_is_an_error(tmp_path):
     torch.save({}, tmp_path / "a.pt")
     with pytest.raises(MissingFile):
         ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
-    with pytest.raises(UnsupportedContainer, match="diff takes one file"):
-        ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path))
-    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
-        archive.write(tmp_path / "a.pt", "policy.pth")
-    with pytest.raises(UnsupportedContainer, match="an archive of files; diff takes one file"):
-        ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "model.zip"))
 
 
 def test_compressed_bytes_are_not_compared_and_the_way_is_named(compare, tmp_path):
