@@ -16,11 +16,11 @@ class Gap:
     """How far the values of two tensors lie apart; NaN on one side alone, and unequal infinities, are infinitely far.
 
     Attributes:
-        max_abs: the largest absolute difference of two elements.
+        max_abs: the largest absolute difference of two elements; of integers that a float64 does not have, exactly.
         max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite.
     """
 
-    max_abs: float
+    max_abs: float | int
     max_rel: float
 
 

@@ -67,7 +67,7 @@ class Remainder:
             self.changed += self._others()
         else:
             for side in (self._one, self._other):
-                self._note_on(side.others, f"of {side.path}: not compared, as the other side is one file")
+                self._note_on(side.others, f" of {side.path}: not compared, as the other side is one file")
 
     # --- files that are checkpoints ------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Remainder:
         parts = {id(part): part for part in (*ours, *theirs)}.values()
         if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
             return
-        self._note_on([part.name or part.path for part in parts], "what they hold besides tensors was not compared")
+        self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")
 
     def _part(self, mine: StoredPart, other: StoredPart) -> None:
         """Everything in the trees that is not a part of a tensor, and what is in no tree."""
@@ -104,7 +104,7 @@ class Remainder:
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
         if mine.is_distributed != other.is_distributed:
             names = [part.name or part.path for part in (mine, other)]
-            self._note_on(names, "a distributed checkpoint keeps what is no tensor in its own way: not compared")
+            self._note_on(names, ": what is no tensor was not compared, as a distributed checkpoint keeps it otherwise")
             return
         ours, theirs = mine.extras(), other.extras()
         for name in (*ours, *(name for name in theirs if name not in ours)):
@@ -138,12 +138,12 @@ class Remainder:
             after = self._other.described(theirs[place]) if place in theirs else "absent"
             if before != after:
                 yield Change(ours.get(place) or theirs[place], "object", _short(before), _short(after))
-        self._note_on(indices, "not compared, as it says which file holds what")
+        self._note_on(indices, ": not compared, as it says which file holds what")
 
     def _note_on(self, names: Iterable[str], what: str) -> None:
         told = list(names)
         if told:
-            self.notes.append(f"{_some(told)}: {what}")
+            self.notes.append(f"{_some(told)}{what}")
 
 
 def _tree_changes(mine: StoredPart, other: StoredPart) -> Iterator[Change]:

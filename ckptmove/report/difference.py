@@ -58,7 +58,7 @@ def _answer(result: DiffResult) -> str:
         rest = "all else that was compared" if result.notes else "all else"
         return f"the same: {amount(result.tensors, 'tensor')} bit for bit, on the same devices, and {rest}"
     if result.uncompared and not (result.changed or result.added or result.removed):
-        return f"no difference was found, and {amount(len(result.uncompared), 'name')} could not be compared"
+        return f"no difference was found, and {_uncompared(result)} could not be compared"
     counts: dict[str, int] = {}
     for change in result.changed:
         counts[change.what] = counts.get(change.what, 0) + 1
@@ -68,6 +68,10 @@ def _answer(result: DiffResult) -> str:
     parts += [f"not compared {len(result.uncompared):,}"] if result.uncompared else []
     alike = "; every value is the same bit for bit" if _only_moved(result) else ""
     return f"they differ: {', '.join(parts)}{alike}"
+
+
+def _uncompared(result: DiffResult) -> str:
+    return amount(len(result.uncompared), "tensor or object" if len(result.uncompared) == 1 else "tensors and object")
 
 
 def _only_moved(result: DiffResult) -> bool:

@@ -121,7 +121,7 @@ def test_what_could_not_be_compared_is_no_difference(say, pair) -> None:
             target.writestr(name, source.read(name))
     said = say("diff", "packed.pt", "packed.pt")
     assert said.code == 1
-    assert said.out.splitlines()[-1] == "no difference was found, and 1 name could not be compared"
+    assert said.out.splitlines()[-1] == "no difference was found, and 1 tensor or object could not be compared"
 
 
 def test_errors_leave_the_answer_open(ask) -> None:
