@@ -58,14 +58,16 @@ class DistributedPart(StoredPart):
         self.name, self.path, self.inventory = folder.path, inventory.path, inventory
         self._folder, self._container, self._files, self._limits = folder, container, files, limits
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
+        names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
+        self._names = dict.fromkeys(names)
         # Of two places of one chunk the last counts, as in the dict that torch makes of them.
-        self._pieces = {(piece.name, piece.offsets): piece for piece in container.whole_pieces()}
+        self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
 
     def storage(self, key: str) -> StoredBytes | None:
         """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
         tensor = self._tensors[key]
         chunks = tuple({chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values())
-        pieces = [self._pieces.get((key, chunk.offsets)) for chunk in chunks]
+        pieces = [self._piece(key, chunk.offsets) for chunk in chunks]
         found = [piece for piece in pieces if piece is not None]
         if len(found) < len(pieces) or tensor.uncovered > 0:
             return None
@@ -82,11 +84,11 @@ class DistributedPart(StoredPart):
 
     def holds(self, name: str) -> bool:
         """Whether an object has this name."""
-        return any(entry.name == name for entry in self._entries)
+        return name in self._names
 
     def lost(self) -> tuple[str, ...]:
         """Names of the objects whose bytes are not there."""
-        return tuple(entry.name for entry in self._entries if (entry.name, None) not in self._pieces)
+        return tuple(name for name in self._names if self._piece(name, None) is None)
 
     def stands_for_more(self, shown: str) -> bool:
         """False: in the tree, what is not there stands for itself."""
@@ -94,16 +96,12 @@ class DistributedPart(StoredPart):
         return False
 
     @cached_property
-    def _entries(self) -> tuple[StoredObject, ...]:
-        return tuple(entry for entry in self._container.metadata.entries if isinstance(entry, StoredObject))
-
-    @cached_property
     def _objects(self) -> tuple[dict[str, Value], dict[str, bytes]]:
         """The trees of the objects that have one of their own, and the SHA-256 of the others, by name."""
         trees: dict[str, Value] = {}
         digests: dict[str, bytes] = {}
-        for entry in self._entries:
-            piece = self._pieces.get((entry.name, None))
+        for name in self._names:
+            piece = self._piece(name, None)
             if piece is None:
                 continue
             source = self._source(piece)
@@ -113,10 +111,15 @@ class DistributedPart(StoredPart):
                 digest = hashlib.sha256()
                 for block in source.blocks(piece.span, _BLOCK):
                     digest.update(block)
-                digests[entry.name] = digest.digest()
+                digests[name] = digest.digest()
             else:
-                trees[entry.name] = machine.root
+                trees[name] = machine.root
         return trees, digests
+
+    def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
+        """The piece of a chunk or an object; None where it is not all there."""
+        piece = self._pieces.get((name, offsets))
+        return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
 
     def _chunk(self, piece: Piece) -> ChunkElements:
         source = self._source(piece)
