@@ -107,11 +107,10 @@ class Remainder:
             self._note_on(names, ": what is no tensor was not compared, as a distributed checkpoint keeps it otherwise")
             return
         ours, theirs = mine.extras(), other.extras()
-        for name in (*ours, *(name for name in theirs if name not in ours)):
+        for name in dict.fromkeys((*ours, *theirs)):
             before, after = ours.get(name), theirs.get(name)
-            # What is in the tree on one side, and beside it on the other, is found below.
-            in_both = mine.holds(name) and other.holds(name)
-            if before != after and (in_both <= (None not in {before, after})):
+            # An object of a distributed checkpoint has a place in the tree, too: that one side lacks it is found there.
+            if before != after and not (mine.is_distributed and None in {before, after}):
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
         self.changed += _tree_changes(mine, other)
 

@@ -67,7 +67,7 @@ def tree_changes(
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
             continue
-        if not isinstance(mine, Node) or type(mine) is not type(other):
+        if not isinstance(mine, Node) or type(mine) is not type(other) or _MISSING in (mine, other):
             if not _is_same(mine, other):
                 yield TreeChange(path or "the root", _shown(mine), _shown(other))
         elif (id(mine), id(other)) not in seen:
@@ -170,6 +170,8 @@ def _join(path: str, part: str) -> str:
 def _shown(value: Value) -> str:
     if value is _MISSING:
         return "absent"
+    if type(value) is Opaque:
+        return value.description
     if isinstance(value, Node):
         return f"a {type(value).__name__.lower()}" if not isinstance(value, Call) else f"a {value.name or 'call'}"
     text = key_text(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)

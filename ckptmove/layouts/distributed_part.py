@@ -79,12 +79,8 @@ class DistributedPart(StoredPart):
         return self._container.read_with(self._objects[0]).root
 
     def extras(self) -> Mapping[str, bytes]:
-        """The SHA-256 of each object that is not in the tree, for it wrote its own bytes, or has tensors in it."""
+        """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""
         return self._objects[1]
-
-    def holds(self, name: str) -> bool:
-        """Whether an object has this name."""
-        return name in self._names
 
     def lost(self) -> tuple[str, ...]:
         """Names of the objects whose bytes are not there."""

@@ -58,10 +58,6 @@ class StoredPart(ABC):
         """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the part."""
 
     @abstractmethod
-    def holds(self, name: str) -> bool:
-        """Whether it has what has this name among the extras of another part, in the tree or beside it."""
-
-    @abstractmethod
     def lost(self) -> tuple[str, ...]:
         """Names, in the part, of what is no tensor and is not there, though it should be."""
 
@@ -161,10 +157,6 @@ class FilePart(StoredPart):
     def extras(self) -> Mapping[str, bytes]:
         """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the file."""
         return self._contents.extras
-
-    def holds(self, name: str) -> bool:
-        """Whether it has such an extra."""
-        return name in self._contents.extras
 
     def lost(self) -> tuple[str, ...]:
         """Nothing: what a file lacks besides tensors, it does not tell."""
