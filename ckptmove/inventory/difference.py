@@ -67,7 +67,8 @@ def tree_changes(
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
             continue
-        if not isinstance(mine, Node) or type(mine) is not type(other) or _MISSING in (mine, other):
+        is_lone = mine is _MISSING or other is _MISSING
+        if is_lone or not isinstance(mine, Node) or type(mine) is not type(other):
             if not _is_same(mine, other):
                 yield TreeChange(path or "the root", _shown(mine), _shown(other))
         elif (id(mine), id(other)) not in seen:

@@ -5,7 +5,7 @@ Never goes where no such name leads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from ckptmove.inventory.objects import module_attributes, object_members, plain_members, registered_members
 from ckptmove.inventory.shapes import as_dict, key_text, unique
@@ -50,17 +50,21 @@ def spellings(root: Value, names: Collection[str], tensors: Collection[TensorRec
 def _leaves(
     root: Value, names: Collection[str], reader: TensorReader
 ) -> Iterator[tuple[str, Spelling, Call | Persistent]]:
-    """What stands under the names, in the order of the tree; nothing is entered twice on one way."""
+    """What stands under the names, in the order of the tree; a circle ends where no name is that long."""
     parents = {name[:place] for name in names for place, letter in enumerate(name) if letter == "."}
-    stack: list[tuple[str, Spelling, Value]] = [("", (), root)]
+    stack: list[tuple[str | None, Spelling, Value]] = [(None, (), root)]  # a key may be empty, and the root has none
     while stack:
         name, spelling, node = stack.pop()
-        if name in names and (isinstance(node, Persistent) or (isinstance(node, Call) and reader.is_tensor(node))):
+        if name is not None and name in names and _is_leaf(node, reader):
             yield name, spelling, node
-        elif not name or name in parents:
-            prefix = f"{name}." if name else ""
+        elif name is None or name in parents:
+            prefix = "" if name is None else f"{name}."
             members = ((prefix + key, (*spelling, f"{kind} {key}"), value) for key, kind, value in _members(node))
             stack += reversed([member for member in members if member[0] in parents or member[0] in names])
+
+
+def _is_leaf(node: Value, reader: TensorReader) -> TypeGuard[Call | Persistent]:
+    return isinstance(node, Persistent) or (isinstance(node, Call) and reader.is_tensor(node))
 
 
 def _members(node: Value) -> Iterator[tuple[str, str, Value]]:
