@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.distributed_metadata import StoredObject
 from ckptmove.dtypes import ITEM_BYTES
-from ckptmove.elements import StoredBytes, extent
+from ckptmove.elements import StoredBytes, extent, overlaps
 from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.layouts.distributed import chunk_in, damaged_piece, open_chunk, open_object
 from ckptmove.layouts.stored_part import StoredPart
@@ -124,7 +124,7 @@ class DistributedPart(StoredPart):
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if stored is None else extent(stored, record)
-        if stored is None or place is None:
+        if stored is None or place is None or overlaps(record):  # of a few bytes, an expanded one makes any number
             raise damaged_piece(source, piece, "does not hold all of its elements plainly")
         return ChunkElements(stored, record, place)
 

@@ -288,6 +288,7 @@ def test_chunks_that_leave_a_hole(distributed, tmp_path):
         (saved(torch.ones(6, 3)), "holds float32 \\[6, 3\\]"),
         (b"\0" * 600, "is nothing but zero bytes"),
         (saved(torch.ones(3, 6, device="meta")), "does not hold all of its elements plainly"),
+        (saved(torch.ones(1, 1).expand(3, 6)), "does not hold all of its elements plainly"),
         (None, "does not hold all of its elements plainly"),
     ],
 )
