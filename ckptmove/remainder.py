@@ -15,7 +15,7 @@ from ckptmove.inventory.shapes import as_dict
 from ckptmove.layouts.detect import is_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.counterparts import Counterparts
     from ckptmove.layouts.stored import StoredCheckpoint
@@ -81,18 +81,16 @@ class Remainder:
         self.notes.append(f"compared by their names in the files alone: the tensors in {places}")
         matched = {id(part) for pair in self._found.parts for part in pair}
         times = Counter(id(part) for pair in moved for part in pair)
-        rest: list[list[StoredPart]] = [[], []]
+        rest: dict[int, StoredPart] = {}
         for mine, other in moved:
             if times[id(mine)] == times[id(other)] == 1 and not matched & {id(mine), id(other)}:
                 self._part(mine, other)
             else:
-                rest[0].append(mine)
-                rest[1].append(other)
-        self._gathered(*rest)
+                rest |= {id(part): part for part in (mine, other) if id(part) not in matched}
+        self._gathered(rest.values())
 
-    def _gathered(self, ours: Sequence[StoredPart], theirs: Sequence[StoredPart]) -> None:
+    def _gathered(self, parts: Collection[StoredPart]) -> None:
         """Files of which several stand for one: what they hold besides tensors is all alike, or not compared."""
-        parts = {id(part): part for part in (*ours, *theirs)}.values()
         if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
             return
         self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")

@@ -215,11 +215,14 @@ def test_shards_of_the_same_names_that_share_the_tensors_out_otherwise(build, tm
     shards = sorted(other.glob("*.bin"))
     first, second = (torch.load(shard, map_location="cpu") for shard in shards)
     name = next(iter(second))
+    second["epoch"] = 1
+    build.save(sorted(one.glob("*.bin"))[1], second, "cuda:0")
     build.save(shards[0], first | {name: second.pop(name)}, "cuda:0")
-    build.save(shards[1], second, "cuda:0")
+    build.save(shards[1], second | {"epoch": 2}, "cuda:0")
     result = diff(one, other)
-    assert result.same
+    assert result.changed == (Change(f"{shards[1].name}.epoch", "object", "1", "2"),)
     assert result.tensors == 4
+    assert len(result.notes) == 2
 
 
 def test_a_file_against_the_shards_of_it(build, tmp_path):
