@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.differences import Uncompared
 from ckptmove.inventory.spellings import spellings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: What both sides call something by: for a tensor in another file its folder, and its name in the file.
 _Place: TypeAlias = tuple[str, str]
 #: Files that are named in a sentence, of however many.
-_SHOWN = 4
+_SHOWN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
