@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import ArchiveOfFiles, OneFileAtATime, UnverifiedArchive
+from ckptmove.directories import ArchiveOfFiles, UnverifiedArchive
 from ckptmove.errors import UsageError
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
@@ -264,7 +264,7 @@ def diff(first: str, second: str, *, progress: Progress | None = None, limits: L
     Nothing is unpickled. Without torch it is not said how far differing values lie apart.
 
     Args:
-        first: a file.
+        first: a file, a directory or an archive of files.
         second: another one.
         progress: told of bytes of tensors compared and bytes in all.
         limits: what each of them may ask for.
@@ -272,15 +272,9 @@ def diff(first: str, second: str, *, progress: Progress | None = None, limits: L
     Raises:
         UnreadableInput, LimitExceeded: as :func:`inspect`, for either of them.
     """
-    from ckptmove.comparison import compare_files  # noqa: PLC0415  # the other commands do not wait for it
+    from ckptmove.comparison import compare  # noqa: PLC0415  # the other commands do not wait for it
 
-    for named in (first, second):
-        if is_folder(named):
-            raise OneFileAtATime(os.fspath(named), "diff")
-    try:
-        return compare_files(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
-    except ArchiveOfFiles as error:
-        raise OneFileAtATime(error.path or "", "diff", "an archive of files") from error
+    return compare(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
 
 
 def default_output(path: str, to: str) -> str:

@@ -16,11 +16,11 @@ class Gap:
     """How far the values of two tensors lie apart; NaN on one side alone, and unequal infinities, are infinitely far.
 
     Attributes:
-        max_abs: the largest absolute difference of two elements.
+        max_abs: the largest absolute difference of two elements; of integers that a float64 does not have, exactly.
         max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite.
     """
 
-    max_abs: float
+    max_abs: float | int
     max_rel: float
 
 
@@ -45,10 +45,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Uncompared:
-    """A tensor of both checkpoints whose values could not be compared.
+    """Something in both checkpoints that could not be compared: the values of a tensor, as a rule.
 
     Attributes:
-        name: of the tensor.
+        name: of the tensor, or of the object.
         reason: why.
     """
 
@@ -68,6 +68,7 @@ class DiffResult:
         removed: names of those that only the first has.
         changed: what differs otherwise, in the order of the first.
         uncompared: tensors that may differ.
+        notes: what was compared in another way than it lies, or left out, for people; none of it makes a difference.
     """
 
     first: str
@@ -77,6 +78,7 @@ class DiffResult:
     removed: tuple[str, ...]
     changed: tuple[Change, ...]
     uncompared: tuple[Uncompared, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:

@@ -224,19 +224,6 @@ class DistributedFile(UnsupportedContainer):
         self.message = "a file of a distributed checkpoint, which is read as a whole"
 
 
-class OneFileAtATime(UnsupportedContainer):
-    """A checkpoint directory, or an archive of files, where a command takes a file.
-
-    Attributes:
-        command: which one.
-    """
-
-    def __init__(self, path: str, command: str, described: str = "a directory") -> None:
-        super().__init__(path, "directory", described)
-        self.command = command
-        self.message = f"{described}; {command} takes one file"
-
-
 class UnverifiedArchive(UnsupportedContainer):
     """An archive of files where only a checkpoint can be verified.
 

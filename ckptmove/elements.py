@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.model import Span
@@ -17,7 +18,6 @@ from ckptmove.model import Span
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.containers.contract import Container
     from ckptmove.model import TensorRecord
 
 #: Elements in a block; the largest take 16 bytes.
@@ -27,15 +27,35 @@ _WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I",
 _LARGEST_WORD: Final = 8
 
 
-def extent(container: Container, record: TensorRecord) -> Span | None:
-    """Where a dense tensor's bytes lie, from its first element to its last; None where they are not stored plainly."""
-    storage = None if record.storage is None else container.storage_span(record.storage)
-    if storage is None:
-        return None
+class Readable(Protocol):
+    """Whatever gives bytes by their places."""
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive); errors as of :class:`ckptmove.contracts.ByteSource`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """The bytes of a storage.
+
+    Attributes:
+        source: has them.
+        span: where they lie in it.
+        byteorder: ``little`` or ``big``: of the elements.
+    """
+
+    source: Readable
+    span: Span
+    byteorder: str
+
+
+def extent(stored: StoredBytes, record: TensorRecord) -> Span | None:
+    """Where a dense tensor's bytes lie in the source, from its first element to its last; None where some are lost."""
     item = ITEM_BYTES[record.dtype]
-    start = storage.start + record.storage_offset * item
+    start = stored.span.start + record.storage_offset * item
     end = start + reach(record.shape, record.stride) * item
-    return Span(start, end) if end <= storage.end else None
+    return Span(start, end) if end <= stored.span.end else None
 
 
 def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -55,11 +75,11 @@ def is_dense(record: TensorRecord) -> bool:
     return prod(record.shape) == reach(record.shape, record.stride)
 
 
-def blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[bytes]:
+def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
     """A tensor's elements in order, in this machine's byte order; every block but the last has ``BLOCK_ELEMENTS``.
 
     Args:
-        container: holds them.
+        stored: its storage.
         record: the tensor.
         span: its :func:`extent`.
 
@@ -67,37 +87,38 @@ def blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[b
         SourceChanged, AccessFailed: as the source.
     """
     item = ITEM_BYTES[record.dtype]
-    if _is_contiguous(record.shape, record.stride):
-        found = _read(container, span, item * BLOCK_ELEMENTS)
+    if is_in_order(record):
+        found = _read(stored, span, item * BLOCK_ELEMENTS)
     else:
-        found = _cut(_gathered(container.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
-    return _native(container, record, found)
+        found = _cut(_gathered(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
+    return _native(stored, record, found)
 
 
-def raw_blocks(container: Container, record: TensorRecord, span: Span) -> Iterator[bytes]:
+def raw_blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
     """The elements of a tensor's extent as they lie there, gaps included, in this machine's byte order."""
-    return _native(container, record, _read(container, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
+    return _native(stored, record, _read(stored, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
 
 
-def _native(container: Container, record: TensorRecord, found: Iterator[bytes]) -> Iterator[bytes]:
+def _native(stored: StoredBytes, record: TensorRecord, found: Iterator[bytes]) -> Iterator[bytes]:
     item = ITEM_BYTES[record.dtype]
     word = item // 2 if record.dtype.startswith("complex") else item
-    swaps = container.byteorder != sys.byteorder and word > 1
+    swaps = stored.byteorder != sys.byteorder and word > 1
     return (_swapped(block, word) for block in found) if swaps else found
 
 
-def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def is_in_order(record: TensorRecord) -> bool:
+    """Whether a tensor's elements lie one after the other as torch counts them."""
     expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+    for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):
         if size != 1 and step != expected:
-            return 0 in shape
+            return 0 in record.shape
         expected *= size
     return True
 
 
-def _read(container: Container, span: Span, nbytes: int) -> Iterator[bytes]:
+def _read(stored: StoredBytes, span: Span, nbytes: int) -> Iterator[bytes]:
     for start in range(span.start, span.end, nbytes):
-        yield container.source.read(start, min(start + nbytes, span.end))
+        yield stored.source.read(start, min(start + nbytes, span.end))
 
 
 def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:

@@ -190,6 +190,7 @@ def diff(
     """Show what differs between two: tensors, devices, dtypes, values, and all else.
 
     Values are compared bit for bit, and nothing is executed. Torch, where it is installed, says how far they lie apart.
+    Directories and archives are compared file by file; a model that is cut into other files goes by its own names.
     Exits 1 where anything differs.
     """
     from ckptmove.cli import diff_command  # noqa: PLC0415  # --help does not wait for it

@@ -138,11 +138,6 @@ def _(error: directories.MissingShard) -> str:
     return f"copy or download that file too, into {beside}; if it was never saved, go back to an earlier checkpoint"
 
 
-@hint_for.register(directories.OneFileAtATime)
-def _(error: directories.OneFileAtATime) -> str:
-    return f"name a file on both sides; ckptmove verify {shlex.quote(error.path or '')} --against ORIGINAL compares all"
-
-
 @hint_for.register(directories.MustBeUnpacked)
 def _(error: directories.MustBeUnpacked) -> str:
     return f"unpack it, then take the directory: {unpacking(error.path or '', error.form, locked=error.locked)}"

@@ -42,7 +42,9 @@ Path = Annotated[
         show_default=False,
     ),
 ]
-First = Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)]
+First = Annotated[
+    str, typer.Argument(metavar="A", help="A file, a directory or an archive of files.", show_default=False)
+]
 Second = Annotated[str, typer.Argument(metavar="B", help="What it is compared with.", show_default=False)]
 Code = Annotated[
     str | None,

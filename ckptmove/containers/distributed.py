@@ -78,6 +78,14 @@ class DistributedCheckpoint(Container):
 
     def read(self) -> Machine:
         """The tree of the object that was saved, nested as its keys tell, without a place in any pickle."""
+        return self.read_with({})
+
+    def read_with(self, objects: Mapping[str, Value]) -> Machine:
+        """As :meth:`read`, with what is no tensor in its place, where it is known.
+
+        Args:
+            objects: the roots of their own pickles, by name.
+        """
         machine = Machine(b"", self.limits)
         machine.end = len(self._pickle)
         machine.globals = self.globals
@@ -91,7 +99,7 @@ class DistributedCheckpoint(Container):
                 if keys[:length] not in nodes:
                     nodes[keys[:length]] = Dict([], [])
                     _assign(nodes[keys[: length - 1]], keys[length - 1], nodes[keys[:length]])
-            _assign(nodes[keys[:-1]], keys[-1], _value(entry))
+            _assign(nodes[keys[:-1]], keys[-1], objects[entry.name] if entry.name in objects else _value(entry))
         machine.root = nodes[()]
         return machine
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
     Pair = tuple[str, Value, int, Value, int]
+    _Key = tuple[str, str]
 
 #: Functions whose first two arguments are a storage and an offset in it: another sharing is no other tensor.
 _REBUILDS: Final = frozenset({
@@ -32,7 +33,8 @@ class TreeChange:
     """A place where a tree is not another one.
 
     Attributes:
-        path: from the root, parts joined by dots; ``the length of`` and ``the order in`` lead it where that differs.
+        path: from the root, parts joined by dots; ``the length of``, ``the order in`` and ``the type of the key`` lead
+            it where that differs.
         ours: what stands there, for people.
         theirs: what stands there in the other tree.
     """
@@ -47,7 +49,7 @@ class TreeChange:
 
 
 def tree_changes(
-    ours: Value, our_sites: Collection[int], theirs: Value, their_sites: Collection[int]
+    ours: Value, our_sites: Collection[int], theirs: Value, their_sites: Collection[int], root: str = ""
 ) -> Iterator[TreeChange]:
     """Each place where a tree is not another one, in no particular order.
 
@@ -56,15 +58,17 @@ def tree_changes(
         our_sites: starts in its pickle of what names a device, and of what follows one; such values may differ.
         theirs: root of the tree that it should equal.
         their_sites: likewise for that one.
+        root: path of the roots themselves.
     """
-    stack: list[Pair] = [("", ours, -1, theirs, -1)]
+    stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     # With the nodes themselves: what is put together here must not give its identity to another.
     seen: dict[tuple[int, int], tuple[Value, Value]] = {}
     while stack:
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
             continue
-        if not isinstance(mine, Node) or type(mine) is not type(other):
+        is_lone = mine is _MISSING or other is _MISSING
+        if is_lone or not isinstance(mine, Node) or type(mine) is not type(other):
             if not _is_same(mine, other):
                 yield TreeChange(path or "the root", _shown(mine), _shown(other))
         elif (id(mine), id(other)) not in seen:
@@ -99,15 +103,25 @@ def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:
     if ours.keys() == theirs.keys() and list(ours) != list(theirs):
         orders = (", ".join(key for _, key in one) for one in (ours, theirs))
         found.append((f"the order in {path or 'the root'}", next(orders), -1, next(orders), -1))
+    for key, twin in _mistyped(ours, theirs):
+        place = _join(path, key[1])
+        found += (f"the type of the key {place}", key[0], -1, twin[0], -1), (place, *ours.pop(key), *theirs.pop(twin))
     for key in (*theirs, *(key for key in ours if key not in theirs)):
         one, two = ours.get(key, (_MISSING, -1)), theirs.get(key, (_MISSING, -1))
         found.append((_join(path, key[1]), *one, *two))
     return found
 
 
-def _by_key(pairs: Dict) -> dict[tuple[str, str], tuple[Value, int]]:
+def _mistyped(ours: Collection[_Key], theirs: Collection[_Key]) -> list[tuple[_Key, _Key]]:
+    """Keys that only one dict has, each with the one that reads alike in the other: ``0`` and ``"0"``."""
+    lone = {key[1]: key for key in ours if key not in theirs and key[0].isalpha()}
+    twins = [key for key in theirs if key not in ours and key[0].isalpha() and key[1] in lone]
+    return [(lone.pop(twin[1]), twin) for twin in twins if twin[1] in lone]
+
+
+def _by_key(pairs: Dict) -> dict[_Key, tuple[Value, int]]:
     """The values by the type and the text of their keys; of keys that are objects by the order of these."""
-    found: dict[tuple[str, str], tuple[Value, int]] = {}
+    found: dict[_Key, tuple[Value, int]] = {}
     for index, (key, value, start) in enumerate(pairs.pairs()):
         place = str(index) if isinstance(key, Node) and not isinstance(key, Tuple) else ""
         found[type(key).__name__ + place, key_text(key)] = (value, start)
@@ -157,6 +171,8 @@ def _join(path: str, part: str) -> str:
 def _shown(value: Value) -> str:
     if value is _MISSING:
         return "absent"
+    if type(value) is Opaque:
+        return value.description
     if isinstance(value, Node):
         return f"a {type(value).__name__.lower()}" if not isinstance(value, Call) else f"a {value.name or 'call'}"
     text = key_text(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)

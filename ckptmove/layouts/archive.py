@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.contracts import ByteSource
     from ckptmove.directories import ArchiveForm
+    from ckptmove.layouts.listing import ListedFile
     from ckptmove.layouts.members import Members
     from ckptmove.model import ArchiveFact, ContainerName, Limits
 
@@ -69,6 +70,13 @@ class ArchiveListing(Listing):
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; errors as of :meth:`ckptmove.layouts.members.Members.open`."""
         return self.members.open(path)
+
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block, inflated where they are compressed."""
+        return self.members.contents(path)
+
+    def require_unchanged(self, file: ListedFile) -> None:
+        """Nothing: the archive is open, and its members are what they were."""
 
     def expression(self, path: str) -> str:
         """Python that opens a member."""

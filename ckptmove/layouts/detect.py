@@ -53,11 +53,16 @@ def require_shards(listing: Listing) -> None:
     """
     names = listing.names
     for file in listing.files:
-        if _INDEX.fullmatch(file.name) and not file.is_hidden:
+        if is_index(file.name) and not file.is_hidden:
             prefix = f"{file.folder}/" if file.folder else ""
             for shard in _shards(listing, file.path):
                 if prefix + shard not in names:
                     raise MissingShard(listing.full(file.path), shard)
+
+
+def is_index(name: str) -> bool:
+    """Whether a file says which tensor of a model in several files is in which of them."""
+    return _INDEX.fullmatch(name) is not None
 
 
 def _shards(listing: Listing, name: str) -> Sequence[str]:

@@ -6,7 +6,7 @@ Never follows a name in ``.metadata`` to a place that the listing of the directo
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,7 @@ from ckptmove.streams.part import PartSource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from ckptmove.containers.contract import Container
     from ckptmove.containers.distributed_metadata import Piece
     from ckptmove.contracts import ByteSource, Progress
     from ckptmove.layouts.listing import Listing
@@ -218,27 +219,75 @@ def _check(
 def _check_piece(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> Iterable[ArchiveFact]:
-    try:
-        stream = container_of(PartSource(source, piece.span), limits)
-    except NotACheckpoint as error:
-        if piece.offsets is None:  # an object may have written its bytes itself
-            return ()
-        raise _damage(source, piece, f"is {error.found}") from error
+    if piece.offsets is None:
+        stored = open_object(source, piece, limits)
+        return () if stored is None else stored.check()
+    stream = open_chunk(source, piece, limits)
     facts = stream.check()
-    if facts or piece.offsets is None:
-        return facts
-    expected = container.chunk_at(piece)
-    found = [_spelled(one.dtype, one.shape) for one in build_inventory(stream, stream.read(), limits).tensors]
+    if not facts:
+        chunk_in(stream, source, piece, container, limits)
+    return facts
+
+
+def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
+    """The ``torch.save`` of an object; None where it has written its bytes itself.
+
+    Args:
+        source: the file that it is in.
+        piece: its piece, which does not reach past the end of it.
+        limits: what it may ask for.
+
+    Raises:
+        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+    """
+    with suppress(NotACheckpoint):
+        return container_of(PartSource(source, piece.span), limits)
+    return None
+
+
+def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
+    """The ``torch.save`` of a chunk.
+
+    Arguments and errors as of :func:`open_object`.
+
+    Raises:
+        DamagedArchive: it is none.
+    """
+    try:
+        return container_of(PartSource(source, piece.span), limits)
+    except NotACheckpoint as error:
+        raise damaged_piece(source, piece, f"is {error.found}") from error
+
+
+def chunk_in(
+    stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[TensorRecord, ...]:
+    """The tensors in a piece: one, unless ``.metadata`` says of no tensor that it has this chunk.
+
+    Args:
+        stream: what the piece is.
+        source: the file that it is in.
+        piece: the piece.
+        container: what ``.metadata`` says.
+        limits: what it may ask for.
+
+    Raises:
+        DamagedArchive: it holds something else than ``.metadata`` says.
+        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+    """
+    expected, tensors = container.chunk_at(piece), build_inventory(stream, stream.read(), limits).tensors
+    found = [_spelled(one.dtype, one.shape) for one in tensors]
     if expected is not None and found != [_spelled(*expected)]:
-        raise _damage(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
-    return ()
+        raise damaged_piece(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
+    return tensors
 
 
 def _spelled(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype} {list(shape)}"
 
 
-def _damage(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
+def damaged_piece(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
+    """The error that says of a piece that it is not what it should be, and what it does or is."""
     return DamagedArchive(source.path, f"the piece of '{piece.name:.200}' at byte {piece.span.start} {what}")
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
+from ckptmove.model import Span
 from ckptmove.streams.leftovers import is_unfinished
 from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptmove.contracts import ByteSource
     from ckptmove.directories import ArchiveForm
     from ckptmove.model import ArchiveFact, ContainerName, Limits
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 DEEPEST: Final = 64
 #: Who may read, write and execute; no copy inherits setuid and the like.
 _PERMISSIONS: Final = 0o777
+_BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,23 @@ class Listing:
             MissingFile, AccessFailed: it cannot be opened any more.
         """
         return open_source(self.full(path))
+
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a file block by block; each is valid until the next.
+
+        Raises:
+            MissingFile, AccessFailed, SourceChanged: it cannot be read any more.
+        """
+        with closing(self.open(path)) as source:
+            yield from source.blocks(Span(0, source.size), _BLOCK)
+
+    def require_unchanged(self, file: ListedFile) -> None:
+        """Refuse a file that is not the one that was listed any more.
+
+        Raises:
+            SourceChanged: it was written, replaced or removed meanwhile.
+        """
+        require_unchanged(self, file)
 
     def expression(self, path: str) -> str | None:
         """Python that opens a file, where no path does."""

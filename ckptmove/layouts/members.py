@@ -13,7 +13,7 @@ from ckptmove.layouts.listing import ListedFile
 from ckptmove.streams.part import PartSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.directories import ArchiveForm
@@ -59,6 +59,10 @@ class Members(ABC):
     @abstractmethod
     def span(self, path: str) -> Span | None:
         """Where the bytes of a member lie; None where they are compressed."""
+
+    @abstractmethod
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block, inflated where they are compressed; each is valid until the next."""
 
     @abstractmethod
     def expression(self, path: str) -> str:

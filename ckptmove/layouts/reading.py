@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.checkpoint import Checkpoint, Survey
+    from ckptmove.containers.distributed import DistributedCheckpoint
     from ckptmove.contracts import Progress
     from ckptmove.directories import DirectoryInventory
     from ckptmove.layouts.distributed import DistributedFolder
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact, Limits
 
     Visit = Callable[[str, Checkpoint], None]
+    VisitDistributed = Callable[[DistributedFolder, DistributedCheckpoint], None]
 
 #: Where the HF Trainer keeps its counters.
 _TRAINER_STATE: Final = "trainer_state.json"
@@ -85,10 +87,21 @@ def read_directory(
         UnreadableInput: there is no checkpoint in it, or one that cannot be read or is damaged.
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
+    listing = list_recovered(path, limits)
+    return read_listing(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
+
+
+def list_recovered(path: str, limits: Limits) -> Listing:
+    """List a directory, once interrupted conversions in place are taken back.
+
+    Raises:
+        NotACheckpoint, LimitExceeded, AccessFailed: as :func:`ckptmove.layouts.listing.list_directory`.
+        BeingConverted, RollbackFailed: as :func:`ckptmove.streams.recovery.recover`.
+    """
     listing = list_directory(path, limits)
     if recover_listed(path, [file.path for file in listing.files]):
         listing = list_directory(path, limits)
-    return read_listing(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
+    return listing
 
 
 def read_archive(
@@ -113,17 +126,21 @@ def read_listing(
     outline: bool = False,
     progress: Progress | None = None,
     visit: Visit | None = None,
+    visit_distributed: VisitDistributed | None = None,
 ) -> Directory:
     """Read every checkpoint that is listed as a part of one.
 
-    Arguments and errors as of :func:`read_directory`.
+    Arguments and errors as of :func:`read_directory`; ``visit_distributed`` is shown each distributed checkpoint, of
+    which no file is open any more.
     """
     require_shards(listing)
     distributed = find_distributed(listing)
     homes = {part.folder for part in distributed}
     reader = _Reader(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
     for part in distributed:
-        reader.read_distributed(part)
+        container = reader.read_distributed(part)
+        if visit_distributed is not None:
+            visit_distributed(part, container)
     for file in listing.files:
         if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
             reader.read(file)
@@ -173,7 +190,7 @@ class _Reader:
         self.facts: list[ArchiveFact] = []
         self.looked_at = 0
 
-    def read_distributed(self, part: DistributedFolder) -> None:
+    def read_distributed(self, part: DistributedFolder) -> DistributedCheckpoint:
         found, container = survey_distributed(
             self._listing, part, self._limits, check=self._check, outline=self._outline, progress=self._told()
         )
@@ -181,6 +198,7 @@ class _Reader:
         self.parts.append(replace(whole, rows=file_records(part, container, whole)))
         self._outline_of(part.path or ".metadata", found)
         self._done += found.inventory.size_bytes
+        return container
 
     def read(self, file: ListedFile) -> None:
         self.looked_at += 1

@@ -5,7 +5,7 @@ Never follows a link: a member that is one passes as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.tar_index import padded, read_members, resized_header
 from ckptmove.contracts import BytesSegment, CopySegment
@@ -14,10 +14,12 @@ from ckptmove.model import Span
 from ckptmove.segments import length
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.model import ArchiveFact, Limits
+
+_BLOCK: Final = 1 << 20
 
 
 class TarMembers(Members):
@@ -54,6 +56,10 @@ class TarMembers(Members):
     def span(self, path: str) -> Span:
         """Where the bytes of a member lie."""
         return self._members[path].span
+
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block; each is valid until the next."""
+        return self.source.blocks(self.span(path), _BLOCK)
 
     def expression(self, path: str) -> str:
         """Python that opens a member for ``torch.load``."""

@@ -6,6 +6,7 @@ Never inflates more than fits in memory, and never trusts two members that share
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -107,14 +108,26 @@ class ZipMembers(Members):
         record = self._records[path]
         return None if record.method == DEFLATED else self._spans[record.place]
 
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block, inflated where they are compressed; each is valid until the next.
+
+        Raises:
+            CrcMismatch: its bytes differ from their CRC, which is known once all of them have passed.
+        """
+        record, crc, nbytes = self._records[path], 0, 0
+        for block in self._contents(record):
+            crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
+            yield block
+        if (crc, nbytes) != (record.crc, record.nbytes):
+            raise CrcMismatch(self.source.path, path)
+
     def expression(self, path: str) -> str:
         """Python that opens a member for ``torch.load``."""
         return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
 
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
         """Read a member and compare it with its CRC: one ``crc-mismatch`` where it differs."""
-        record = self._records[path]
-        return () if self._sound(record) else (FileFact("crc-mismatch", path, record.nbytes, path),)
+        return () if self._sound(path) else (FileFact("crc-mismatch", path, self._records[path].nbytes, path),)
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
         """The zip with other bytes in some of its members, which are then stored plainly, all else as it is.
@@ -134,7 +147,7 @@ class ZipMembers(Members):
                 crc = zlib.crc32(block, crc)
             new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
         for path, record in self._records.items():
-            if record.method == DEFLATED and record.place not in new and not self._sound(record):
+            if record.method == DEFLATED and record.place not in new and not self._sound(path):
                 raise CrcMismatch(self.source.path, path)  # its bytes pass as they are, inflated by nobody
         return Layout(self.source, self._directory, alignment=1).build(new)
 
@@ -142,11 +155,12 @@ class ZipMembers(Members):
         blocks = self.source.blocks(self._spans[record.place], _BLOCK)
         return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks
 
-    def _sound(self, record: ZipRecord) -> bool:
-        crc, nbytes = 0, 0
-        for block in self._contents(record):
-            crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
-        return crc == record.crc and nbytes == record.nbytes
+    def _sound(self, path: str) -> bool:
+        try:
+            deque(self.contents(path), maxlen=0)
+        except CrcMismatch:
+            return False
+        return True
 
 
 def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecord]) -> Iterator[tuple[int, Span]]:

@@ -41,7 +41,9 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
         yield from page.wrap(f"not compared: {clean(one.name)}: {clean(one.reason)}", 2)
     if len(result.uncompared) > len(shown):
         yield f"not compared: {len(result.uncompared) - len(shown):,} more (-v shows them)"
-    if not result.same:
+    for note in result.notes:
+        yield from page.wrap(f"note: {clean(note)}", 2)
+    if result.notes or not result.same:
         yield ""
     yield page.paint(_answer(result), "bold green" if result.same else "bold yellow")
 
@@ -53,9 +55,10 @@ def brief_line(result: DiffResult) -> str:
 
 def _answer(result: DiffResult) -> str:
     if result.same:
-        return f"the same: {amount(result.tensors, 'tensor')} bit for bit, on the same devices, and all else"
+        rest = "all else that was compared" if result.notes else "all else"
+        return f"the same: {amount(result.tensors, 'tensor')} bit for bit, on the same devices, and {rest}"
     if result.uncompared and not (result.changed or result.added or result.removed):
-        return f"no difference was found, and {amount(len(result.uncompared), 'tensor')} could not be compared"
+        return f"no difference was found, and {_uncompared(result)} could not be compared"
     counts: dict[str, int] = {}
     for change in result.changed:
         counts[change.what] = counts.get(change.what, 0) + 1
@@ -65,6 +68,10 @@ def _answer(result: DiffResult) -> str:
     parts += [f"not compared {len(result.uncompared):,}"] if result.uncompared else []
     alike = "; every value is the same bit for bit" if _only_moved(result) else ""
     return f"they differ: {', '.join(parts)}{alike}"
+
+
+def _uncompared(result: DiffResult) -> str:
+    return amount(len(result.uncompared), "tensor or object" if len(result.uncompared) == 1 else "tensors and object")
 
 
 def _only_moved(result: DiffResult) -> bool:

@@ -61,7 +61,7 @@ def _own_keys(command: str | None) -> Json:
     if command == "convert":
         return {"plan": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0, "notes": []}
     if command == "diff":
-        return {"same": None, "added": [], "removed": [], "changed": [], "uncompared": []}
+        return {"same": None, "added": [], "removed": [], "changed": [], "uncompared": [], "notes": []}
     return {"verify": {"results": []}, "rules": {"rules": []}}.get(command or "", {})
 
 
@@ -119,6 +119,7 @@ def diff_document(result: DiffResult, exit_code: int) -> Json:
             for change in result.changed
         ],
         "uncompared": [{"name": one.name, "reason": one.reason} for one in result.uncompared],
+        "notes": list(result.notes),
     }
 
 

@@ -69,6 +69,8 @@ def difference_lines(result: DiffResult) -> Iterator[str]:
         if change.gap is not None:
             how = f"differs by at most {change.gap.max_abs:.3g} (relative {change.gap.max_rel:.3g})"
         yield _annotation("warning", result.second, f"diff {change.what}", f"{change.name}: {how}")
+    for note in result.notes:
+        yield _annotation("notice", result.second, "diff note", note)
     yield _annotation("notice" if result.same else "error", result.second, "diff", difference.brief_line(result))
 
 

@@ -14,6 +14,10 @@ from ckptmove.verification.state import dtype_of
 
 #: Beginnings of the names of dtypes whose elements are no numbers: torch ends the process over some of them.
 _NO_NUMBERS: Final = ("quint", "qint", "bits", "float4")
+_INTEGERS: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
+#: A float64 has every integer up to twice this.
+_EXACT: Final = 2**52
+_LARGEST_ITEM: Final = 8
 
 
 def measure(first: bytes, dtype: str, second: bytes, other: str) -> Gap | None:
@@ -28,9 +32,12 @@ def measure(first: bytes, dtype: str, second: bytes, other: str) -> Gap | None:
     Returns:
         The gap, or None for dtypes whose elements are no numbers to torch.
     """
-    one, two = _numbers(first, dtype), _numbers(second, other)
-    if one is None or two is None:
+    if dtype.startswith(_NO_NUMBERS) or other.startswith(_NO_NUMBERS):
         return None
+    ours, theirs = _elements(first, dtype), _elements(second, other)
+    if {dtype, other} <= _INTEGERS and not (_is_small(ours) and _is_small(theirs)):
+        return _of_integers(ours, theirs)
+    one, two = _widest(ours), _widest(theirs)
     apart = (one - two).abs()
     apart[(one == two) | (one.isnan() & two.isnan())] = 0
     apart[apart.isnan()] = torch.inf
@@ -39,9 +46,33 @@ def measure(first: bytes, dtype: str, second: bytes, other: str) -> Gap | None:
     return Gap(apart.max().item(), relative.max().item())
 
 
-def _numbers(raw: bytes, dtype: str) -> torch.Tensor | None:
+def _elements(raw: bytes, dtype: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=dtype_of(dtype))
+
+
+def _widest(values: torch.Tensor) -> torch.Tensor:
     """Elements as the widest numbers of their kind."""
-    if dtype.startswith(_NO_NUMBERS):
-        return None
-    values = torch.frombuffer(bytearray(raw), dtype=dtype_of(dtype))
     return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def _is_small(values: torch.Tensor) -> bool:
+    """Whether integers, and the differences between two of them, are numbers that a float64 has."""
+    if values.dtype.itemsize < _LARGEST_ITEM:
+        return True
+    # Of an unsigned number that is too large for the signed type the sign is set.
+    signed = values.view(torch.int64)
+    least = 0 if values.dtype is torch.uint64 else -_EXACT
+    return bool((signed >= least).all() and (signed <= _EXACT).all())
+
+
+def _of_integers(one: torch.Tensor, two: torch.Tensor) -> Gap:
+    """The gap between integers that are too large for floating point."""
+    if one.dtype == two.dtype:
+        differ = one.view(torch.int64) != two.view(torch.int64)
+        one, two = one.view(torch.int64)[differ].view(one.dtype), two.view(torch.int64)[differ].view(two.dtype)
+    largest, relative = 0, 0.0
+    for mine, other in zip(one.tolist(), two.tolist(), strict=True):
+        apart = abs(mine - other)
+        largest = max(largest, apart)
+        relative = max(relative, apart / max(abs(mine), abs(other), 1))
+    return Gap(largest, relative)

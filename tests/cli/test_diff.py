@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import tarfile
 import zipfile
 
 import pytest
 import torch
+
+import ckptmove
+from ckptmove.report.difference import difference_lines
+from ckptmove.report.page import Page
 
 
 @pytest.fixture
@@ -121,7 +127,7 @@ def test_what_could_not_be_compared_is_no_difference(say, pair) -> None:
             target.writestr(name, source.read(name))
     said = say("diff", "packed.pt", "packed.pt")
     assert said.code == 1
-    assert said.out.splitlines()[-1] == "no difference was found, and 1 tensor could not be compared"
+    assert said.out.splitlines()[-1] == "no difference was found, and 1 tensor or object could not be compared"
 
 
 def test_errors_leave_the_answer_open(ask) -> None:
@@ -129,8 +135,99 @@ def test_errors_leave_the_answer_open(ask) -> None:
     assert document["exit_code"] == 3
     assert document["same"] is None
     assert document["error"]["path"] == "none.pth"
-    document = ask("diff", "run.pth", ".")
-    assert (document["exit_code"], document["error"]["kind"]) == (3, "unsupported-container")
+
+
+@pytest.fixture
+def runs(bench):
+    """Two directories, one with its model in two files and other words, and the tar of the first."""
+    for name, shards, words in (("one", 1, "a"), ("other", 2, "b")):
+        folder = bench / name
+        folder.mkdir()
+        (folder / "vocab.txt").write_text(words)
+        torch.save({"state": {0: {"exp_avg": torch.ones(2)}}}, folder / "optimizer.pt")
+        for shard in range(shards):
+            weights = {f"w{place}": torch.ones(3) for place in range(4) if place % shards == shard}
+            torch.save(weights, folder / f"model-{shard + 1:05}-of-{shards:05}.bin")
+    with tarfile.open(bench / "one.tar", "w") as archive:
+        archive.add(bench / "one", "one")
+    return bench
+
+
+def test_a_directory_and_its_archive(check, runs) -> None:
+    answer = "the same: 5 tensors bit for bit, on the same devices, and all else"
+    check(
+        "diff", "one", "one.tar",
+        code=0,
+        human=f"one -> one.tar\n\n{answer}\n",
+        quiet=f"one -> one.tar: {answer}\n",
+        github=f"::notice file=one.tar,title=diff::one -> one.tar: {answer}\n",
+        document={"ok": True, "same": True, "changed": [], "uncompared": [], "notes": []},
+    )  # fmt: skip
+
+
+def test_directories_with_other_shards(say, check, runs) -> None:
+    note = (
+        "compared by their names in the files alone: the tensors in model-00001-of-00001.bin of one, and in "
+        "model-00001-of-00002.bin, model-00002-of-00002.bin of other"
+    )
+    answer = "they differ: object 1; every value is the same bit for bit"
+    said = say("diff", "one", "other").out.splitlines()
+    human = [
+        "one -> other",
+        "",
+        "what    from                 to                   count  first of them",
+        "object  sha256 ca978112ca1b  sha256 3e23e8160039      1  vocab.txt",
+        f"note: {note}",
+        "",
+        answer,
+    ]
+    assert said == human
+    check(
+        "diff", "one", "other",
+        code=1,
+        human="\n".join(human) + "\n",
+        quiet=f"one -> other: {answer}\n",
+        github=(
+            "::warning file=other,title=diff object::vocab.txt: sha256 ca978112ca1b -> sha256 3e23e8160039\n"
+            f"::notice file=other,title=diff note::{note}\n"
+            f"::error file=other,title=diff::one -> other: {answer}\n"
+        ),
+        document={"same": False, "added": [], "removed": [], "notes": [note]},
+    )  # fmt: skip
+    result = ckptmove.diff("one", "other")
+    for columns in (80, 200):
+        lines = list(difference_lines(Page(columns=columns), result, verbose=False))
+        assert max(map(len, lines)) <= columns
+        assert "".join(lines).count("model-00002-of-00002.bin") == 1
+
+
+def test_what_was_left_out_is_said_beside_the_answer(say, runs) -> None:
+    said = say("diff", "other/model-00001-of-00002.bin", "other")
+    assert said.code == 1
+    torch.save({"w0": torch.ones(3), "w2": torch.ones(3)}, "half.pt")
+    shutil.rmtree("one")
+    shutil.copytree("other", "one", ignore=shutil.ignore_patterns("optimizer.pt", "model-00002*"))
+    said = say("diff", "half.pt", "one")
+    assert said.code == 0
+    assert said.out.splitlines()[-1] == (
+        "the same: 2 tensors bit for bit, on the same devices, and all else that was compared"
+    )
+    assert "note: vocab.txt of one: not compared, as the other side is one file" in said.out.splitlines()
+
+
+def test_exit_codes_of_directories(say, ask, runs) -> None:
+    (runs / "other" / "model-00002-of-00002.bin").write_bytes(b"")
+    document = ask("diff", "one", "other")
+    assert (document["exit_code"], document["error"]["path"]) == (3, "other/model-00002-of-00002.bin")
+    (runs / "empty").mkdir()
+    said = say("diff", "one", "empty")
+    assert (said.code, said.out) == (3, "")
+    assert "verify" not in said.err
+    deep = runs / "deep"
+    for _ in range(70):
+        deep /= "d"
+    deep.mkdir(parents=True)
+    assert ask("diff", "one", "deep")["exit_code"] == 4
 
 
 def test_two_files_are_needed(say) -> None:

@@ -193,7 +193,6 @@ ERRORS = {
         "python -m tarfile --filter data -e 'a b' 'a b.unpacked' && ckptmove verify 'a b.unpacked'",
     ),
     directories.MissingShard("a b/c", "d"): (3, "copy or download that file too, into 'a b'"),
-    directories.OneFileAtATime("a b", "diff"): (3, "ckptmove verify 'a b' --against ORIGINAL"),
     errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
     errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),
     errors.DamagedArchive("a", "b"): (3, "download it again"),

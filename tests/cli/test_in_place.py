@@ -273,7 +273,7 @@ def test_a_kill_is_noticed_by_the_next_command(say, ask, bench, place) -> None:
     assert say("inspect", "run.pth", "-q", "--select", "N").err == ""
 
 
-@pytest.mark.parametrize("words", [("inspect", "run"), ("convert", "run", "--to", "mps")])
+@pytest.mark.parametrize("words", [("inspect", "run"), ("convert", "run", "--to", "mps"), ("diff", "run", "run")])
 def test_a_directory_is_recovered_file_by_file(say, bench, words) -> None:
     (bench / "run").mkdir()
     for name in ("a.pth", "b.pth"):

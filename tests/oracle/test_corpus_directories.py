@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,23 @@ LAYOUTS = {"DMalakhov1__PROJECT_LORA": "hf-trainer", "djangohegde__FLAME_AI_23":
 
 def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+WHOLE = [*(DIRECTORIES / name for name in LAYOUTS), *(CORPUS / "dcp-directory").iterdir()]
+
+
+@pytest.mark.parametrize("folder", WHOLE, ids=lambda folder: folder.name)
+def test_a_directory_differs_from_its_archive_in_nothing(folder, tmp_path):
+    inventory = ckptmove.inspect(folder).inventory
+    others = [folder]
+    if inventory.pieces is None:  # the pieces of a distributed checkpoint are not read out of an archive
+        with tarfile.open(tmp_path / "run.tar", "w") as archive:
+            archive.add(folder, folder.name)
+        others.append(tmp_path / "run.tar")
+    for other in others:
+        result = ckptmove.diff(folder, other)
+        assert result.same
+        assert result.tensors == len(inventory.tensors)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,0 +1,132 @@
+"""A folder of torch.distributed.checkpoint as a part of a checkpoint: each tensor put together from its pieces.
+
+Never opens a piece before it is asked for, and never takes one for the chunk that it should be without looking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.containers.distributed_metadata import StoredObject
+from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.elements import StoredBytes, extent, overlaps
+from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
+from ckptmove.layouts.distributed import chunk_in, damaged_piece, open_chunk, open_object
+from ckptmove.layouts.stored_part import StoredPart
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.containers.distributed import DistributedCheckpoint
+    from ckptmove.containers.distributed_metadata import Piece
+    from ckptmove.contracts import ByteSource
+    from ckptmove.layouts.distributed import DistributedFolder
+    from ckptmove.layouts.open_files import OpenFiles
+    from ckptmove.model import Inventory, Limits
+    from ckptmove.pickles.tree import Value
+
+_BLOCK: Final = 1 << 20
+
+
+class DistributedPart(StoredPart):
+    """A ``.metadata`` and the files beside it."""
+
+    is_distributed = True
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        folder: DistributedFolder,
+        container: DistributedCheckpoint,
+        files: OpenFiles,
+        limits: Limits,
+    ) -> None:
+        """Hold what was read of a folder.
+
+        Args:
+            inventory: what it holds, in the terms of the whole.
+            folder: the folder.
+            container: what its ``.metadata`` says.
+            files: those of the whole directory.
+            limits: what a piece may ask for.
+        """
+        self.name, self.path, self.inventory = folder.path, inventory.path, inventory
+        self._folder, self._container, self._files, self._limits = folder, container, files, limits
+        self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
+        names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
+        self._names = dict.fromkeys(names)
+        # Of two places of one chunk the last counts, as in the dict that torch makes of them.
+        self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
+
+    def storage(self, key: str) -> StoredBytes | None:
+        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        tensor = self._tensors[key]
+        chunks = tuple({chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values())
+        pieces = [self._piece(key, chunk.offsets) for chunk in chunks]
+        found = [piece for piece in pieces if piece is not None]
+        if len(found) < len(pieces) or tensor.uncovered > 0:
+            return None
+        whole = AssembledTensor(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(found[place]))
+        return StoredBytes(whole, Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype]), sys.byteorder)
+
+    def tree(self) -> Value:
+        """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
+        return self._container.read_with(self._objects[0]).root
+
+    def extras(self) -> Mapping[str, bytes]:
+        """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""
+        return self._objects[1]
+
+    def lost(self) -> tuple[str, ...]:
+        """Names of the objects whose bytes are not there."""
+        return tuple(name for name in self._names if self._piece(name, None) is None)
+
+    def stands_for_more(self, shown: str) -> bool:
+        """False: in the tree, what is not there stands for itself."""
+        del shown
+        return False
+
+    @cached_property
+    def _objects(self) -> tuple[dict[str, Value], dict[str, bytes]]:
+        """The trees of the objects that have one of their own, and the SHA-256 of the others, by name."""
+        trees: dict[str, Value] = {}
+        digests: dict[str, bytes] = {}
+        for name in self._names:
+            piece = self._piece(name, None)
+            if piece is None:
+                continue
+            source = self._source(piece)
+            stream = open_object(source, piece, self._limits)
+            machine = None if stream is None or stream.placeholder else stream.read()
+            if machine is None or machine.persistents:
+                digest = hashlib.sha256()
+                for block in source.blocks(piece.span, _BLOCK):
+                    digest.update(block)
+                digests[name] = digest.digest()
+            else:
+                trees[name] = machine.root
+        return trees, digests
+
+    def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
+        """The piece of a chunk or an object; None where it is not all there."""
+        piece = self._pieces.get((name, offsets))
+        return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
+
+    def _chunk(self, piece: Piece) -> ChunkElements:
+        source = self._source(piece)
+        stream = open_chunk(source, piece, self._limits)
+        (record,) = chunk_in(stream, source, piece, self._container, self._limits)
+        span = None if record.storage is None else stream.storage_span(record.storage)
+        stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
+        place = None if stored is None else extent(stored, record)
+        if stored is None or place is None or overlaps(record):  # of a few bytes, an expanded one makes any number
+            raise damaged_piece(source, piece, "does not hold all of its elements plainly")
+        return ChunkElements(stored, record, place)
+
+    def _source(self, piece: Piece) -> ByteSource:
+        return self._files.source(self._folder.full(piece.file))

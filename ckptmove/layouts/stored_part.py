@@ -1,0 +1,168 @@
+"""What one file of a checkpoint holds, by name and by byte: the contract, and the file that is a checkpoint itself.
+
+Never looks at a tensor's bytes: it says where they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckptmove.elements import StoredBytes, extent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.checkpoint import Checkpoint
+    from ckptmove.contracts import ByteSource
+    from ckptmove.model import Inventory, Span, TensorRecord
+    from ckptmove.pickles.tree import Value
+
+
+class StoredPart(ABC):
+    """A checkpoint that is a part of another one, or the whole of it.
+
+    Attributes:
+        name: its path seen from the directory, with which its names and keys begin; empty where they begin with
+            nothing.
+        path: the same as the system knows it, for people.
+        inventory: what it holds, in the terms of the whole.
+        is_distributed: whether it is a folder of torch.distributed.checkpoint, which keeps what is no tensor in its
+            own way.
+    """
+
+    name: str
+    path: str
+    inventory: Inventory
+    is_distributed: bool
+
+    @abstractmethod
+    def storage(self, key: str) -> StoredBytes | None:
+        """The bytes of a storage; None where they are lost, or not stored plainly.
+
+        Args:
+            key: of the storage, in the part.
+
+        Raises:
+            MissingFile, AccessFailed, SourceChanged: the file cannot be read any more.
+        """
+
+    @abstractmethod
+    def tree(self) -> Value:
+        """The root of what was saved."""
+
+    @abstractmethod
+    def extras(self) -> Mapping[str, bytes]:
+        """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the part."""
+
+    @abstractmethod
+    def lost(self) -> tuple[str, ...]:
+        """Names, in the part, of what is no tensor and is not there, though it should be."""
+
+    @abstractmethod
+    def stands_for_more(self, shown: str) -> bool:
+        """Whether a value of the tree, as it is shown, stands for one of the extras."""
+
+    def bytes_of(self, record: TensorRecord) -> tuple[StoredBytes, Span] | None:
+        """The storage of a dense tensor, and where in it the tensor lies; None where that is not plainly stored."""
+        key = self.own_key(record)
+        stored = None if key is None else self.storage(key)
+        span = None if stored is None else extent(stored, record)
+        return None if stored is None or span is None else (stored, span)
+
+    def why_not(self, record: TensorRecord) -> str:
+        """Why :meth:`bytes_of` knows nothing of a tensor."""
+        if self._kinds.get(record.storage or "") == "compressed-storage":
+            return f"compressed in {self.path}: ckptmove convert stores it plainly"
+        return f"missing or cut off in {self.path}"
+
+    def full_name(self, name: str) -> str:
+        """The name in the whole checkpoint of what has one in the part."""
+        return f"{self.name}.{name}" if self.name else name
+
+    def own_name(self, name: str) -> str:
+        """The name in the part of what has one in the whole checkpoint."""
+        return name[len(self.name) + 1 :] if self.name else name
+
+    def own_key(self, record: TensorRecord) -> str | None:
+        """The key in the part of the storage that a tensor views."""
+        key = record.storage
+        return key[len(self.name) + 1 :] if self.name and key is not None else key
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """What is amiss with storages, by their keys."""
+        return {fact.storage_key: fact.kind for fact in self.inventory.facts}
+
+
+@dataclass(frozen=True, slots=True)
+class FileContents:
+    """What is read of a file once, while it is open.
+
+    Attributes:
+        root: of its tree.
+        spans: where the bytes of its storages lie, by their keys in the file.
+        byteorder: of their elements.
+        extras: the SHA-256 of what is neither in the tree nor in a storage, by its name.
+        placeholder: what begins a string in the tree that stands for one of the extras, or nothing.
+    """
+
+    root: Value
+    spans: Mapping[str, Span | None]
+    byteorder: str
+    extras: Mapping[str, bytes]
+    placeholder: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> FileContents:
+        """Those of an open checkpoint.
+
+        Raises:
+            CrcMismatch: the bytes of one of the extras differ from their CRC.
+        """
+        container = checkpoint.container
+        spans = {storage.key: container.storage_span(storage.key) for storage in checkpoint.inventory.storages}
+        extras = dict(container.extras())
+        return cls(checkpoint.machine.root, spans, container.byteorder, extras, container.placeholder)
+
+
+class FilePart(StoredPart):
+    """A file."""
+
+    is_distributed = False
+
+    def __init__(self, name: str, inventory: Inventory, source: ByteSource, contents: FileContents) -> None:
+        """Hold what was read of a file.
+
+        Args:
+            name: its path seen from the directory.
+            inventory: what it holds, in the terms of the whole.
+            source: its bytes, for as long as the checkpoint is open.
+            contents: what was read of it.
+        """
+        self.name, self.path, self.inventory = name, source.path, inventory
+        self._source, self._contents = source, contents
+
+    def storage(self, key: str) -> StoredBytes | None:
+        """The bytes of a storage; None where they are lost, or not stored plainly."""
+        span = self._contents.spans.get(key)
+        return None if span is None else StoredBytes(self._source, span, self._contents.byteorder)
+
+    def tree(self) -> Value:
+        """The root of what was saved."""
+        return self._contents.root
+
+    def extras(self) -> Mapping[str, bytes]:
+        """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the file."""
+        return self._contents.extras
+
+    def lost(self) -> tuple[str, ...]:
+        """Nothing: what a file lacks besides tensors, it does not tell."""
+        return ()
+
+    def stands_for_more(self, shown: str) -> bool:
+        """Whether a value of the tree, as it is shown, stands for one of the extras."""
+        placeholder = self._contents.placeholder
+        return bool(placeholder) and placeholder in shown

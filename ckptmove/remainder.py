@@ -1,0 +1,185 @@
+"""What two checkpoints hold besides their tensors: objects, code, other files; and what of it was not compared.
+
+Never passes over anything in silence: what has no counterpart is a change, or there is a note on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.counterparts import seen_from_top
+from ckptmove.differences import Change, Uncompared
+from ckptmove.inventory.difference import tree_changes
+from ckptmove.inventory.shapes import as_dict
+from ckptmove.layouts.detect import is_index
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.counterparts import Counterparts
+    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.layouts.stored_part import StoredPart
+
+#: Between the path of something in a pickled module and the name that its state_dict gives it.
+_MODULE_PARTS: Final = frozenset({"_modules", "_parameters", "_buffers"})
+#: Files that are named in a note, of however many.
+_SHOWN: Final = 4
+#: Digits of a SHA-256 that are shown.
+_DIGITS: Final = 12
+
+
+class Remainder:
+    """Compares what is no tensor.
+
+    Attributes:
+        changed: what differs.
+        uncompared: what may differ.
+        notes: on what was compared in another way than it lies, or not at all, for people.
+    """
+
+    def __init__(self, one: StoredCheckpoint, other: StoredCheckpoint, found: Counterparts) -> None:
+        """Take two checkpoints.
+
+        Args:
+            one: the first.
+            other: the second.
+            found: what of their tensors and files is counterparts.
+        """
+        self._one = one
+        self._other = other
+        self._found = found
+        self.changed: list[Change] = []
+        self.uncompared: list[Uncompared] = []
+        self.notes: list[str] = []
+
+    def compare(self) -> None:
+        """Go through the parts, then through the other files.
+
+        Raises:
+            UnreadableInput, LimitExceeded: something cannot be read.
+        """
+        self._moved()
+        for mine, other in self._found.parts:
+            self._part(mine, other)
+        self._alone()
+        if self._one.listing is not None and self._other.listing is not None:
+            self.changed += self._others()
+        else:
+            for side in (self._one, self._other):
+                self._note_on(side.others, f" of {side.path}: not compared, as the other side is one file")
+
+    # --- files that are checkpoints ------------------------------------------------------------------------------
+
+    def _moved(self) -> None:
+        """Files whose tensors are elsewhere on the other side: each with its counterpart, if it has one alone."""
+        moved = list(self._found.moved.values())
+        if not moved:
+            return
+        ours, theirs = ({part.name: part for part in side} for side in zip(*moved, strict=True))
+        places = f"{_named(ours, self._one)}, and in {_named(theirs, self._other)}"
+        self.notes.append(f"compared by their names in the files alone: the tensors in {places}")
+        matched = {id(part) for pair in self._found.parts for part in pair}
+        times = Counter(id(part) for pair in moved for part in pair)
+        rest: dict[int, StoredPart] = {}
+        for mine, other in moved:
+            if times[id(mine)] == times[id(other)] == 1 and not matched & {id(mine), id(other)}:
+                self._part(mine, other)
+            else:
+                rest |= {id(part): part for part in (mine, other) if id(part) not in matched}
+        self._gathered(rest.values())
+
+    def _gathered(self, parts: Collection[StoredPart]) -> None:
+        """Files of which several stand for one: what they hold besides tensors is all alike, or not compared."""
+        if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
+            return
+        self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")
+
+    def _part(self, mine: StoredPart, other: StoredPart) -> None:
+        """Everything in the trees that is not a part of a tensor, and what is in no tree."""
+        for part in (mine, other):
+            for name in part.lost():
+                self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
+        if mine.is_distributed != other.is_distributed:
+            names = [part.name or part.path for part in (mine, other)]
+            self._note_on(names, ": what is no tensor was not compared, as a distributed checkpoint keeps it otherwise")
+            return
+        ours, theirs = mine.extras(), other.extras()
+        for name in dict.fromkeys((*ours, *theirs)):
+            before, after = ours.get(name), theirs.get(name)
+            # An object of a distributed checkpoint has a place in the tree, too: that one side lacks it is found there.
+            if before != after and not (mine.is_distributed and None in {before, after}):
+                self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
+        self.changed += _tree_changes(mine, other)
+
+    def _alone(self) -> None:
+        """Files that only one side has, and no tensor of which is in another file of the other side."""
+        for index, (side, rival) in enumerate(((self._one, self._other), (self._other, self._one))):
+            places = {seen_from_top(rival, part.name) for part in rival.parts}
+            moved = {names[index] for names in self._found.moved}
+            for part in side.parts:
+                if part.name and part.name not in moved and seen_from_top(side, part.name) not in places:
+                    told = f"a checkpoint ({part.inventory.container})", "absent"
+                    self.changed.append(Change(part.name, "object", *(told if index == 0 else reversed(told))))
+
+    # --- the others ----------------------------------------------------------------------------------------------
+
+    def _others(self) -> Iterator[Change]:
+        ours, theirs = ({seen_from_top(side, path): path for path in side.others} for side in (self._one, self._other))
+        indices = []
+        for place in dict.fromkeys((*ours, *theirs)):
+            if self._found.moved and is_index(place.rpartition("/")[2]):
+                indices.append(ours.get(place) or theirs[place])
+                continue
+            before = self._one.described(ours[place]) if place in ours else "absent"
+            after = self._other.described(theirs[place]) if place in theirs else "absent"
+            if before != after:
+                yield Change(ours.get(place) or theirs[place], "object", _short(before), _short(after))
+        self._note_on(indices, ": not compared, as it says which file holds what")
+
+    def _note_on(self, names: Iterable[str], what: str) -> None:
+        told = list(names)
+        if told:
+            self.notes.append(f"{_some(told)}{what}")
+
+
+def _tree_changes(mine: StoredPart, other: StoredPart) -> Iterator[Change]:
+    known = {record.name for record in mine.inventory.tensors}
+    known |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
+    known |= {mine.full_name(name) for part in (mine, other) for name in part.lost()}
+    parents = {name[:place] for name in known for place in _dots(name)}
+    for one in tree_changes(other.tree(), (), mine.tree(), (), mine.name):
+        if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
+            continue  # for a long string: those are compared as extras
+        name = ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS)
+        if name in known or name in parents or any(name[:place] in known for place in _dots(name)):
+            continue
+        yield Change(one.path, "object", one.theirs, one.ours)
+
+
+def _is_table(part: StoredPart) -> bool:
+    """Whether a file holds a dict of tensors and nothing else in its tree."""
+    pairs = as_dict(part.tree())
+    names = {part.own_name(record.name) for record in part.inventory.tensors}
+    return pairs is not None and all(type(key) is str and key in names for key in pairs.keys())  # noqa: SIM118  # no mapping
+
+
+def _named(parts: Mapping[str, StoredPart], side: StoredCheckpoint) -> str:
+    return side.path if list(parts) == [""] else f"{_some(list(parts))} of {side.path}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _digest(found: bytes | None) -> str:
+    return "absent" if found is None else _short(f"sha256 {found.hex()}")
+
+
+def _short(described: str) -> str:
+    return described[: len("sha256 ") + _DIGITS] if described.startswith("sha256 ") else described
+
+
+def _dots(name: str) -> Iterator[int]:
+    return (place for place, letter in enumerate(name) if letter == ".")
