@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, overflow_note
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import ByteSink, Progress, Segment
-    from ckptmove.model import Limits
+    from ckptmove.model import Inventory, Limits
     from ckptmove.moves import MovePlan, MoveRequest
 
 
@@ -46,6 +47,7 @@ class ConvertRequest:
         check: whether the bytes that are copied are compared with their CRCs.
         progress: told of bytes done and bytes in all.
         limits: what the file may ask for.
+        began: when it was asked for, by the clock of ``time.perf_counter``.
     """
 
     path: str
@@ -57,6 +59,7 @@ class ConvertRequest:
     check: bool
     progress: Progress | None
     limits: Limits
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def target(self) -> str:
@@ -64,39 +67,75 @@ class ConvertRequest:
         return self.output or self.beside
 
 
+class Conversion:
+    """A conversion under way: what was decided, and what there is to say of it.
+
+    Attributes:
+        plan: what goes where.
+        notes: for people.
+        overflowed: numbers of values that were too large for the dtype that they were cast to.
+        is_writing: whether anything is to be written: not in a dry run, nor a copy that nobody asked for.
+    """
+
+    def __init__(self, request: ConvertRequest, inventory: Inventory, no_devices: Callable[[], str]) -> None:
+        """Decide.
+
+        Args:
+            request: what was asked for.
+            inventory: of the source.
+            no_devices: why there is none in the source that could be another one; empty where there is one.
+
+        Raises:
+            UnsupportedDtype, UncastableDtype: as :func:`ckptmove.plan.plan_move`.
+        """
+        self._request = request
+        self._container = inventory.container
+        self._is_distributed = isinstance(inventory, DirectoryInventory) and inventory.pieces is not None
+        self.plan = plan_move(inventory, request.move)
+        self.notes = [*conversion_notes(inventory, self.plan)]
+        self.overflowed: list[int] = []
+        reason = no_devices() if self.plan.is_empty else ""
+        is_idle = bool(reason) and request.output is None
+        self.is_writing = not (request.dry_run or is_idle)
+        if reason:
+            what = self._container if self._container in {"directory", "archive"} else "file"
+            self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_idle)
+
+    def result(self, written: int = 0) -> ConvertResult:
+        """What came of it.
+
+        Args:
+            written: bytes of the output.
+        """
+        overflow = [overflow_note(sum(self.overflowed))] if self.overflowed else []
+        return ConvertResult(
+            container=self._container,
+            plan=self.plan,
+            output=self._request.target if self.is_writing else None,
+            bytes_copied=written,
+            seconds=time.perf_counter() - self._request.began,
+            notes=(*self.notes, *overflow),
+            is_distributed=self._is_distributed,
+        )
+
+
 def convert_file(request: ConvertRequest) -> ConvertResult:
     """Plan a conversion and carry it out.
 
     Errors as of :func:`ckptmove.api.convert`.
     """
-    began = time.perf_counter()
-    path, target = request.path, request.target
-    with naming(path), open_checkpoint(path, request.limits) as checkpoint:
-        plan, container = plan_move(checkpoint.inventory, request.move), checkpoint.inventory.container
-        notes = tuple(conversion_notes(checkpoint.inventory, plan))
-        reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
-        if reason:
-            notes += (
-                reason if request.output is not None else f"{reason}; nothing was written, -o OUT copies the file",
-            )
-        if request.dry_run or (reason and request.output is None):
-            seconds = time.perf_counter() - began
-            return ConvertResult(
-                container=container, plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
-            )
+    with naming(request.path), open_checkpoint(request.path, request.limits) as checkpoint:
+        inventory = checkpoint.inventory
+        conversion = Conversion(request, inventory, lambda: no_devices(inventory))
+        if not conversion.is_writing:
+            return conversion.result()
         require_output(request)
-        overflowed: list[int] = []
-        with FileSink(target, force=request.force) as sink:
-            written = write_checkpoint(checkpoint, plan, sink, request, overflowed.append)
+        with FileSink(request.target, force=request.force) as sink:
+            written = write_checkpoint(checkpoint, conversion.plan, sink, request, conversion.overflowed.append)
             sink.commit()
-        if overflowed:
-            notes += (overflow_note(sum(overflowed)),)
         if request.check and not checkpoint.container.has_checksums():
-            notes += ("the file holds no CRCs: its bytes were copied unchecked",)
-    seconds = time.perf_counter() - began
-    return ConvertResult(
-        container=container, plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes
-    )
+            conversion.notes.append("the file holds no CRCs: its bytes were copied unchecked")
+    return conversion.result(written)
 
 
 def require_output(request: ConvertRequest) -> None:

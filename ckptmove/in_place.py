@@ -39,7 +39,6 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
 
     Errors as of :func:`ckptmove.api.convert`.
     """
-    began = time.perf_counter()
     path = request.path
     if is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, of which a new one is made")
@@ -63,7 +62,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
         plan=plan,
         output=None if request.dry_run else path,
         bytes_copied=0 if patch is None or request.dry_run else patch.nbytes,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - request.began,
         notes=tuple(note for note in notes if note),
         in_place=True,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove import devices
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import flag_paths
+from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     if dangerous:
         names = _some(dangerous)
         yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
-    elif inventory.foreign_opcodes or any(not use.weights_only for use in inventory.globals):
+    elif inventory.container in OF_TORCH_SAVE and (
+        inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals)
+    ):
         allowed = f"ckptmove inspect {shlex.quote(inventory.path)} says what allows it"
         yield f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}"
     lost = [fact for fact in inventory.facts if fact.kind in _LOST]

@@ -15,6 +15,7 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping
 from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
+from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.report import conversion
 from ckptmove.report.text import sentence
 
@@ -138,11 +139,8 @@ def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
         suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
         return
     targets = (request.to, *(target for _, target in request.mapping))
-    of_torch_save = result.container in {
-        "torch-zip",
-        "torch-legacy",
-    }  # others hold no optimizer, or torch.load reads none
-    if of_torch_save and any(target is not None and is_accelerator(target) for target in targets):
+    # Others hold no optimizer, or torch.load reads none.
+    if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location: {sentence(f'torch.load({output!r})')}")
     words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.devices import NO_DEVICE, is_accelerator, parse_target, split
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UsageError
+from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.scopes import RootKeys
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from ckptmove.model import ContainerName, Inventory, TensorRecord
     from ckptmove.pairing import Pairing
-
-_OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
     """
     if not isinstance(inventory, DirectoryInventory):
         return _load(repr(inventory.path), inventory.container, _keys(inventory, where) if where else [])
-    first = next((file for file in inventory.files if file.container in _OF_TORCH_SAVE), inventory.files[0])
+    first = next((file for file in inventory.files if file.container in OF_TORCH_SAVE), inventory.files[0])
     file = next((file for file in inventory.files if f"{where}.".startswith(f"{file.path}.")), first)
     rest = where.removeprefix(file.path).removeprefix(".")
     if file.path in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):

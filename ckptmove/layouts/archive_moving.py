@@ -5,31 +5,27 @@ Never unpacks it, and never changes the order, the names or the dates of its mem
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.contracts import BytesSegment
-from ckptmove.conversion import lay_out, require_output
+from ckptmove.conversion import Conversion, lay_out, require_output
 from ckptmove.errors import CrcMismatch
 from ckptmove.layouts import zip_members
 from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_listing
-from ckptmove.moves import ConvertResult
-from ckptmove.notes import conversion_notes, overflow_note
-from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.segments import blocks_of, length, shifted, without_checks
 from ckptmove.streams.sink import FileSink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckptmove.contracts import Segment
     from ckptmove.conversion import ConvertRequest
     from ckptmove.layouts.archive import ArchiveListing
-    from ckptmove.moves import MovePlan
+    from ckptmove.moves import ConvertResult, MovePlan
 
 
 def convert_archive(request: ConvertRequest) -> ConvertResult:
@@ -37,42 +33,31 @@ def convert_archive(request: ConvertRequest) -> ConvertResult:
 
     Errors as of :func:`ckptmove.api.convert`. Members that are no checkpoints are copied byte for byte.
     """
-    began = time.perf_counter()
-    path, target = request.path, request.target
+    path = request.path
     with naming(path), open_archive(path, request.limits) as listing:
         archive = read_listing(listing, request.limits)
-        plan = plan_move(archive.inventory, request.move)
-        notes = tuple(conversion_notes(archive.inventory, plan))
-        reason = archive.no_devices() if plan.is_empty else ""
-        if reason:
-            more = "" if request.output is not None else "; nothing was written, -o OUT copies the archive"
-            notes += (f"{reason}{more}",)
-        if request.dry_run or (reason and request.output is None):
-            seconds = time.perf_counter() - began
-            return ConvertResult(
-                container="archive", plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
-            )
+        conversion = Conversion(request, archive.inventory, archive.no_devices)
+        if not conversion.is_writing:
+            return conversion.result()
         require_output(request)
-        changes = _Changes(listing, request)
-        for part, own in zip(archive.parts, split_plan(plan, archive.parts), strict=True):
+        overflowed = conversion.overflowed.append
+        changes = _Changes(listing, request, overflowed)
+        for part, own in zip(archive.parts, split_plan(conversion.plan, archive.parts), strict=True):
             changes.add(part.file.path, own)
-        with FileSink(target, force=request.force) as sink:
+        with FileSink(request.target, force=request.force) as sink:
             members = listing.members
             segments = members.lay_out(changes.segments)
             if not request.check:
                 segments = without_checks(segments)
-            written = write_segments(members.source, segments, sink, path, request.progress, changes.overflowed.append)
+            written = write_segments(members.source, segments, sink, path, request.progress, overflowed)
             sink.commit()
-    if changes.overflowed:
-        notes += (overflow_note(sum(changes.overflowed)),)
     if changes.unchecked:
-        notes += (f"without CRCs, so that their bytes were copied unchecked: {', '.join(changes.unchecked)}",)
+        unchecked = ", ".join(changes.unchecked)
+        conversion.notes.append(f"without CRCs, so that their bytes were copied unchecked: {unchecked}")
     if changes.inflated:
-        notes += (f"compressed in the old archive, and plainly stored in the new one: {', '.join(changes.inflated)}",)
-    seconds = time.perf_counter() - began
-    return ConvertResult(
-        container="archive", plan=plan, output=target, bytes_copied=written, seconds=seconds, notes=notes
-    )
+        inflated = ", ".join(changes.inflated)
+        conversion.notes.append(f"compressed in the old archive, and plainly stored in the new one: {inflated}")
+    return conversion.result(written)
 
 
 class _Changes:
@@ -82,17 +67,16 @@ class _Changes:
         segments: of the archive's source, by the path of the member that they make up.
         unchecked: paths of the checkpoints whose bytes have no CRCs.
         inflated: paths of those that were compressed, and are not any more.
-        overflowed: for each tensor that was cast, how many of its values were too large.
     """
 
-    def __init__(self, listing: ArchiveListing, request: ConvertRequest) -> None:
+    def __init__(self, listing: ArchiveListing, request: ConvertRequest, overflowed: Callable[[int], None]) -> None:
         self._listing = listing
         self._request = request
+        self._overflowed = overflowed
         self._held = 0
         self.segments: dict[str, Sequence[Segment]] = {}
         self.unchecked: list[str] = []
         self.inflated: list[str] = []
-        self.overflowed: list[int] = []
 
     def add(self, path: str, plan: MovePlan) -> None:
         """Lay out a checkpoint as its plan has it; one that does not change is left to the CRC of the archive."""
@@ -109,7 +93,7 @@ class _Changes:
                 self.segments[path] = tuple(shifted(segment, span.start, f"{path}/") for segment in segments)
             else:
                 self._hold(path, sum(map(length, segments)))
-                data = b"".join(blocks_of(source, segments, self.overflowed.append))
+                data = b"".join(blocks_of(source, segments, self._overflowed))
                 self.segments[path] = (BytesSegment(data),)
                 self.inflated.append(path)
 

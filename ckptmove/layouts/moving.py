@@ -6,7 +6,6 @@ Never writes into the source, and never leaves a part of the new directory behin
 from __future__ import annotations
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.contracts import CopySegment
-from ckptmove.conversion import write_checkpoint
+from ckptmove.conversion import Conversion, write_checkpoint
 from ckptmove.errors import OutputExists, OutputIsSource
 from ckptmove.layouts.listing import require_unchanged
 from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_directory
 from ckptmove.model import Span
-from ckptmove.moves import ConvertResult
-from ckptmove.notes import conversion_notes, overflow_note
-from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.directory_sink import DirectorySink
 from ckptmove.streams.leftovers import clear_leftovers
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion import ConvertRequest
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.reading import Directory
-    from ckptmove.moves import MovePlan
+    from ckptmove.moves import ConvertResult, MovePlan
 
 
 #: While some are being read or made durable, others are written; each holds a few blocks, and its pickle.
@@ -47,45 +43,26 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
     Errors as of :func:`ckptmove.api.convert`. Files that are no checkpoints are copied byte for byte, links are made
     anew, and permission bits stay.
     """
-    began = time.perf_counter()
     path, target = request.path, request.target
     with naming(path):
         directory = read_directory(path, request.limits)
-        plan = plan_move(directory.inventory, request.move)
-        notes = tuple(conversion_notes(directory.inventory, plan))
-        reason = directory.no_devices() if plan.is_empty else ""
-        if reason:
-            more = "" if request.output is not None else "; nothing was written, -o OUT copies the directory"
-            notes += (f"{reason}{more}",)
-        if request.dry_run or (reason and request.output is None):
-            seconds = time.perf_counter() - began
-            return ConvertResult(
-                container="directory", plan=plan, output=None, bytes_copied=0, seconds=seconds, notes=notes
-            )
+        conversion = Conversion(request, directory.inventory, directory.no_devices)
+        if not conversion.is_writing:
+            return conversion.result()
         _require_apart(path, target)
         clear_leftovers(Path(target).parent)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:
-            writer = _Writer(directory, plan, request, sink)
+            writer = _Writer(directory, conversion, request, sink)
             writer.run()
             sink.commit()
-    if writer.overflowed:
-        notes += (overflow_note(sum(writer.overflowed)),)
     if writer.unchecked:
-        notes += (f"without CRCs, so that their bytes were copied unchecked: {', '.join(sorted(writer.unchecked))}",)
+        unchecked = ", ".join(sorted(writer.unchecked))
+        conversion.notes.append(f"without CRCs, so that their bytes were copied unchecked: {unchecked}")
     if sink.leftover is not None:
-        notes += (f"the directory that was replaced could not be removed whole: {sink.leftover}",)
-    seconds = time.perf_counter() - began
-    return ConvertResult(
-        container="directory",
-        plan=plan,
-        output=target,
-        bytes_copied=writer.written,
-        seconds=seconds,
-        notes=notes,
-        is_distributed=directory.inventory.pieces is not None,
-    )
+        conversion.notes.append(f"the directory that was replaced could not be removed whole: {sink.leftover}")
+    return conversion.result(writer.written)
 
 
 def _require_apart(path: str, output: str) -> None:
@@ -110,16 +87,18 @@ class _Writer:
     Attributes:
         written: bytes so far.
         unchecked: paths of the checkpoints whose bytes have no CRCs.
-        overflowed: for each tensor that was cast, how many of its values were too large.
     """
 
-    def __init__(self, directory: Directory, plan: MovePlan, request: ConvertRequest, sink: DirectorySink) -> None:
+    def __init__(
+        self, directory: Directory, conversion: Conversion, request: ConvertRequest, sink: DirectorySink
+    ) -> None:
         self._listing: Listing = directory.listing
         self._plans = {
             part.file.path: own
-            for part, own in zip(directory.parts, split_plan(plan, directory.parts), strict=True)
+            for part, own in zip(directory.parts, split_plan(conversion.plan, directory.parts), strict=True)
             if part.file.container != "dcp"  # several files, in which no device stands
         }
+        self._overflowed = conversion.overflowed.append
         self._request = request
         self._sink = sink
         self._left = iter(directory.listing.files)
@@ -128,7 +107,6 @@ class _Writer:
         self._is_over = False
         self.written = 0
         self.unchecked: list[str] = []
-        self.overflowed: list[int] = []
 
     def run(self) -> None:
         """Write everything.
@@ -182,7 +160,7 @@ class _Writer:
         with open_checkpoint(request.path, request.limits) as checkpoint:
             if request.check and not checkpoint.container.has_checksums():
                 self.unchecked.append(path)
-            write_checkpoint(checkpoint, plan, sink, request, self.overflowed.append)
+            write_checkpoint(checkpoint, plan, sink, request, self._overflowed)
 
     def _copy(self, full: str, sink: ByteSink) -> None:
         source = open_source(full)

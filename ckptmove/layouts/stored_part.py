@@ -74,7 +74,10 @@ class StoredPart(ABC):
 
     def why_not(self, record: TensorRecord) -> str:
         """Why :meth:`bytes_of` knows nothing of a tensor."""
-        if self._kinds.get(record.storage or "") == "compressed-storage":
+        kind = self._kinds.get(record.storage or "")
+        if kind == "encoded-storage":
+            return f"written as text in {self.path}, as pickle protocols 0 to 2 write bytes"
+        if kind == "compressed-storage":
             return f"compressed in {self.path}: ckptmove convert stores it plainly"
         return f"missing or cut off in {self.path}"
 

@@ -85,7 +85,7 @@ def survey(inventory: Inventory, stored: StoredTensors, loaded: LoadedFiles, num
     pages = PagesOfFiles(loaded.mapped & stored.native)
     missing = loaded.missing
     seen: set[tuple[StoredBytes, str]] = set()
-    encoded = {fact.record for fact in inventory.facts if fact.kind == "encoded-storage"}
+    encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     for record in dense_records(inventory):
         place = stored.place(record)
         if place is None:

@@ -411,13 +411,13 @@ def test_a_file_that_changes_meanwhile_ends_it(build, monkeypatch, moment, name)
 
     monkeypatch.setattr(moving._Writer, real.__name__, write)
     if moment == "before":
-        planned = moving.plan_move
+        planned = conversion.plan_move
 
         def plan_move(*args):
             touch()
             return planned(*args)
 
-        monkeypatch.setattr(moving, "plan_move", plan_move)
+        monkeypatch.setattr(conversion, "plan_move", plan_move)
     with pytest.raises(SourceChanged) as caught:
         ckptmove.convert(folder, to="cpu", output=folder.with_name("out"))
     assert caught.value.path == str(folder / name)

@@ -382,6 +382,14 @@ def test_compressed_bytes_are_not_compared_and_the_way_is_named(compare, tmp_pat
     assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "plain.pt")).same
 
 
+def test_bytes_that_are_written_as_text_are_not_compared(tmp_path):
+    for protocol in (2, 4):
+        (tmp_path / f"{protocol}.pkl").write_bytes(pickle.dumps({"w": torch.ones(2)}, protocol))
+    (one,) = ckptmove.diff(str(tmp_path / "2.pkl"), str(tmp_path / "4.pkl")).uncompared
+    told = f"written as text in {tmp_path / '2.pkl'}, as pickle protocols 0 to 2 write bytes"
+    assert one == Uncompared("w", told)
+
+
 def test_sparse_tensors_with_other_numbers_of_values_differ(compare):
     one, two = torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse()
     assert compare({"w": one}, {"w": two}).changed == (Change("w", "value", "[3, 3]", "[3, 3]"),)
