@@ -98,7 +98,8 @@ class Conversion:
         is_idle = bool(reason) and request.output is None
         self.is_writing = not (request.dry_run or is_idle)
         if reason:
-            what = self._container if self._container in {"directory", "archive"} else "file"
+            several = "archive" if self._container == "archive" else "directory"
+            what = several if isinstance(inventory, DirectoryInventory) else "file"
             self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_idle)
 
     def result(self, written: int = 0) -> ConvertResult:

@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 
 Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
 ContainerName: TypeAlias = Literal[
-    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory", "archive"]  # fmt: skip
-#: What ``torch.load`` reads of any version since 0.1.10.
-OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})
+    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory",
+    "archive"]  # fmt: skip
+OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})  # which any torch.load since 0.1.10 reads
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo"]  # fmt: skip

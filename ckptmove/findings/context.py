@@ -9,7 +9,7 @@ import posixpath
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.devices import NO_DEVICE, is_accelerator, parse_target, split
 from ckptmove.directories import DirectoryInventory
