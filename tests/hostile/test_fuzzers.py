@@ -28,6 +28,12 @@ FOUND = {
     "a long key of a bare pickle had a name that changed with the file": lambda: bare(
         {b"k" * 200: torch.zeros(2), "x" * 70_000: torch.ones(2), "device": torch.device("cuda:1")}
     ),
+    "a long key within another key, likewise": lambda: bare(
+        {(b"k" * 200, 1): torch.zeros(2), "device": torch.device("cuda:1")}
+    ),
+    "a long key that is written as text, likewise": lambda: pickle.dumps(
+        {b"k" * 70_000: torch.zeros(2), "device": torch.device("cuda:1")}, 2
+    ),
     "a key of a dict changed with the persistent id that it was": lambda: archive_of(
         b"\x80\x02}" + DENSE.replace(b"K\x04tQ", b"K\x04tq\x01Q") + b"0h\x01" + DENSE + b"s.", {"0": bytes(16)}
     ),
