@@ -45,7 +45,15 @@ def compare_files(first: str, second: str, limits: Limits, measure: Measure, pro
         LimitExceeded: one of them asks for more than the limits allow.
     """
     with naming(first), open_checkpoint(first, limits) as one, naming(second), open_checkpoint(second, limits) as other:
-        return _Comparison(one, other, measure, progress).result()
+        return compare(one, other, measure, progress)
+
+
+def compare(one: Checkpoint, other: Checkpoint, measure: Measure, progress: Progress | None) -> DiffResult:
+    """Compare two open checkpoints.
+
+    Arguments and errors as of :func:`compare_files`.
+    """
+    return _Comparison(one, other, measure, progress).result()
 
 
 class _Comparison:

@@ -11,10 +11,10 @@ import torch
 
 from fuzz.harness import examine_file, guarded
 from fuzz.mutators import mixed
-from fuzz.seeds import STORAGE, archive_of, by_target
-from fuzz.targets import TARGETS
+from fuzz.seeds import STORAGE, archive_of
+from fuzz.targets import TARGETS, seeds_by_target
 
-SEEDS = by_target()
+SEEDS = seeds_by_target()
 DENSE = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
 
 
