@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 _TAR_FORMS: Final[tuple[Literal[0, 1, 2], ...]] = (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT)
 _BYTES: Final = {"0": bytes(16)}
+_CHUNK: Final = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE + b"."
 _MODEL, _, _, _OPTIMIZER, _ARGUMENTS, _ = (archive_of(pickled, _BYTES) for pickled in tensors())
 
 
-def old_tars() -> Iterable[bytes]:
-    """Checkpoints of torch 0.1: two tensors in a storage, one in a part of it, one in a storage of doubles."""
-    members = {
+def old_members() -> dict[str, bytes]:
+    """The members of a checkpoint of torch 0.1, by name.
+
+    Two tensors in a storage, one in a part of it, one in a storage of doubles.
+    """
+    return {
         "sys_info": pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2),
         "pickle": b"\x80\x02}(" + b"".join(text(name) + text(name) + b"Q" for name in ("21", "22", "23", "24")) + b"u.",
         "tensors": _run(4, (
@@ -42,9 +46,13 @@ def old_tars() -> Iterable[bytes]:
             _entry(12, "cpu", "DoubleStorage") + struct.pack("<q2d", 2, 5, 6),
         )) + pickle.dumps([(13, 11, 2, 2)], 2),
     }  # fmt: skip
+
+
+def old_tars() -> Iterable[bytes]:
+    """Checkpoints of torch 0.1."""
     for form in _TAR_FORMS:
-        yield tar_of(members, form)
-    yield tar_of(members | {"beside": b"x"}, tarfile.GNU_FORMAT)
+        yield tar_of(old_members(), form)
+    yield tar_of(old_members() | {"beside": b"x"}, tarfile.GNU_FORMAT)
 
 
 def _run(count: int, entries: Iterable[bytes]) -> bytes:
@@ -115,20 +123,21 @@ def archives() -> Iterable[bytes]:
 
 def distributed() -> Iterable[bytes]:
     """Folders that torch.distributed.checkpoint has written, in one file, in two, and by ranks that did not talk."""
-    halves = _saved({"w": [("__0_0.distcp", (0,)), ("__1_0.distcp", (4,))]})
-    yield packed(_saved({"w": [("__0_0.distcp", (0,))], "v": [("__0_0.distcp", (0,))]}))
+    halves = saved({"w": [("__0_0.distcp", (0,)), ("__1_0.distcp", (4,))]})
+    yield packed(saved({"w": [("__0_0.distcp", (0,))], "v": [("__0_0.distcp", (0,))]}))
     yield packed(halves)
     yield packed({"common.pt": _ARGUMENTS, **{f"pytorch_model_fsdp_0/{name}": data for name, data in halves.items()}})
     yield packed({"__0.metadata" if name == ".metadata" else name: data for name, data in halves.items()})
 
 
-def _saved(chunks: dict[str, list[tuple[str, tuple[int, ...]]]]) -> dict[str, bytes]:
+def saved(chunks: dict[str, list[tuple[str, tuple[int, ...]]]], pickled: bytes = _CHUNK) -> dict[str, bytes]:
     """A distributed checkpoint of tensors of four floats a chunk, and of an object.
 
     Args:
         chunks: for each tensor, the file and the offsets of its chunks.
+        pickled: what stands in each chunk.
     """
-    piece = archive_of(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE + b".", _BYTES)
+    piece = archive_of(pickled, _BYTES)
     files: dict[str, bytes] = {}
     said, places = b"", b""
 
