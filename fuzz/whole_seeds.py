@@ -61,22 +61,23 @@ def _run(count: int, entries: Iterable[bytes]) -> bytes:
 
 def _entry(key: int, second: int | str, kind: str) -> bytes:
     """The pickle of ``(key, storage or device, class)``."""
-    value = text(second) if isinstance(second, str) else _number(second)
-    return b"\x80\x02(" + _number(key) + value + b"ctorch\n" + kind.encode() + b"\nt."
+    value = text(second) if isinstance(second, str) else stored_number(second)
+    return b"\x80\x02(" + stored_number(key) + value + b"ctorch\n" + kind.encode() + b"\nt."
 
 
-def _number(value: int) -> bytes:
+def stored_number(value: int) -> bytes:
+    """A number of 32 bits."""
     return b"J" + struct.pack("<i", value)
 
 
 def tar_of(files: dict[str, bytes], form: Literal[0, 1, 2] = tarfile.PAX_FORMAT) -> bytes:
     """A tar of files."""
-    blocks = b""
+    blocks: list[bytes] = []
     for name, data in files.items():
         info = tarfile.TarInfo(name)
         info.size, info.mtime = len(data), 1_490_000_000.25
-        blocks += info.tobuf(form) + data.ljust(padded(len(data)), b"\0")
-    return blocks + bytes(2 * tarfile.BLOCKSIZE)
+        blocks += info.tobuf(form), data.ljust(padded(len(data)), b"\0")
+    return b"".join(blocks) + bytes(2 * tarfile.BLOCKSIZE)
 
 
 def zip_of(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
@@ -137,47 +138,60 @@ def saved(chunks: dict[str, list[tuple[str, tuple[int, ...]]]], pickled: bytes =
         chunks: for each tensor, the file and the offsets of its chunks.
         pickled: what stands in each chunk.
     """
-    piece = archive_of(pickled, _BYTES)
+    piece, end = archive_of(pickled, _BYTES), archive_of(b"\x80\x02K\x03.", {})
     files: dict[str, bytes] = {}
     said, places = b"", b""
-
-    def write(name: str, file: str, offsets: bytes, data: bytes) -> bytes:
-        start = len(files.get(file, b""))
-        files[file] = files.get(file, b"") + data
-        index = _object("metadata", "MetadataIndex", fqn=text(name), offset=offsets, index=b"N")
-        info = _object(
-            "filesystem", "_StorageInfo", relative_path=text(file), offset=_number(start), length=_number(len(data))
-        )
-        return index + info
-
     for name, places_of in chunks.items():
-        boxes = b"".join(
-            _object("metadata", "ChunkStorageMetadata", offsets=_size(offsets), sizes=_size((4,))) + b"a"
-            for _, offsets in places_of
-        )
-        said += text(name) + _object(
-            "metadata", "TensorStorageMetadata", properties=_PROPERTIES, size=_size((4 * len(places_of),)),
-            chunks=b"]" + boxes,
-        )  # fmt: skip
+        boxes = b"".join(stored_chunk(offsets, (4,)) + b"a" for _, offsets in places_of)
+        said += text(name) + stored_tensor((4 * len(places_of),), b"]" + boxes)
         for file, offsets in places_of:
-            places += write(name, file, _size(offsets), piece)
+            before = files.get(file, b"")
+            places += stored_index(name, offsets) + stored_place(file, len(before), len(piece))
+            files[file] = before + piece
     said += text("step") + _object("metadata", "BytesStorageMetadata")
-    places += write("step", next(iter(files)), b"N", archive_of(b"\x80\x02K\x03.", {}))
-    metadata = _object(
-        "metadata", "Metadata", state_dict_metadata=b"}(" + said + b"u", planner_data=b"N",
-        storage_data=b"}(" + places + b"u",
-    )  # fmt: skip
-    return {".metadata": b"\x80\x02" + metadata + b".", **files}
+    places += stored_index("step", None) + stored_place(file, len(files[file]), len(end))
+    files[file] += end
+    return {".metadata": stored_metadata(said, places), **files}
+
+
+def stored_metadata(said: bytes, places: bytes) -> bytes:
+    """A ``.metadata``: names and what they are, indices and places."""
+    tables = {"state_dict_metadata": b"}(" + said + b"u", "planner_data": b"N", "storage_data": b"}(" + places + b"u"}
+    return b"\x80\x02" + _object("metadata", "Metadata", **tables) + b"."
+
+
+def stored_tensor(sizes: tuple[int, ...], chunks: bytes) -> bytes:
+    """What ``.metadata`` says of a tensor of floats."""
+    size = stored_size(sizes)
+    return _object("metadata", "TensorStorageMetadata", properties=_PROPERTIES, size=size, chunks=chunks)
+
+
+def stored_chunk(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> bytes:
+    """What it says of a chunk."""
+    return _object("metadata", "ChunkStorageMetadata", offsets=stored_size(offsets), sizes=stored_size(sizes))
+
+
+def stored_index(name: str, offsets: tuple[int, ...] | None) -> bytes:
+    """What it calls a chunk, or an object."""
+    offset = b"N" if offsets is None else stored_size(offsets)
+    return _object("metadata", "MetadataIndex", fqn=text(name), offset=offset, index=b"N")
+
+
+def stored_place(file: str, start: int, nbytes: int) -> bytes:
+    """Where it says that a piece lies."""
+    places = {"relative_path": text(file), "offset": stored_number(start), "length": stored_number(nbytes)}
+    return _object("filesystem", "_StorageInfo", **places)
+
+
+def stored_size(sizes: tuple[int, ...]) -> bytes:
+    """A ``torch.Size``."""
+    return b"ctorch\nSize\n((" + b"".join(map(stored_number, sizes)) + b"ttR"
 
 
 def _object(module: str, name: str, **fields: bytes) -> bytes:
     """An object of torch.distributed.checkpoint with fields."""
     state = b"".join(text(field) + value for field, value in fields.items())
     return f"ctorch.distributed.checkpoint.{module}\n{name}\n".encode() + b")\x81}(" + state + b"ub"
-
-
-def _size(sizes: tuple[int, ...]) -> bytes:
-    return b"ctorch\nSize\n((" + b"".join(map(_number, sizes)) + b"ttR"
 
 
 _PROPERTIES: Final = (
