@@ -69,7 +69,7 @@ def unpack(data: bytes) -> list[Entry]:
 
 def lay_out(data: bytes, folder: Path) -> None:
     """Make the directory that an input stands for; of two entries of one name, the first."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for kind, name, body in unpack(data):
         path = folder.joinpath(*_parts(name))
         if path == folder:
