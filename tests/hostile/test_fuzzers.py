@@ -24,14 +24,15 @@ def bare(value):
     return pickle.dumps(value, 4)
 
 
+LONG = (b"k" * 200, 1)
 #: By what was wrong.
 FOUND = {
     "the end of a directory in a file too short for one": lambda: b"PK\3\4\x14\0\0ZZVPK\5\6\0\0\0",
     "a long key of a bare pickle had a name that changed with the file": lambda: bare(
         {b"k" * 200: torch.zeros(2), "x" * 70_000: torch.ones(2), "device": torch.device("cuda:1")}
     ),
-    "a long key within another key, likewise": lambda: bare(
-        {(b"k" * 200, 1): torch.zeros(2), "device": torch.device("cuda:1")}
+    "a long key within another key, of two dicts, likewise": lambda: bare(
+        [{LONG: torch.zeros(2)}, {LONG: torch.ones(2), "device": torch.device("cuda:1")}]
     ),
     "a long key that is written as text, likewise": lambda: pickle.dumps(
         {b"k" * 70_000: torch.zeros(2), "device": torch.device("cuda:1")}, 2
