@@ -105,6 +105,21 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     replace_nodes(machine, roots)
 
 
+def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> frozenset[int]:
+    """The places of those streams whose bytes, or arguments, are read back: as a key of a dict, for one.
+
+    Args:
+        streams: what :func:`find_streams` found.
+        machine: the machine that has read the outline.
+    """
+    read = frozenset(machine.reads)  # a ``str`` of Python 2
+    return frozenset(
+        place
+        for place, args in enumerate(stream.call.args for stream in streams)
+        if type(args) is Tuple and ({id(args), id(args.items[0])} & machine.reread.keys() or args.starts[0] in read)
+    )
+
+
 def name_long_keys(root: Value, outline: PickleOutline) -> None:
     """Call the long strings that are keys of a dict by their place and length: the marks of an outline are no names."""
     tuples: dict[int, tuple[Tuple, Tuple]] = {}  # one may be a key of many dicts; it lives on, and so its id is its own

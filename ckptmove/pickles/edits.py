@@ -23,7 +23,7 @@ from ckptmove.pickles import atoms
 from ckptmove.pickles.scan import PUTS, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.structure import HANDLERS as STRUCTURE
-from ckptmove.pickles.tree import Global
+from ckptmove.pickles.tree import Global, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,7 +214,8 @@ class _Draft:
     def __init__(self, machine: Machine, literals: _Literals) -> None:
         self._machine = machine
         self._literals = literals
-        self._shared = frozenset(chain.from_iterable(one.starts for one in machine.reread.values()))
+        shared = (one.starts for one in machine.reread.values() if type(one) is Tuple)
+        self._shared = frozenset(chain.from_iterable(shared))
         self.values: dict[int, Wanted] = {}
         self.patches: dict[int, Patch] = {}
 

@@ -52,7 +52,7 @@ def _pop_to_mark(machine: Machine, position: int) -> int:
 def _duplicate(machine: Machine, position: int) -> int:
     value = machine.stack[-1]
     machine.reads += position, machine.starts[-1]
-    if type(value) is Tuple:
+    if type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)
@@ -103,7 +103,7 @@ def _recall(machine: Machine, position: int, index: int) -> None:
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
         machine.reads += position, machine.memo_starts[index]
-    elif type(value) is Tuple:
+    elif type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)
@@ -115,7 +115,7 @@ def _binget(machine: Machine, position: int) -> int:
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
         machine.reads += position, machine.memo_starts[index]
-    elif type(value) is Tuple:
+    elif type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)

@@ -20,6 +20,12 @@ SEEDS = seeds_by_target()
 DENSE = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
 
 
+def nested(code):
+    stream = archive_of(b"\x80\x02" + DENSE + b".", {"0": bytes(16)})
+    load = b"ctorch.storage\n_load_from_bytes\n" + code % (len(stream).to_bytes(4, "little") + stream)
+    return b"\x80\x03" + load + b"q\x020}h\x01h\x02s."
+
+
 def bare(value):
     return pickle.dumps(value, 4)
 
@@ -34,6 +40,14 @@ FOUND = {
     "a long key within another key, of two dicts, likewise": lambda: bare(
         [{LONG: torch.zeros(2)}, {LONG: torch.ones(2), "device": torch.device("cuda:1")}]
     ),
+    **{
+        f"a key of a dict changed with the stream that it was: {name}": lambda code=code: nested(code)
+        for name, code in {
+            "bytes": b"B%bq\x01\x85R",
+            "a str of Python 2": b"T%bq\x01\x85R",
+            "arguments": b"B%b\x85q\x01R",
+        }.items()
+    },
     "a long key that is written as text, likewise": lambda: pickle.dumps(
         {b"k" * 70_000: torch.zeros(2), "device": torch.device("cuda:1")}, 2
     ),
