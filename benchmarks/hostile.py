@@ -1,4 +1,4 @@
-"""What the worst files cost: time and memory of `inspect`, `convert` and `verify` on files that ask for much.
+"""What the worst files cost: time and memory of `inspect`, `convert`, `diff` and `verify` on files that ask for much.
 
     python benchmarks/hostile.py [FAMILY...] [--size 1000000] [--verify]
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fuzz import whole_bombs  # noqa: E402  # which lies beside this folder
 from fuzz.bombs import by_family  # noqa: E402  # which lies beside this folder
 from fuzz.folders import folders  # noqa: E402  # which lies beside this folder
 
@@ -32,6 +33,7 @@ COMMANDS = {
     "inspect": ["inspect", "{path}", "--tensors", "--tree", "--globals", "--check", "--expect", "cpu", "-v"],
     "json": ["inspect", "{path}", "--json"],
     "convert": ["convert", "{path}", "--to", "mps", "--cast", "--rewrite-strings", "--force", "-o", "{out}"],
+    "diff": ["diff", "{path}", "{path}"],
 }
 #: In a small process of its own: what a process took before it started another one would count as the other's.
 MEASURE = """
@@ -118,9 +120,10 @@ def main() -> None:
     runs: list[Run] = []
     every = {
         name: {recipe: written(make) for recipe, make in recipes.items()}
-        for name, recipes in by_family(asked.size).items()
+        for name, recipes in (by_family(asked.size) | whole_bombs.by_family(asked.size)).items()
     }
     every["directories"] = folders(asked.size)
+    every["distributed checkpoints"] = whole_bombs.folders(asked.size)
     for name, recipes in every.items():
         if not asked.families or name in asked.families:
             runs += family(name, recipes, commands)

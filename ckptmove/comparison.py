@@ -46,7 +46,17 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
         LimitExceeded: one of them asks for more than the limits allow.
     """
     with open_stored(first, limits) as one, open_stored(second, limits) as other:
-        return _Comparison(one, other, measure, progress).result()
+        return compare_stored(one, other, measure, progress)
+
+
+def compare_stored(
+    one: StoredCheckpoint, other: StoredCheckpoint, measure: Measure, progress: Progress | None
+) -> DiffResult:
+    """Compare two open checkpoints.
+
+    Arguments and errors as of :func:`compare`.
+    """
+    return _Comparison(one, other, measure, progress).result()
 
 
 class _Comparison:

@@ -15,9 +15,9 @@ from typing import Final
 import atheris
 
 with atheris.instrument_imports(include=["ckptmove"]):
-    from fuzz import mutators, seeds
+    from fuzz import mutators
     from fuzz.harness import guarded
-    from fuzz.targets import TARGETS
+    from fuzz.targets import TARGETS, seeds_by_target
 
 _HERE: Final = Path(__file__).parent
 #: Seconds and MiB that one input may take, and bytes that it may have.
@@ -35,7 +35,7 @@ def main() -> None:
     target, corpus, found = TARGETS[name], _HERE / "corpus" / name, _HERE / "found" / name
     corpus.mkdir(parents=True, exist_ok=True)
     found.mkdir(parents=True, exist_ok=True)
-    for data in seeds.by_target()[name]:
+    for data in seeds_by_target()[name]:
         (corpus / hashlib.sha1(data).hexdigest()).write_bytes(data)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:

@@ -1,18 +1,20 @@
 """What every fuzzer does with an input, and what must hold of it.
 
-Never writes a file: sources and sinks are bytes in memory.
+Never writes a file: sources and sinks are bytes in memory. Directories and archives are in ``wholes``.
 
 The invariant: only :class:`ckptmove.errors.CkptMoveError` escapes, in one line; nothing that is shown to people holds a
-character that a terminal would obey; and whatever is converted reads back as it was planned.
+character that a terminal would obey; whatever is converted reads back as it was planned; and ``diff`` finds that which
+was planned, and nothing else.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api import Inspection
 from ckptmove.checkpoint import Checkpoint
+from ckptmove.comparison import compare_stored
 from ckptmove.containers.opening import container_of
 from ckptmove.conversion import ConvertRequest, write_checkpoint
 from ckptmove.errors import CkptMoveError
@@ -20,6 +22,7 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline
+from ckptmove.layouts.stored import stored_file
 from ckptmove.model import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.pickles.machine import interpret
@@ -31,10 +34,14 @@ from ckptmove.report.text import sentence
 from ckptmove.streams.part import MemorySource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.moves import MovePlan
+
+    #: What a checkpoint holds, and the bytes of its storages.
+    Held: TypeAlias = tuple[Inventory, Mapping[str, bytes | None]]
 
 #: Those of the program, but for the walk, so that a bomb costs a fuzzer milliseconds and not seconds.
 LIMITS: Final = Limits(visits=20_000)
@@ -83,9 +90,9 @@ def guarded(target: Callable[[bytes], None], data: bytes) -> str:
 def examine_pickle(data: bytes) -> None:
     """The symbolic machine alone: it ends inside of the data, with nothing left over."""
     machine = interpret(data, LIMITS)
-    _require(0 < machine.end <= len(data), "it ended outside of the data")
-    _require(not machine.stack and not machine.marks, "something was left on the stack")
-    _require(len(machine.memo) <= len(data), "more was memoised than there are operations")
+    require(0 < machine.end <= len(data), "it ended outside of the data")
+    require(not machine.stack and not machine.marks, "something was left on the stack")
+    require(len(machine.memo) <= len(data), "more was memoised than there are operations")
 
 
 def examine_file(data: bytes) -> None:
@@ -94,6 +101,12 @@ def examine_file(data: bytes) -> None:
     container, machine = checkpoint.container, checkpoint.machine
     inventory = replace(checkpoint.inventory, facts=(*checkpoint.inventory.facts, *container.check()))
     lines = outline(machine.root, LIMITS, len(machine.data))
+    show_inventory(inventory, lines)
+    in_each_way(lambda request: convert(data, request))
+
+
+def show_inventory(inventory: Inventory, lines: tuple[OutlineLine, ...]) -> None:
+    """What ``inspect`` prints, in every format."""
     findings = find_all(inventory, Context(target=None, device_count=1))
     answer = InspectAnswer(
         inspection=Inspection(inventory, findings, lines), tensors=inventory.tensors, expectation=None, exit_code=1
@@ -101,14 +114,36 @@ def examine_file(data: bytes) -> None:
     _require_printable(inspection.inspection_lines(_PAGE, answer, _DETAIL))
     _require_printable(github.inspection_lines(answer))
     _require_printable([document.dumps(document.inspect_document([answer], 1, []))])
+
+
+def show_result(result: ConvertResult) -> None:
+    """What ``convert`` prints, in every format."""
+    _require_printable(conversion.conversion_lines(_PAGE, "input", result, verbose=True))
+    _require_printable([document.dumps(document.convert_document(result))])
+
+
+def in_each_way(convert_one: Callable[[MoveRequest], None]) -> None:
+    """Try every request.
+
+    Raises:
+        CkptMoveError: one is refused, when all were tried.
+    """
     refused: CkptMoveError | None = None
     for request in REQUESTS:
         try:
-            convert(data, request)
+            convert_one(request)
         except CkptMoveError as error:  # noqa: PERF203  # the other requests are tried all the same
             refused = error
     if refused is not None:
         raise refused
+
+
+def asked_for(path: str, move: MoveRequest, output: str | None = None) -> ConvertRequest:
+    """A conversion as the command line asks for it."""
+    return ConvertRequest(
+        path=path, move=move, output=output, beside="output", force=False, dry_run=False, check=True, progress=None,
+        limits=LIMITS,
+    )  # fmt: skip
 
 
 def opened(data: bytes) -> Checkpoint:
@@ -131,15 +166,9 @@ def convert(data: bytes, request: MoveRequest) -> None:
     checkpoint = opened(data)
     plan = plan_move(checkpoint.inventory, request)
     sink = MemorySink()
-    asked = ConvertRequest(
-        path="input", move=request, output=None, beside="output", force=False, dry_run=False, check=True, progress=None,
-        limits=LIMITS,
-    )  # fmt: skip
-    written = write_checkpoint(checkpoint, plan, sink, asked, lambda _: None)
-    _require(written == len(sink.data), "the count of bytes written is wrong")
-    result = ConvertResult(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0)
-    _require_printable(conversion.conversion_lines(_PAGE, "input", result, verbose=True))
-    _require_printable([document.dumps(document.convert_document(result))])
+    written = write_checkpoint(checkpoint, plan, sink, asked_for("input", request), lambda _: None)
+    require(written == len(sink.data), "the count of bytes written is wrong")
+    show_result(ConvertResult(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
     if plan.is_empty:
         return
     try:
@@ -147,30 +176,49 @@ def convert(data: bytes, request: MoveRequest) -> None:
         again = plan_move(after.inventory, request)
     except CkptMoveError as error:
         raise AssertionError("what was written cannot be read") from error
-    _require(again.is_empty, "what was converted would be converted again")
-    _require_planned(checkpoint, plan, after)
+    require(again.is_empty, "what was converted would be converted again")
+    require_planned((checkpoint.inventory, bytes_of(checkpoint)), plan, (after.inventory, bytes_of(after)))
+    _require_different(checkpoint, plan, after)
 
 
-def _require_planned(source: Checkpoint, plan: MovePlan, output: Checkpoint) -> None:
+def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
     """The storages lie and are typed as planned, hold the same bytes, and everything else says what it said."""
     edits = {edit.storage: edit for edit in plan.edits}
-    before, after = source.inventory, output.inventory
-    _require([one.key for one in before.storages] == [one.key for one in after.storages], "storages differ")
+    (before, old_bytes), (after, new_bytes) = source, output
+    require([one.key for one in before.storages] == [one.key for one in after.storages], "storages differ")
     for old, new in zip(before.storages, after.storages, strict=True):
         edit = edits.get(old.key)
         cast = edit.cast if edit is not None else None
-        _require(new.device == (old.device if edit is None else edit.target), f"storage {old.key} is misplaced")
-        _require(new.dtype == (old.dtype if cast is None else cast[1]), f"storage {old.key} has another dtype")
-        _require(new.numel == old.numel, f"storage {old.key} has another size")
+        require(new.device == (old.device if edit is None else edit.target), f"storage {old.key} is misplaced")
+        require(new.dtype == (old.dtype if cast is None else cast[1]), f"storage {old.key} has another dtype")
+        require(new.numel == old.numel, f"storage {old.key} has another size")
         if cast is None and old.key not in plan.inflates:
-            _require(_bytes_of(source, old.key) == _bytes_of(output, old.key), f"storage {old.key} has other bytes")
-    _require([*map(_geometry, before.tensors)] == [*map(_geometry, after.tensors)], "tensors differ")
-    _require(_names(before) == _names(after), "the pickle names other globals")
+            require(old_bytes.get(old.key) == new_bytes.get(old.key), f"storage {old.key} has other bytes")
+    require([*map(_geometry, before.tensors)] == [*map(_geometry, after.tensors)], "tensors differ")
+    require(_names(before) == _names(after), "the pickle names other globals")
 
 
-def _bytes_of(checkpoint: Checkpoint, key: str) -> bytes | None:
-    span = checkpoint.container.storage_span(key)
-    return None if span is None else checkpoint.container.source.read(span.start, span.end)
+def _require_different(source: Checkpoint, plan: MovePlan, output: Checkpoint) -> None:
+    """``diff`` tells of devices, of what was cast, and of what the plan says of flags and strings."""
+    found = compare_stored(stored_file(source), stored_file(output), lambda *_: None, None)
+    require(not found.added and not found.removed, "diff finds tensors that only one of them has")
+    allowed: set[str] = {"device"}
+    if any(edit.cast is not None for edit in plan.edits):
+        allowed |= {"dtype", "value", "object"}  # classes of storages stand in the tree, too
+    if plan.flags:
+        allowed.add("object")
+    for change in found.changed:
+        require(change.what in allowed, f"diff finds {change}")
+
+
+def bytes_of(checkpoint: Checkpoint) -> dict[str, bytes | None]:
+    """The bytes of an open checkpoint's storages, by key."""
+    container = checkpoint.container
+    found: dict[str, bytes | None] = {}
+    for storage in checkpoint.inventory.storages:
+        span = container.storage_span(storage.key)
+        found[storage.key] = None if span is None else container.source.read(span.start, span.end)
+    return found
 
 
 def _geometry(tensor: TensorRecord) -> tuple[object, ...]:
@@ -191,9 +239,10 @@ def _names(inventory: Inventory) -> set[str]:
 
 def _require_printable(lines: Iterable[str]) -> None:
     for line in lines:
-        _require(line.isprintable(), f"a terminal would obey {line!r}")
+        require(line.isprintable(), f"a terminal would obey {line!r}")
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
+    """Fail where something does not hold."""
     if not holds:
         raise AssertionError(otherwise)

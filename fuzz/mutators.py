@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Plain: TypeAlias = Callable[[bytes], bytes]
     Mutator: TypeAlias = Callable[[bytes, Random, Plain], bytes]
 
-_NUMBERS: Final = (0, 1, 2, 7, 8, 63, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63)
-_WORDS: Final = (
+NUMBERS: Final = (0, 1, 2, 7, 8, 63, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63)
+WORDS: Final = (
     b"cpu", b"cuda", b"cuda:0", b"cuda:1", b"mps", b"meta", b"storage", b"module", b"state", b"step", b"param_groups",
     b"params", b"rng", b"device", b"0", b"1", b"", b"data", b"../x", b"\x1b[2J", "\u202e".encode(), b"\xed\xa0\x80",
     b"a" * 300,
@@ -81,7 +81,7 @@ def pickle_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 def _operation(random: Random) -> bytes:  # noqa: PLR0911  # a case for each kind
     """An operation that is whole in itself."""
-    word, number = random.choice(_WORDS), random.choice(_NUMBERS)
+    word, number = random.choice(WORDS), random.choice(NUMBERS)
     match random.randrange(7):
         case 0:
             return b"X" + len(word).to_bytes(4, "little") + word
@@ -103,25 +103,21 @@ def _operation(random: Random) -> bytes:  # noqa: PLR0911  # a case for each kin
 def _other_argument(operation: bytes, random: Random) -> bytes:
     """The same operation with another argument, if it has one."""
     code, shape = operation[0], SHAPE_OF[operation[0]]
-    word = random.choice(_WORDS)
+    word = random.choice(WORDS)
     if shape > 0:
-        return operation[:1] + random.choice(_NUMBERS).to_bytes(9, "little")[:shape]
+        return operation[:1] + random.choice(NUMBERS).to_bytes(9, "little")[:shape]
     if code in b"ci":
         return operation[:1] + random.choice(_GLOBALS)
     widths = {ord("X"): 4, ord("B"): 4, 0x8C: 1, 0x8D: 8, 0x8E: 8, ord("U"): 1, ord("C"): 1, 0x8A: 1}
     if code in widths:
         word = word[: 1 << 8 * widths[code] - 1]
         return operation[:1] + len(word).to_bytes(widths[code], "little") + word
-    return operation if shape == 0 else operation[:1] + str(random.choice(_NUMBERS)).encode() + b"\n"
+    return operation if shape == 0 else operation[:1] + str(random.choice(NUMBERS)).encode() + b"\n"
 
 
 def zip_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
     """Records of an archive changed, renamed, doubled or taken out; CRCs and offsets that fit, or one that does not."""
-    try:
-        with zipfile.ZipFile(BytesIO(data)) as archive:
-            records = [(one.filename, archive.read(one), one.compress_type) for one in archive.infolist()]
-    except _NO_ARCHIVE:
-        return plain(data)
+    records = records_of(data)
     if not records:
         return plain(data)
     names = [name for name, _, _ in records]
@@ -147,8 +143,17 @@ def zip_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
                 records[at] = name, plain(body), method
         if not records:
             break
-    built = _zipped(records)
+    built = zipped(records)
     return _lied_about(built, random) if random.random() < 0.3 else built
+
+
+def records_of(data: bytes) -> list[tuple[str, bytes, int]]:
+    """Name, content and method of each record of an archive; none of one that cannot be read."""
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            return [(one.filename, archive.read(one), one.compress_type) for one in archive.infolist()]
+    except _NO_ARCHIVE:
+        return []
 
 
 def _other_name(name: str, random: Random) -> str:
@@ -158,7 +163,7 @@ def _other_name(name: str, random: Random) -> str:
     )
 
 
-def _zipped(records: list[tuple[str, bytes, int]]) -> bytes:
+def zipped(records: list[tuple[str, bytes, int]]) -> bytes:
     """As torch aligns: the data of every record at a multiple of 64 where that is cheap, else anywhere."""
     stream = BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
@@ -189,7 +194,7 @@ def _lied_about(data: bytes, random: Random) -> bytes:
     offset, size = random.choice(fields)
     at = random.choice(places) + offset
     old = int.from_bytes(lied[at : at + size], "little")
-    new = random.choice((*_NUMBERS, old + 1, max(old - 1, 0), old + 64, old ^ 0x800))
+    new = random.choice((*NUMBERS, old + 1, max(old - 1, 0), old + 64, old ^ 0x800))
     lied[at : at + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
     return bytes(lied)
 
@@ -238,11 +243,11 @@ def safetensors_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
             case 0:
                 row["shape"] = random.choice(([], [0], [2**62, 4], [-1], [1.5], [True], ["2"], [1] * 70))
             case 1:
-                row["data_offsets"][random.randrange(2)] = random.choice((*_NUMBERS, -1, 1e3, None))
+                row["data_offsets"][random.randrange(2)] = random.choice((*NUMBERS, -1, 1e3, None))
             case 2:
                 row["dtype"] = random.choice(("F4", "F64", "BOOL", "F8_E8M0", "X", "", None, "F6_E2M3"))
             case 3:
-                header[random.choice(_WORDS).decode("utf-8", "replace")] = header.pop(name)
+                header[random.choice(WORDS).decode("utf-8", "replace")] = header.pop(name)
             case 4:
                 header["__metadata__"] = random.choice(({}, {"format": "\x1b[2J"}, {"a": 1}, [], None, {"format": ""}))
             case _:

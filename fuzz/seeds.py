@@ -49,8 +49,8 @@ def by_target() -> dict[str, list[bytes]]:
     found["machine"] += [
         container_of(MemorySource("seed", data), Limits()).object_pickle() for data in found["torch-zip"]
     ]
-    found["torch-zip"] += [archive_of(pickled, {"0": bytes(16)}) for pickled in _tensors()]
-    found["safetensors"] += [_table()]
+    found["torch-zip"] += [archive_of(pickled, {"0": bytes(16)}) for pickled in tensors()]
+    found["safetensors"] += [table()]
     return found
 
 
@@ -70,10 +70,10 @@ def archive_of(pickled: bytes, storages: dict[str, bytes], **more: bytes) -> byt
 def _pickles() -> Iterator[bytes]:
     for protocol in range(6):
         yield pickle.dumps(_PLAIN, protocol)
-    yield from _tensors()
+    yield from tensors()
 
 
-def _tensors() -> Iterator[bytes]:
+def tensors() -> Iterator[bytes]:
     """Tensors of every kind over one storage of four floats."""
     dense = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
     yield b"\x80\x02}X\x06\0\0\0weight" + dense + b"s."
@@ -112,7 +112,8 @@ def _model_json() -> bytes:
     return stream.getvalue()
 
 
-def _table() -> bytes:
+def table() -> bytes:
+    """A file of safetensors with a tensor of bytes' halves in it."""
     rows = {
         "a.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
         "b": {"dtype": "F4", "shape": [4], "data_offsets": [16, 18]},

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fuzz import mutators
+from fuzz import mutators, seeds, whole_mutators, whole_seeds
 from fuzz.harness import examine_file, examine_pickle
+from fuzz.wholes import examine_archive, examine_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,4 +38,18 @@ TARGETS: Final[dict[str, Target]] = {
     "torch-legacy": Target(examine_file, mutators.legacy_mutator),
     "pickle": Target(examine_file, mutators.bare_mutator),
     "safetensors": Target(examine_file, mutators.safetensors_mutator),
+    "torch-tar": Target(examine_file, whole_mutators.tar_mutator),
+    "archive": Target(examine_archive, whole_mutators.archive_mutator),
+    "distributed": Target(examine_directory, whole_mutators.directory_mutator),
+    "directory": Target(examine_directory, whole_mutators.directory_mutator),
 }
+
+
+def seeds_by_target() -> dict[str, list[bytes]]:
+    """What each target starts from, by its name."""
+    return seeds.by_target() | {
+        "torch-tar": list(whole_seeds.old_tars()),
+        "archive": list(whole_seeds.archives()),
+        "distributed": list(whole_seeds.distributed()),
+        "directory": list(whole_seeds.directories()),
+    }

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.contract import Container
-from ckptmove.containers.nested_streams import find_streams, graft, name_long_keys
+from ckptmove.containers.nested_streams import find_streams, graft, name_long_keys, shared_streams
 from ckptmove.containers.pickle_outline import read_outline
 from ckptmove.contracts import CopySegment
 from ckptmove.errors import DamagedPickle, UneditablePickle
@@ -138,7 +138,7 @@ class BarePickle(Container):
 
         Raises:
             DamagedArchive: as the streams.
-            UneditablePickle: a stream that is written as text would have to change.
+            UneditablePickle: a stream would have to change that is written as text, or read back as bytes.
         """
         if pickle == self._pickle and not casts:
             return (CopySegment(Span(0, self.source.size)),)
@@ -147,13 +147,15 @@ class BarePickle(Container):
         for name, dtypes in casts.items():
             at, key = self._split(name)
             cast.setdefault(at, {})[key] = dtypes
+        shared = shared_streams(self._streams, self._machine)
         new: dict[int, tuple[list[Segment], int]] = {}
         for place, (stream, one) in enumerate(zip(self._streams, inner, strict=True)):
             own = cast.get(place, {})
             if one == stream.container.object_pickle() and not own:
                 continue
-            if stream.string is None:
-                raise UneditablePickle(_AS_TEXT, offset=self._outline.file_offset(stream.call.args_start))
+            if stream.string is None or place in shared:
+                detail = _AS_TEXT if stream.string is None else "the bytes of a tensor with another use"
+                raise UneditablePickle(detail, offset=self._outline.file_offset(stream.call.args_start))
             segments = [shifted(segment, stream.start) for segment in stream.container.lay_out(one, own)]
             new[stream.string] = segments, sum(map(length, segments))
         rest = CopySegment(Span(self._outline.end, self.source.size))

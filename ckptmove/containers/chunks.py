@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Far more than a grid of shards asks for.
-_MOST_COMPARISONS: Final = 10_000_000
+_MOST_COMPARISONS: Final = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ def merge(machine: Machine, inner: Machine, place: int) -> None:
     """
     memo = (place + 1) << _MEMO_BITS
     machine.reads += inner.reads
+    machine.reread |= inner.reread
     machine.frames += inner.frames
     machine.persistents += inner.persistents
     for index, start in inner.memo_starts.items():

@@ -105,15 +105,39 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     replace_nodes(machine, roots)
 
 
+def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> frozenset[int]:
+    """The places of those streams whose bytes, or arguments, are read back: as a key of a dict, for one.
+
+    Args:
+        streams: what :func:`find_streams` found.
+        machine: the machine that has read the outline.
+    """
+    read = frozenset(machine.reads)  # a ``str`` of Python 2
+    return frozenset(
+        place
+        for place, args in enumerate(stream.call.args for stream in streams)
+        if type(args) is Tuple and ({id(args), id(args.items[0])} & machine.reread.keys() or args.starts[0] in read)
+    )
+
+
 def name_long_keys(root: Value, outline: PickleOutline) -> None:
     """Call the long strings that are keys of a dict by their place and length: the marks of an outline are no names."""
+    tuples: dict[int, tuple[Tuple, Tuple]] = {}  # one may be a key of many dicts; it lives on, and so its id is its own
+
+    def named(key: Value) -> Value:
+        if type(key) is not Tuple:
+            return _key_name(key, outline)
+        if id(key) not in tuples:
+            tuples[id(key)] = key, Tuple(tuple(_key_name(item, outline) for item in key.items), key.starts)
+        return tuples[id(key)][1]
+
     for node in nodes(root) if outline.strings else ():
         if type(node) is Dict:
-            node.flat[::2] = [_key_name(key, outline) for key in node.flat[::2]]
+            node.flat[::2] = map(named, node.flat[::2])
 
 
 def _key_name(key: Value, outline: PickleOutline) -> Value:
-    place = outline.find(key)
+    place = outline.find(_text_of(key) if type(key) is Call and key.name == _ENCODE else key)
     return key if place is None else f"<string {place} of {outline.strings[place].span.nbytes} bytes>"
 
 
@@ -128,7 +152,7 @@ def _open(source: ByteSource, limits: Limits) -> Container:
 
 def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:
     """Bytes that are written as text: ``_codecs.encode(text, 'latin1')``."""
-    text = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
+    text = _text_of(call)
     place = outline.find(text)
     try:
         if place is not None:
@@ -137,6 +161,11 @@ def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:
         return text.encode("latin-1") if type(text) is str else b""
     except UnicodeError as error:
         raise DamagedArchive(source.path, "the text of a tensor's bytes holds what is no byte") from error
+
+
+def _text_of(call: Call) -> Value:
+    """What is encoded."""
+    return call.args.items[0] if type(call.args) is Tuple and call.args.items else None
 
 
 def _rename(node: Persistent, place: int) -> None:

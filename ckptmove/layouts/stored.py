@@ -99,8 +99,17 @@ def _of_file(path: str, limits: Limits, stack: ExitStack) -> StoredCheckpoint:
         checkpoint = stack.enter_context(open_checkpoint(path, limits))
     except ArchiveOfFiles:
         return _of_files(stack.enter_context(open_archive(path, limits)), limits, stack)
+    return stored_file(checkpoint)
+
+
+def stored_file(checkpoint: Checkpoint) -> StoredCheckpoint:
+    """A checkpoint of one file that is open, in this form.
+
+    Raises:
+        CrcMismatch: the bytes of something that is no tensor differ from their CRC.
+    """
     part = FilePart("", checkpoint.inventory, checkpoint.container.source, FileContents.of(checkpoint))
-    return StoredCheckpoint(path, (part,))
+    return StoredCheckpoint(checkpoint.inventory.path, (part,))
 
 
 def _of_files(listing: Listing, limits: Limits, stack: ExitStack) -> StoredCheckpoint:

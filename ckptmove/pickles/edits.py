@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.devices import split
@@ -23,7 +23,7 @@ from ckptmove.pickles import atoms
 from ckptmove.pickles.scan import PUTS, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.structure import HANDLERS as STRUCTURE
-from ckptmove.pickles.tree import Global
+from ckptmove.pickles.tree import Global, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
     for edit in plan.edits:
         if edit.target != edit.source:
             for site in edit.sites:
-                draft.claim(site, edit.target)
+                draft.claim_argument(site, edit.target)
         if edit.cast is not None:
             draft.cast(edit, edit.cast[1])
     for flag in plan.flags:
@@ -209,11 +209,13 @@ class _Draft:
         patches: by start of an operation, its end and what comes in its place.
     """
 
-    __slots__ = ("_literals", "_machine", "patches", "values")
+    __slots__ = ("_literals", "_machine", "_shared", "patches", "values")
 
     def __init__(self, machine: Machine, literals: _Literals) -> None:
         self._machine = machine
         self._literals = literals
+        shared = (one.starts for one in machine.reread.values() if type(one) is Tuple)
+        self._shared = frozenset(chain.from_iterable(shared))
         self.values: dict[int, Wanted] = {}
         self.patches: dict[int, Patch] = {}
 
@@ -222,9 +224,15 @@ class _Draft:
         if self.values.setdefault(site, value) != value:
             raise self._refusal("one value with two uses", site)
 
+    def claim_argument(self, site: int, value: Wanted) -> None:
+        """Ask a value of a site in a persistent id or in the arguments of a call."""
+        self._require_unshared(site)
+        self.claim(site, value)
+
     def cast(self, edit: StorageEdit, dtype: str) -> None:
         """Ask for the storage class of another dtype, out of the module where the present one is."""
         for site in edit.class_sites:
+            self._require_unshared(site)
             value, _ = self._literals.read(self._literals.root(site))
             if type(value) is not Global:
                 raise self._refusal("a storage class that is no global", site)
@@ -236,7 +244,7 @@ class _Draft:
             self.claim(site, tag)
             return
         kind, index = split(tag)
-        self.claim(site, kind)
+        self.claim_argument(site, kind)
         if mention.index_site is not None and index is not None:
             self.claim(mention.index_site, index)
         elif mention.index_site is not None:
@@ -255,6 +263,11 @@ class _Draft:
         if tuple_site is None or opcode not in {before, _TUPLE}:
             raise self._refusal("device arguments that are not made in place", tuple_site or 0)
         self.patches[tuple_site] = tuple_site + 1, pushed + bytes([after if opcode == before else _TUPLE])
+
+    def _require_unshared(self, site: int) -> None:
+        """Refuse a site in a tuple that is read back: to whoever else reads it, it is no tag."""
+        if site in self._shared:
+            raise self._refusal("a tuple with another use", site)
 
     def _refusal(self, detail: str, site: int) -> UneditablePickle:
         return UneditablePickle(detail, offset=site - self._machine.begin)

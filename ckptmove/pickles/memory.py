@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import line
 from ckptmove.pickles.structure import pop_mark
-from ckptmove.pickles.tree import Global, Opaque
+from ckptmove.pickles.tree import Global, Opaque, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine
@@ -52,6 +52,8 @@ def _pop_to_mark(machine: Machine, position: int) -> int:
 def _duplicate(machine: Machine, position: int) -> int:
     value = machine.stack[-1]
     machine.reads += position, machine.starts[-1]
+    if type(value) is Tuple or type(value) is bytes:
+        machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)
     return position + 1
@@ -101,6 +103,8 @@ def _recall(machine: Machine, position: int, index: int) -> None:
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
         machine.reads += position, machine.memo_starts[index]
+    elif type(value) is Tuple or type(value) is bytes:
+        machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)
 
@@ -111,6 +115,8 @@ def _binget(machine: Machine, position: int) -> int:
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
         machine.reads += position, machine.memo_starts[index]
+    elif type(value) is Tuple or type(value) is bytes:
+        machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)
     return position + 2

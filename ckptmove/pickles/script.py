@@ -111,6 +111,7 @@ def _interpret_part(data: bytes, part: PicklePart, limits: Limits) -> Machine:
 
 def _join(joined: Machine, machine: Machine) -> None:
     joined.reads += machine.reads
+    joined.reread |= machine.reread
     joined.frames += machine.frames
     joined.persistents += machine.persistents
     for name, start in machine.globals.items():

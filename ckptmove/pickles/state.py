@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.model import Limits
-    from ckptmove.pickles.tree import Global, Persistent, Value
+    from ckptmove.pickles.tree import Global, Persistent, Tuple, Value
 
     Handler: TypeAlias = Callable[["Machine", int], int]
 
@@ -30,6 +30,7 @@ class Machine:
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
         reads: operations that push a memoised string or global, or the top of the stack once more (DUP), laid flat:
             their own start, and then the start of what they repeat, which may itself be such an operation.
+        reread: tuples and bytes that are read back from the memo, or from the top of the stack, by their ``id``.
         frames: start of each FRAME operation.
         foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
         begin: offset of the pickle in ``data``.
@@ -50,6 +51,7 @@ class Machine:
         "memo_starts",
         "persistents",
         "reads",
+        "reread",
         "root",
         "stack",
         "starts",
@@ -67,6 +69,7 @@ class Machine:
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
         self.reads: list[int] = []
+        self.reread: dict[int, Tuple | bytes] = {}
         self.frames: list[int] = []
         self.foreign: dict[int, int] = {}
         self.end = begin

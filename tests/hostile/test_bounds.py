@@ -10,12 +10,15 @@ from typer.testing import CliRunner
 from ckptmove.cli.app import app
 from ckptmove.errors import LimitExceeded
 from ckptmove.model import Limits
+from fuzz import whole_bombs
 from fuzz.bombs import by_family
 from fuzz.folders import folders
 from fuzz.payloads import text
 from fuzz.seeds import STORAGE, archive_of
 
-BOMBS = {f"{family}: {name}": make for family, recipes in by_family(2000).items() for name, make in recipes.items()}
+FAMILIES = by_family(2000) | whole_bombs.by_family(2000)
+BOMBS = {f"{family}: {name}": make for family, recipes in FAMILIES.items() for name, make in recipes.items()}
+FOLDERS = folders(100) | whole_bombs.folders(2000)
 DENSE = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
 
 
@@ -38,12 +41,13 @@ def test_every_bomb_ends(name, tmp_path) -> None:
     path.write_bytes(BOMBS[name]())
     run("inspect", str(path), "--tree", "--check", "--expect", "cpu")
     run("convert", str(path), "--to", "mps", "--cast", "--rewrite-strings", "-o", str(output))
+    run("diff", str(path), str(output) if output.exists() else str(path))
 
 
-@pytest.mark.parametrize("name", sorted(folders(100)))
+@pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_every_folder_ends(name, tmp_path) -> None:
-    folders(100)[name](tmp_path / "run")
-    run("inspect", str(tmp_path / "run"), "--tree")
+    FOLDERS[name](tmp_path / "run")
+    run("inspect", str(tmp_path / "run"), "--tree", "--check")
     run("convert", str(tmp_path / "run"), "--to", "mps", "-o", str(tmp_path / "out"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import sys
 import zipfile
 from contextlib import suppress
@@ -21,6 +22,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 from fuzz.payloads import BODIES, PERSISTENT, body, text
 from fuzz.seeds import STORAGE, archive_of
+from fuzz.whole_seeds import old_members, saved, tar_of, zip_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # of torch, which then goes on
 NAMES = [*BODIES, *PERSISTENT]
@@ -99,7 +101,39 @@ HOSTS = {
     "pickle, an archive in it": lambda payload: pickle.dumps({"weight": Stream(archive_of(beside(payload), BYTES))}, 4),
     "pickle, bytes in it": lambda payload: pickle.dumps({"evil": [b"\x80\x02" + payload + b"."]}, 4),
     "safetensors": table_with,
+    **{
+        f"torch-tar, {member}": lambda payload, member=member: tar_of(
+            old_members() | {member: b"\x80\x02" + payload + b"."}
+        )
+        for member in ("sys_info", "pickle", "tensors", "storages")
+    },
+    "torch-tar, in the object": lambda payload: tar_of(
+        old_members() | {"pickle": b"\x80\x02}(" + text("evil") + payload + text("weight") + text("21") + b"Qu."}
+    ),
+    **{
+        f"torch-tar, a class in {member}": lambda payload, member=member, kind=kind: tar_of(
+            old_members() | {member: old_members()[member].replace(b"ctorch\nFloat" + kind, payload)}
+        )
+        for member, kind in (("tensors", b"Tensor\n"), ("storages", b"Storage\n"))
+    },
+    "a zip of checkpoints": lambda payload: zip_of({"a.pth": archive_of(beside(payload), BYTES), "evil.pkl": payload}),
+    "a tar of checkpoints": lambda payload: tar_of({
+        "a.pth": legacy_with(3, b"\x80\x02" + payload + b"."), "evil.pkl": b"\x80\x02" + payload + b".",
+    }),
 }  # fmt: skip
+#: Files of directories by path.
+FOLDERS = {
+    "distributed, .metadata": lambda payload: PIECES | {".metadata": b"\x80\x02" + payload + b"."},
+    "distributed, in .metadata": lambda payload: PIECES | {
+        ".metadata": PIECES[".metadata"].replace(text("planner_data") + b"N", text("planner_data") + payload)
+    },
+    "distributed, a dtype": lambda payload: PIECES | {
+        ".metadata": PIECES[".metadata"].replace(b"ctorch\nfloat32\n", payload)
+    },
+    "distributed, a piece": lambda payload: saved({"w": [("__0_0.distcp", (0,))]}, beside(payload)),
+    "distributed, without .metadata": lambda payload: {"__0_0.distcp": archive_of(beside(payload), BYTES)},
+}  # fmt: skip
+PIECES = saved({"w": [("__0_0.distcp", (0,))]})
 INSPECT = ["--tensors", "--tree", "--globals", "--check", "--expect", "cpu", "-v"]
 MOVE = ["--to", "mps", "--cast", "--rewrite-strings", "--force", "-o", "out.pt"]
 
@@ -128,6 +162,7 @@ def test_no_payload_runs(host, unmoved) -> None:
         Path("hostile").write_bytes(HOSTS[host](body(name, str(unmoved))))
         said("inspect", "hostile", *INSPECT)
         said("convert", "hostile", *MOVE)
+        said("diff", "hostile", "out.pt" if Path("out.pt").exists() else "hostile")
         with suppress(CkptMoveError):
             run(VerifyRequest(path="hostile", to="cuda:0"), lambda _: None)
         assert not unmoved.exists(), name
@@ -146,7 +181,15 @@ def test_no_payload_runs_whatever_is_asked(host, unmoved) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["torch-zip", "torch-zip, the root", "torch-legacy, pickle 3", "pickle, an archive in it"]
+    "host",
+    [
+        "torch-zip",
+        "torch-zip, the root",
+        "torch-legacy, pickle 3",
+        "pickle, an archive in it",
+        "torch-tar, in the object",
+        "a tar of checkpoints",
+    ],
 )
 def test_no_payload_runs_in_the_child_of_verify(host, unmoved) -> None:
     Path("hostile").write_bytes(HOSTS[host](every_payload(unmoved)))
@@ -166,6 +209,22 @@ def test_the_hosts_are_no_duds(unmoved) -> None:
     assert springs == len(HOSTS) - 1  # JSON escapes the newlines
 
 
+@pytest.mark.parametrize("host", FOLDERS)
+def test_no_payload_runs_in_a_folder(host, unmoved) -> None:
+    for name in NAMES:
+        Path("hostile").mkdir()
+        for path, data in FOLDERS[host](body(name, str(unmoved))).items():
+            Path("hostile", path).write_bytes(data)
+        said("inspect", "hostile", *INSPECT)
+        said("convert", "hostile", *MOVE)
+        said("diff", "hostile", "hostile")
+        said("verify", "hostile", "--to", "cuda:0", "--against", "hostile")
+        for path in Path("hostile").iterdir():
+            said("diff", str(path), str(path))
+        shutil.rmtree("hostile")
+        assert not unmoved.exists(), name
+
+
 def test_a_directory_of_payloads(trap, tmp_path, monkeypatch) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -181,6 +240,7 @@ def test_a_directory_of_payloads(trap, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     said("inspect", "run", *INSPECT)
     said("convert", "run", *MOVE[:-1], "out")
+    said("verify", "run", "--to", "cuda:0", "--against", "out")
     assert not trap.exists()
     assert {one.name for one in tmp_path.iterdir()} <= {"run", "out"}
 

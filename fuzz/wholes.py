@@ -1,0 +1,162 @@
+"""What every fuzzer of directories and archives does with an input, and what must hold of it.
+
+Never writes anything outside of a temporary folder, which it removes.
+
+The invariant is that of the harness; besides, the source stays what it is, nothing but the output stands beside it, and
+what is no checkpoint is copied byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.containers.sniff import recognise
+from ckptmove.directories import ArchiveOfFiles
+from ckptmove.errors import CkptMoveError
+from ckptmove.layouts.archive import open_archive
+from ckptmove.layouts.archive_moving import convert_archive
+from ckptmove.layouts.moving import convert_directory
+from ckptmove.layouts.reading import read_directory, read_listing
+from ckptmove.layouts.whole import open_whole
+from ckptmove.plan import plan_move
+from ckptmove.streams.part import MemorySource
+from fuzz.harness import (
+    LIMITS,
+    REQUESTS,
+    asked_for,
+    bytes_of,
+    in_each_way,
+    require,
+    require_planned,
+    show_inventory,
+    show_result,
+)
+from fuzz.packing import lay_out
+
+if TYPE_CHECKING:
+    from ckptmove.checkpoint import Checkpoint
+    from ckptmove.layouts.listing import Listing
+    from ckptmove.layouts.reading import Directory
+    from ckptmove.moves import MoveRequest
+
+#: In memory, where the system has such a folder: every output is made durable, and that takes its time on a disk.
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # the folders in it are made by tempfile
+_OUTPUTS: Final = frozenset(f"output.{request.to}" for request in REQUESTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A directory or an archive, as it was read.
+
+    Attributes:
+        directory: what it holds.
+        storages: bytes of its storages, by key.
+        files: bytes of the files that are no checkpoints with a device in them, by path; None of what cannot be opened.
+    """
+
+    directory: Directory
+    storages: dict[str, bytes | None]
+    files: dict[str, bytes | None]
+
+
+def examine_archive(data: bytes) -> None:
+    """An archive of files: inspected with every flag, shown in every format, and converted in three ways."""
+    with suppress(ArchiveOfFiles):
+        recognise(MemorySource("input", data))
+        return  # one checkpoint, which another target is for
+    with _folder() as folder:
+        path = Path(folder, "input")
+        path.write_bytes(data)
+        _examine(path)
+        require(path.read_bytes() == data, "the source has changed")
+
+
+def examine_directory(data: bytes) -> None:
+    """The same of the directory that an input stands for, which is read for ``verify``, too."""
+    with _folder() as folder:
+        path = Path(folder, "input")
+        lay_out(data, path)
+        before = _content(path)
+        try:
+            _examine(path)
+            with suppress(CkptMoveError), open_whole(str(path), LIMITS):
+                pass
+        finally:
+            require(_content(path) == before, "the source has changed")
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+
+
+def _examine(path: Path) -> None:
+    before = _read(str(path))
+    show_inventory(before.directory.inventory, before.directory.outline)
+    in_each_way(lambda request: _convert(path, before, request))
+
+
+def _convert(path: Path, before: _Read, request: MoveRequest) -> None:
+    convert = convert_directory if path.is_dir() else convert_archive
+    output = path.parent / f"output.{request.to}"
+    try:
+        result = convert(asked_for(str(path), request, str(output)))
+    except CkptMoveError:
+        require(not output.exists(), "an output was left by what was refused")
+        raise
+    finally:
+        require({one.name for one in path.parent.iterdir()} <= {path.name, *_OUTPUTS}, "something was left behind")
+    show_result(result)
+    try:
+        after = _read(str(output))
+    except CkptMoveError as error:
+        raise AssertionError("what was written cannot be read") from error
+    require(plan_move(after.directory.inventory, request).is_empty, "what was converted would be converted again")
+    require_planned(
+        (before.directory.inventory, before.storages), result.plan, (after.directory.inventory, after.storages)
+    )
+    require(before.files == after.files, "a file that is no checkpoint has changed")
+
+
+def _read(path: str) -> _Read:
+    storages: dict[str, bytes | None] = {}
+
+    def visit(name: str, checkpoint: Checkpoint) -> None:
+        storages.update({f"{name}/{key}": data for key, data in bytes_of(checkpoint).items()})
+
+    if Path(path).is_dir():
+        directory = read_directory(path, LIMITS, check=True, outline=True, visit=visit)
+        return _Read(directory, storages, _others(directory, directory.listing))
+    with open_archive(path, LIMITS) as listing:
+        directory = read_listing(listing, LIMITS, check=True, outline=True, visit=visit)
+        return _Read(directory, storages, _others(directory, listing))
+
+
+def _others(directory: Directory, listing: Listing) -> dict[str, bytes | None]:
+    """The bytes of what is copied as it is: a distributed checkpoint, too."""
+    moved = {part.file.path for part in directory.parts if part.file.container != "dcp"}
+    found: dict[str, bytes | None] = {}
+    for file in listing.files:
+        if file.path not in moved:
+            found[file.path] = None
+            with suppress(CkptMoveError):  # compressed, and damaged or too large
+                source = listing.open(file.path)
+                found[file.path] = source.read(0, source.size)
+                source.close()
+    return found
+
+
+def _content(folder: Path) -> dict[str, bytes | str | None]:
+    """Every file with its bytes, every link with its target, and every folder."""
+    found: dict[str, bytes | str | None] = {}
+    for home, folders, files in os.walk(folder):
+        for path in (Path(home, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                found[str(path)] = str(path.readlink())
+            else:
+                found[str(path)] = path.read_bytes() if path.is_file() else None
+    return found
