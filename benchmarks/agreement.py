@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
 
 from ckptmove.api import convert, inspect
+from ckptmove.devices import NO_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,7 @@ def round_trip(path: Path, folder: Path) -> str:
     Raises:
         CkptMoveError: the file cannot be converted.
     """
-    homes = {tensor.device for tensor in inspect(str(path)).inventory.tensors} or {"cpu"}
+    homes = {tensor.device for tensor in inspect(str(path)).inventory.tensors} - {NO_DEVICE} or {"cpu"}
     there = {home: f"hpu:{index}" for index, home in enumerate(sorted(homes), start=5)}
     away, back = folder / "away", folder / "back"
     plan = convert(str(path), map_location=there, output=str(away), force=True).plan
