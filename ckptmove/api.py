@@ -16,7 +16,7 @@ from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
 from ckptmove.directories import ArchiveOfFiles, UnverifiedArchive
 from ckptmove.errors import UsageError
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount

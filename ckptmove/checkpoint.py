@@ -15,7 +15,7 @@ from ckptmove.directories import DistributedFile
 from ckptmove.errors import CkptMoveError
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.streams.counted import CountedSource
 from ckptmove.streams.recovery import recover
 

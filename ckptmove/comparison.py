@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ckptmove.counterparts import Stored
     from ckptmove.differences import What
     from ckptmove.layouts.stored import StoredCheckpoint
-    from ckptmove.model import Limits, TensorRecord
+    from ckptmove.limits import Limits
+    from ckptmove.model import TensorRecord
 
     #: How far two blocks of equally many elements lie apart, each with its dtype; None where that cannot be said.
     Measure: TypeAlias = Callable[[bytes, str, bytes, str], Gap | None]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import ByteSink, Progress, Segment
-    from ckptmove.model import Inventory, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan, MoveRequest
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.changes import Patch
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.conversion import ConvertRequest
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.moves import MovePlan
 
 

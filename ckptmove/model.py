@@ -22,31 +22,6 @@ LayoutName: TypeAlias = Literal[
     "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a file may ask for before it is refused.
-
-    Attributes:
-        operations: operations of one pickle.
-        depth: marks that may be open at once in a pickle, and nesting of its tree.
-        memo_index: highest index that the memo of a pickle may use.
-        string_bytes: size of one string or bytes object in a pickle.
-        pickle_bytes: size of one pickle.
-        records: records of one archive.
-        visits: nodes of the tree that are visited, a shared one once for each path to it.
-        entries: files, folders and links of one directory.
-    """
-
-    operations: int = 500_000_000
-    depth: int = 10_000
-    memo_index: int = 2**31
-    string_bytes: int = 2**30
-    pickle_bytes: int = 2**33
-    records: int = 20_000_000
-    visits: int = 50_000_000
-    entries: int = 200_000
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """A run of bytes.

@@ -23,7 +23,7 @@ from ckptmove.findings.registry import find_all
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline
 from ckptmove.layouts.stored import stored_file
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.pickles.machine import interpret
 from ckptmove.plan import plan_move

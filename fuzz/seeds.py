@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.opening import container_of
 from ckptmove.containers.sniff import recognise
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.streams.part import MemorySource
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ckptmove.containers.distributed import DistributedCheckpoint
 from ckptmove.containers.tar_index import BLOCK, padded, read_members, resized_header
 from ckptmove.errors import CkptMoveError
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.scan import operations
 from ckptmove.streams.part import MemorySource
 from fuzz import mutators

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
     from ckptmove.pickles.state import Machine
 
 _BLOCK: Final = 1 << 20

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ArchiveFact, ContainerName, Limits, Span, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, ContainerName, Span, StorageRef
     from ckptmove.pickles.state import Machine
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from ckptmove.containers.distributed_metadata import Piece
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
     from ckptmove.pickles.tree import Value
 
 

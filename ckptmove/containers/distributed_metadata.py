@@ -139,9 +139,9 @@ class _Parser:
         self._path = path
         self._chunks = 0
         # Each chunk takes more than a byte, unless tensors share a list of them: none does that torch writes.
-        self._most_chunks = machine.end - machine.begin
+        self._most_chunks = machine.limits.factor * (machine.end - machine.begin)
         self._letters = 0
-        self._most_letters = _LETTERS + _LETTERS_PER_BYTE * self._most_chunks
+        self._most_letters = machine.limits.factor * _LETTERS + _LETTERS_PER_BYTE * self._most_chunks
 
     def run(self) -> DistributedMetadata:
         root = self._fields(self._root, "Metadata")

@@ -11,7 +11,6 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from ckptmove.containers.torch_zip import INFLATED_BYTES
 from ckptmove.containers.torchscript import TorchScript
 from ckptmove.errors import DamagedArchive, LimitExceeded, UneditablePickle
 from ckptmove.model import Span
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.changes import Patch
     from ckptmove.containers.zip_index import ZipDirectory, ZipRecord
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 _LIST: Final = "model.json"
 _ONLY_READ: Final = "torch before 1.3 kept it in model.json, which is only read,"
@@ -72,8 +71,9 @@ class ModelJson(TorchScript):
         super().__init__(source, directory, limits)
         self._storages = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
         record = self._inside[_LIST]
-        if record.nbytes > INFLATED_BYTES:
-            raise LimitExceeded("the size of model.json in bytes", limit=INFLATED_BYTES, actual=record.nbytes)
+        limit = self._most_inflated(0)
+        if record.nbytes > limit:
+            raise LimitExceeded("the size of model.json in bytes", limit=limit, actual=record.nbytes)
         text = self._read(record, "the size of model.json in bytes")
         try:
             model = json.loads(text)

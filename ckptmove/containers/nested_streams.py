@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckptmove.containers.contract import Container
     from ckptmove.containers.pickle_outline import PickleOutline
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Persistent, Value
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ckptmove.containers.contract import Container
     from ckptmove.containers.zip_index import ZipDirectory
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import ContainerName, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName
 
 
 def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:

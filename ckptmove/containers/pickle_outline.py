@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
     #: The bytes of a long string in the output, or None where they stay.
     Contents: TypeAlias = Callable[[int], "tuple[Sequence[Segment], int] | None"]

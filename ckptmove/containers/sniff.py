@@ -14,7 +14,7 @@ from ckptmove.containers.zip_index import ZipDirectory, read_directory
 from ckptmove.containers.zip_names import object_folder
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import DamagedArchive, NotACheckpoint
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from ckptmove.contracts import ByteSource

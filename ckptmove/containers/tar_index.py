@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 TarKind: TypeAlias = Literal["file", "folder", "link", "symlink", "sparse", "other"]
 

@@ -22,7 +22,7 @@ from ckptmove.streams.part import PartSource
 if TYPE_CHECKING:
     from ckptmove.containers.tar_index import TarMember
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.pickles.tree import Value
 
 #: Storages, views or tensors of one file: each costs a pickle of its own.
@@ -180,9 +180,10 @@ class MemberReader:
         count = self.read_value()
         if type(count) is not int or count < 0:
             raise self.damage("it does not begin with a number")
-        if count > _MOST_ENTRIES:
+        limit = self._limits.factor * _MOST_ENTRIES
+        if count > limit:
             resource = f"entries of member '{self._member.name}'"
-            raise LimitExceeded(resource, limit=_MOST_ENTRIES, actual=count)
+            raise LimitExceeded(resource, limit=limit, actual=count)
         return count
 
     def read_entry(self, what: str) -> tuple[int, Value, Value]:

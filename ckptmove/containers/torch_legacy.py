@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
     from ckptmove.pickles.tree import Value
 
 #: ``MAGIC_NUMBER`` and ``PROTOCOL_VERSION``.

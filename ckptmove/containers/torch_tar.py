@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from ckptmove.containers.tar_index import TarMember
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
 
 #: torch's alignment where no ``.storage_alignment`` record says otherwise (``kFieldAlignment``).
 _ALIGNMENT: Final = 64
@@ -51,8 +52,8 @@ _WORD_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
 #: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
 #: storage may have more, where its tensors need it.
-INFLATED_BYTES: Final = 1 << 26
-INFLATED_RATIO: Final = 100
+_INFLATED_BYTES: Final = 1 << 26
+_INFLATED_RATIO: Final = 100
 
 
 class TorchZip(Container):
@@ -282,7 +283,7 @@ class TorchZip(Container):
         for key, nbytes in self._named.items():
             record = self._storages.get(key)
             if record is not None and record.method == DEFLATED:
-                limit = max(nbytes, INFLATED_BYTES + INFLATED_RATIO * record.stored_bytes)
+                limit = max(nbytes, self._most_inflated(record.stored_bytes))
                 if record.nbytes > limit:
                     raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
                 yield record.place, NewRecord((self._packed(record),), record.nbytes, record.crc)
@@ -310,11 +311,15 @@ class TorchZip(Container):
             if name.startswith(folder) and not name.endswith("/")
         }
 
+    def _most_inflated(self, stored_bytes: int) -> int:
+        """What may come of so many deflated bytes."""
+        return self.limits.factor * (_INFLATED_BYTES + _INFLATED_RATIO * stored_bytes)
+
     def _read(self, record: ZipRecord, resource: str) -> bytes:
         """All of a record that is no storage."""
         limit = self.limits.pickle_bytes
         if record.method == DEFLATED:
-            limit = min(limit, INFLATED_BYTES + INFLATED_RATIO * record.stored_bytes)
+            limit = min(limit, self._most_inflated(record.stored_bytes))
         if record.nbytes > limit:
             raise LimitExceeded(resource, limit=limit, actual=record.nbytes, path=self.source.path)
         data = b"".join(bytes(block) for block in self._contents(record))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from ckptmove.containers.torch_zip import INFLATED_BYTES, INFLATED_RATIO, TorchZip
+from ckptmove.containers.torch_zip import TorchZip
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.script import PicklePart, interpret_parts, split_parts
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ckptmove.containers.zip_index import ZipDirectory, ZipRecord
     from ckptmove.containers.zip_layout import NewRecord
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import ContainerName, Limits, StorageRef
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
     from ckptmove.pickles.state import Machine
 
 
@@ -123,7 +124,7 @@ class TorchScript(TorchZip):
         """
         files = [(name, record) for name, record in self._inside.items() if name.startswith(_CODE)]
         files = [(name, record) for name, record in files if name.endswith(".py")]
-        nbytes, limit = sum(record.nbytes for _, record in files), INFLATED_BYTES + INFLATED_RATIO * self.source.size
+        nbytes, limit = sum(record.nbytes for _, record in files), self._most_inflated(self.source.size)
         if nbytes > limit:
             raise LimitExceeded("code bytes", limit=limit, actual=nbytes, path=self.source.path)
         for name, record in files:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.containers.zip_index import ZipDirectory
     from ckptmove.containers.zip_layout import NewRecord
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 _UNDO: Final = struct.Struct("<16s2QL")
 #: With the version of the format.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 STORED: Final = 0
 DEFLATED: Final = 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import LimitExceeded
 
 if TYPE_CHECKING:
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 #: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
 _SHARED_PATHS: Final = 200_000
@@ -33,8 +33,8 @@ class Budget:
             pickle_bytes: size of this one.
         """
         self._letters = self._visits = 0
-        self._most_letters = min(limits.string_bytes, _LETTERS + _LETTERS_PER_BYTE * pickle_bytes)
-        self._most_visits = min(limits.visits, _SHARED_PATHS + _PATHS_PER_BYTE * pickle_bytes)
+        self._most_letters = min(limits.string_bytes, limits.factor * (_LETTERS + _LETTERS_PER_BYTE * pickle_bytes))
+        self._most_visits = min(limits.visits, limits.factor * (_SHARED_PATHS + _PATHS_PER_BYTE * pickle_bytes))
 
     def spend(self, visits: int) -> None:
         """Count what is looked at, a shared value once for each path to it.

@@ -20,7 +20,7 @@ from ckptmove.pickles.names import judge
 
 if TYPE_CHECKING:
     from ckptmove.containers.contract import Container
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
 
 #: Classes of an archive's own code, and functions that only TorchScript's reader knows: neither is ever imported.
@@ -48,7 +48,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     origin = find_origin(machine.root, walk.modules, names)
     if container.name == "torchscript":
         names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
-        mentions, origin = _script_mentions(container, mentions), Origin("module")
+        mentions, origin = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS), Origin("module")
     root = as_dict(machine.root)
     inventory = Inventory(
         path=container.source.path,
@@ -82,15 +82,15 @@ def _behind(machine: Machine) -> tuple[ArchiveFact, ...]:
     return (ArchiveFact("stray-bytes", "what follows the end of data.pkl", rest),) if rest > 0 else ()
 
 
-def _script_mentions(container: Container, found: list[Mention]) -> list[Mention]:
+def _script_mentions(container: Container, found: list[Mention], most: int) -> list[Mention]:
     """The devices among the attributes of a TorchScript module, then those in its code.
 
     From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the whole tag is the one argument of the call.
     """
     in_code = chain.from_iterable(code_mentions(name, text) for name, text in container.code())
-    more = list(islice(in_code, _MOST_MENTIONS + 1))
-    if len(more) > _MOST_MENTIONS:
-        raise LimitExceeded("devices named in code", limit=_MOST_MENTIONS, actual=len(more))
+    more = list(islice(in_code, most + 1))
+    if len(more) > most:
+        raise LimitExceeded("devices named in code", limit=most, actual=len(more))
     devices = [replace(one, tuple_site=one.site) if one.kind == "torch.device" else one for one in found]
     return devices + more
 

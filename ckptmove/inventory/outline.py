@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.inventory.shapes import Member
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.pickles.tree import Value
 
 _LONGEST: Final = 60
@@ -58,7 +58,7 @@ def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine
     lines: list[OutlineLine] = []
     frames: list[tuple[Iterator[Member], int]] = [(iter([("", root, -1)]), -1)]
     opened: set[int] = set()
-    most = min(limits.visits, _LINES + _LINES_PER_BYTE * pickle_bytes)
+    most = min(limits.visits, limits.factor * (_LINES + _LINES_PER_BYTE * pickle_bytes))
     while frames:
         member = next(frames[-1][0], None)
         if member is None:

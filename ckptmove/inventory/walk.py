@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from ckptmove.inventory.optimizers import OptimizerDraft
     from ckptmove.inventory.shapes import Member
-    from ckptmove.model import Limits, Role, TensorRecord
+    from ckptmove.limits import Limits
+    from ckptmove.model import Role, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _COUNTERS: Final = frozenset({

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ckptmove.directories import ArchiveForm
     from ckptmove.layouts.listing import ListedFile
     from ckptmove.layouts.members import Members
-    from ckptmove.model import ArchiveFact, ContainerName, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, ContainerName
 
 _ZIP: Final = b"PK"
 _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ckptmove.contracts import ByteSource, Progress
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
-    from ckptmove.model import ArchiveFact, Limits, TensorRecord
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, TensorRecord
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")

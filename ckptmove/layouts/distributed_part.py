@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ckptmove.contracts import ByteSource
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.open_files import OpenFiles
-    from ckptmove.model import Inventory, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20

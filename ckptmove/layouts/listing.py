@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from ckptmove.contracts import ByteSource
     from ckptmove.directories import ArchiveForm
-    from ckptmove.model import ArchiveFact, ContainerName, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, ContainerName
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64

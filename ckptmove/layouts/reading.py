@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.merge import Part
-    from ckptmove.model import ArchiveFact, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact
 
     Visit = Callable[[str, Checkpoint], None]
     VisitDistributed = Callable[[DistributedFolder, DistributedCheckpoint], None]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.stored_part import StoredPart
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ArchiveFact, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.containers.contract import Container
     from ckptmove.contracts import Progress
-    from ckptmove.model import ArchiveFact, Inventory, Limits, Span
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, Inventory, Span
     from ckptmove.pickles.tree import Value
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from ckptmove.containers.zip_index import ZipRecord
     from ckptmove.contracts import ByteSource, Segment
-    from ckptmove.model import ArchiveFact, Limits
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
 #: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it

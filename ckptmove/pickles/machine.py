@@ -20,7 +20,7 @@ from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 
 if TYPE_CHECKING:
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler
 
 

@@ -20,7 +20,8 @@ from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
 if TYPE_CHECKING:
     from collections.abc import Sequence as AnySequence
 
-    from ckptmove.model import Limits, Span
+    from ckptmove.limits import Limits
+    from ckptmove.model import Span
     from ckptmove.pickles.tree import Persistent, Value
 
 #: Place of the key in ``('storage', class, key, location, numel)``.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
     from ckptmove.pickles.tree import Global, Persistent, Tuple, Value
 
     Handler: TypeAlias = Callable[["Machine", int], int]

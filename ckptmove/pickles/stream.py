@@ -12,7 +12,7 @@ from ckptmove.pickles.scan import SHAPE_OF, STOP, variable_end
 
 if TYPE_CHECKING:
     from ckptmove.contracts import ByteSource
-    from ckptmove.model import Limits
+    from ckptmove.limits import Limits
 
 #: Bytes that are read at first; then as many again as there are, until the pickle ends.
 _FIRST_BYTES: Final = 1 << 16

@@ -15,7 +15,7 @@ import torch
 from ckptmove.containers.opening import open_container
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_changes
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of

@@ -17,7 +17,7 @@ from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.keep import kept_tensors
 from ckptmove.layouts.whole import check_bytes, open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.streams.source import is_folder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ckptmove.case import CaseUnusable
 from ckptmove.errors import UsageError
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
 from ckptmove.verification.against import OriginalTensors, casts, differences

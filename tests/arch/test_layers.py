@@ -17,7 +17,7 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 
 ROWS: list[list[str]] = [
-    ["errors", "dtypes", "model", "collector", "wording"],
+    ["errors", "dtypes", "limits", "model", "collector", "wording"],
     [
         "moves",
         "evidence",

@@ -20,7 +20,8 @@ from torch.utils.serialization import config
 
 from ckptmove.containers.opening import open_container
 from ckptmove.contracts import BytesSegment, InflateSegment
-from ckptmove.model import Limits, StorageRef
+from ckptmove.limits import Limits
+from ckptmove.model import StorageRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable

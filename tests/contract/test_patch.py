@@ -11,7 +11,8 @@ import pytest
 from ckptmove.changes import InPlaceImpossible, NothingToUndo
 from ckptmove.containers.opening import container_of
 from ckptmove.contracts import CopySegment
-from ckptmove.model import Limits, Span
+from ckptmove.limits import Limits
+from ckptmove.model import Span
 from ckptmove.streams.part import MemorySource
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ckptmove.cli.app import app
 from ckptmove.errors import LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from fuzz import whole_bombs
 from fuzz.bombs import by_family
 from fuzz.folders import folders

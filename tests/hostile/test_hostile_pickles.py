@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import SHAPE_OF, operations
 from ckptmove.pickles.tree import Call, Dict, Sequence

@@ -30,7 +30,7 @@ from ckptmove.errors import (
 )
 from ckptmove.findings.context import load_expression
 from ckptmove.layouts import zip_members
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.streams.source import FileSource
 
 FORMATS = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT}

@@ -28,7 +28,7 @@ from ckptmove.errors import (
     UnreadableInput,
 )
 from ckptmove.layouts import open_files
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 LAYOUTS = ["hf_trainer", "accelerate", "deepspeed", "megatron", "sharded"]
 

@@ -13,7 +13,7 @@ from ckptmove.directories import MissingShard
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts import detect
 from ckptmove.layouts.listing import list_directory
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 
 def layout_of(folder):

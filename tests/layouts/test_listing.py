@@ -11,7 +11,7 @@ import pytest
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
 from ckptmove.layouts import listing
 from ckptmove.layouts.listing import list_directory, require_unchanged
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.streams.leftovers import temporary_names
 
 

@@ -14,7 +14,7 @@ from ckptmove.checkpoint import open_checkpoint
 from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import AccessFailed, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.findings.context import load_expression
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pairing import pair_all
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import ckptmove
 from ckptmove.errors import UsageError
 from ckptmove.layouts.whole import check_bytes, open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure

@@ -26,7 +26,7 @@ from ckptmove.errors import (
     LimitExceeded,
     UneditablePickle,
 )
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.streams.part import MemorySource
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(6))

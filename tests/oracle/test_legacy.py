@@ -11,7 +11,7 @@ from torch import nn
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification.loaded import load, named_tensors
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint

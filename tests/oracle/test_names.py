@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.names import WEIGHTS_ONLY_GLOBALS, judge, modern_name
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import PUTS, SHAPE_OF, STOP, WEIGHTS_ONLY_OPCODES, operations
 

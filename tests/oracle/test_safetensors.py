@@ -15,7 +15,7 @@ import ckptmove
 from ckptmove.api import convert, inspect
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, Refused, UnsupportedContainer
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 #: Codes of the format, as ``safetensors/torch.py`` (``_TYPES``) has them.
 CODES = {

@@ -14,7 +14,7 @@ from torch import nn
 from ckptmove.api import convert, inspect
 from ckptmove.errors import UnsupportedDtype
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification.loaded import named_tensors
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint

@@ -15,7 +15,7 @@ from torch import nn
 from ckptmove.api import convert, inspect
 from ckptmove.errors import UncastableDtype
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification.state import StoredTensors
 
 OFFSET = torch.tensor([1.0, 2.0, 3.0, 4.0])

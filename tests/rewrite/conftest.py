@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from ckptmove.containers.opening import open_container
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.sink import FileSink
 

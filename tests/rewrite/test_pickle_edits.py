@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ckptmove.dtypes import STORAGE_DTYPE
 from ckptmove.errors import UneditablePickle
-from ckptmove.model import Limits, Mention
+from ckptmove.limits import Limits
+from ckptmove.model import Mention
 from ckptmove.moves import FlagEdit, MovePlan, MoveRequest, StorageEdit
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.pickles.machine import interpret

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, CrcMismatch, DamagedArchive, LimitExceeded, SourceChanged, WriteFailed
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.rewrite import KERNEL_BLOCK, write_segments
 from ckptmove.segments import without_checks
 from ckptmove.streams.sink import FileSink

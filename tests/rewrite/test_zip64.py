@@ -13,7 +13,7 @@ import torch
 from ckptmove.containers.zip_index import read_directory
 from ckptmove.containers.zip_layout import Layout, NewRecord
 from ckptmove.contracts import BytesSegment, CastSegment
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 
 def pad(length):

@@ -7,7 +7,8 @@ import torch.distributed.checkpoint as dcp
 
 from ckptmove.containers.distributed import DistributedCheckpoint
 from ckptmove.contracts import CopySegment
-from ckptmove.model import Limits, Span
+from ckptmove.limits import Limits
+from ckptmove.model import Span
 from ckptmove.streams.part import MemorySource
 
 

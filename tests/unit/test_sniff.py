@@ -18,7 +18,7 @@ import torch
 from ckptmove.containers.opening import open_container
 from ckptmove.containers.sniff import recognise
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, NotACheckpoint, UnsupportedContainer
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.streams.source import open_source
 
 

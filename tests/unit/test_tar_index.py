@@ -9,7 +9,7 @@ import pytest
 
 from ckptmove.containers.tar_index import padded, read_members, resized_header
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a/" * 40 + "b" * 90

@@ -18,7 +18,7 @@ from ckptmove.checkpoint import open_checkpoint
 from ckptmove.containers.opening import open_container
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 MAGIC = 0x1950A86A20F9469CFC6C
 STATE = {"a.weight": torch.arange(50.0), "a.bias": torch.ones(3, dtype=torch.float64)}

@@ -18,7 +18,7 @@ from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.containers.opening import open_container
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 BASE = torch.arange(6.0)
 STATE = {"a.weight": BASE, "a.part": BASE[2:4], "b": torch.ones(3, dtype=torch.int64)}

@@ -11,7 +11,6 @@ import pytest
 
 from ckptmove.api import convert, inspect
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.containers import torchscript
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.inventory import build
 from ckptmove.model import ArchiveFact
@@ -65,7 +64,7 @@ def test_a_damaged_pickle_is_named(archive):
 
 
 def test_code_that_inflates_beyond_reason_is_refused(archive, monkeypatch):
-    monkeypatch.setattr(torchscript, "INFLATED_BYTES", 1000)
+    monkeypatch.setattr("ckptmove.containers.torch_zip._INFLATED_BYTES", 1000)
     path = archive(module() | {"code/a.py": b" " * 400_000, "code/b.py": b" " * 400_000}, zipfile.ZIP_DEFLATED)
     with pytest.raises(LimitExceeded, match="code bytes"):
         inspect(path)
@@ -206,7 +205,7 @@ def test_a_list_that_torch_did_not_write_is_damage(archive, listing):
 
 
 def test_a_list_beyond_reason_is_refused(archive, monkeypatch):
-    monkeypatch.setattr("ckptmove.containers.model_json.INFLATED_BYTES", 10)
+    monkeypatch.setattr("ckptmove.containers.torch_zip._INFLATED_BYTES", 10)
     with pytest.raises(LimitExceeded, match=re.escape("model.json")):
         inspect(archive({"model.json": model()}))
 

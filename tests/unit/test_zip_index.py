@@ -16,7 +16,7 @@ from ckptmove.containers.zip_index import (
     split_extra,
 )
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 BIG = 0xFFFFFFFF
 

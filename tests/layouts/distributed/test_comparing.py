@@ -23,7 +23,8 @@ from ckptmove.directories import MissingShard
 from ckptmove.elements import StoredBytes
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
-from ckptmove.model import Limits, Span, TensorRecord
+from ckptmove.limits import Limits
+from ckptmove.model import Span, TensorRecord
 from ckptmove.streams.part import MemorySource
 
 WHOLE = torch.arange(24.0).reshape(4, 6)

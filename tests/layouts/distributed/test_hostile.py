@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 import ckptmove
 from ckptmove.directories import MissingShard
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 
 FIRST = MetadataIndex("w", (0, 0))
 

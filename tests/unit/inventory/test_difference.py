@@ -13,7 +13,7 @@ import torch
 
 from ckptmove.inventory.difference import tree_changes
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.verification.against import device_sites
 

@@ -15,7 +15,7 @@ from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline
 from ckptmove.inventory.walk import Walk
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 
 HOOKS = b"ccollections\nOrderedDict\n)R"

@@ -11,7 +11,7 @@ import torch
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory.outline import outline
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 
 

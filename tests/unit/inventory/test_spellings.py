@@ -10,7 +10,7 @@ import torch
 
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.inventory.spellings import spellings
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 
 A, B = torch.ones(2), torch.zeros(3)

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
 from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Set, Tuple

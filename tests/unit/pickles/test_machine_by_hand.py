@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ckptmove.errors import DamagedPickle
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.tree import Call, Dict, List, Opaque, Persistent, Tuple
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 
 MISFIT = "an operation that does not fit its place"

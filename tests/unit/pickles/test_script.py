@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.errors import DamagedPickle
-from ckptmove.model import Limits, Span
+from ckptmove.limits import Limits
+from ckptmove.model import Span
 from ckptmove.pickles.script import PicklePart, interpret_parts, split_parts
 from ckptmove.pickles.tree import Call, Dict
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.streams.source import open_source
 

@@ -8,7 +8,7 @@ import torch
 
 from ckptmove import convert
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification.against import differences
 from ckptmove.verification.state import StoredTensors
 

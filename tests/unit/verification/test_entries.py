@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification.entries import foreign_kind, leaves, nested_state
 
 TENSOR = torch.arange(3.0)

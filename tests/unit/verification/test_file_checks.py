@@ -13,7 +13,8 @@ from ckptmove.findings.catalogue import CATALOGUE, found
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import ArchiveFact, Limits, Severity
+from ckptmove.limits import Limits
+from ckptmove.model import ArchiveFact, Severity
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.pickles.names import judge

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.layouts.whole import open_whole
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.verification import loaded, pages
 from ckptmove.verification.counters import Counters
 from ckptmove.verification.loaded import Loaded, LoadedFiles, load, load_all, named_tensors
