@@ -17,6 +17,7 @@ from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import Format, Output, write_answer
 from ckptmove.config import load_config
 from ckptmove.errors import UsageError
+from ckptmove.limits import Limits
 from ckptmove.report.answers import Detail
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def inspect(
     expect: options.Expect = None,
     devices: options.Devices = 1,
     strict: options.Strict = False,
+    limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -70,6 +72,7 @@ def inspect(
         target=config.to,
         expect=expect,
         device_count=devices,
+        limits=Limits().times(limit_factor),
         match=match,
         check=check,
         strict=strict,
@@ -94,6 +97,7 @@ def convert(
     cast: options.Cast = False,
     rewrite_strings: options.RewriteStrings = False,
     no_check: options.NoCheck = False,
+    limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -110,10 +114,12 @@ def convert(
 
     config = load_config(Path())
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
+    limits = Limits().times(limit_factor)
     if undo:
         asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check)
         convert_command.require_alone(*asked_besides)
-        raise typer.Exit(convert_command.run_undo(single_path(path, config, "convert"), out, dry_run=dry_run))
+        named = single_path(path, config, "convert")
+        raise typer.Exit(convert_command.run_undo(named, out, dry_run=dry_run, limits=limits))
     asked = convert_command.ConvertOptions(
         to=to if to is not None or maps else config.to,
         maps=tuple(maps or ()),
@@ -125,6 +131,7 @@ def convert(
         cast=cast,
         rewrite_strings=rewrite_strings,
         check=not no_check,
+        limits=limits,
     )
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
 
@@ -180,6 +187,7 @@ def verify(
 def diff(
     first: options.First,
     second: options.Second,
+    limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -196,7 +204,7 @@ def diff(
     from ckptmove.cli import diff_command  # noqa: PLC0415  # --help does not wait for it
 
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
-    raise typer.Exit(diff_command.run_diff(first, second, out))
+    raise typer.Exit(diff_command.run_diff(first, second, out, Limits().times(limit_factor)))
 
 
 @app.command()

@@ -21,6 +21,7 @@ from ckptmove.report.text import sentence
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
+    from ckptmove.limits import Limits
     from ckptmove.moves import ConvertResult, MoveRequest
 
 
@@ -39,6 +40,7 @@ class ConvertOptions:
         cast: whether dtypes that the target lacks are cast down.
         rewrite_strings: whether device strings in configs follow their tensors.
         check: whether the bytes that are copied are compared with their CRCs.
+        limits: what a file may ask for.
     """
 
     to: str | None
@@ -51,6 +53,7 @@ class ConvertOptions:
     cast: bool
     rewrite_strings: bool
     check: bool
+    limits: Limits
 
 
 def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
@@ -77,6 +80,7 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             rewrite_strings=options.rewrite_strings,
             check=options.check,
             progress=progress,
+            limits=options.limits,
         )
     try:
         _tell(path, result, out)
@@ -95,14 +99,14 @@ def require_alone(*others: object) -> None:
         raise UsageError("--undo takes the file back to what it was: it goes with no option but --dry-run")
 
 
-def run_undo(path: str, out: Output, *, dry_run: bool) -> int:
+def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
     """Take back what was done in place, and report on it.
 
     Raises:
         CkptMoveError: as :func:`ckptmove.api.undo`.
         StdoutFailed: the report could not be written; the file is what it was.
     """
-    result = api.undo(path, dry_run=dry_run)
+    result = api.undo(path, dry_run=dry_run, limits=limits)
     if out.format is Format.JSON:
         from ckptmove.report.document import undo_document  # noqa: PLC0415  # each format pays for itself alone
 

@@ -15,16 +15,17 @@ from ckptmove.report import difference, document, github
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
+    from ckptmove.limits import Limits
 
 
-def run_diff(first: str, second: str, out: Output) -> int:
+def run_diff(first: str, second: str, out: Output, limits: Limits) -> int:
     """Compare two checkpoints and report on it.
 
     Raises:
         CkptMoveError: as :func:`ckptmove.api.diff`.
     """
     with ProgressBar(wanted=out.is_watched) as progress:
-        result = api.diff(first, second, progress=progress)
+        result = api.diff(first, second, progress=progress, limits=limits)
     code = YES if result.same else NO
     if out.format is Format.JSON:
         out.document(document.diff_document(result, code))

@@ -250,7 +250,7 @@ def _(error: changes.BeingConverted) -> str:
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     del error
-    return "no checkpoint of a real run comes near that limit: do not trust the file"
+    return "no checkpoint of a real run comes near that limit; if you trust the file all the same: --limit-factor 10"
 
 
 @hint_for.register(errors.UnsupportedDtype)

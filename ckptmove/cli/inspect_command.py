@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
+    from ckptmove.limits import Limits
     from ckptmove.model import Inventory
     from ckptmove.report.answers import Detail
 
@@ -43,6 +44,7 @@ class InspectOptions:
         target: device that the findings judge for, or None.
         expect: device where everything that should move has to be, or None.
         device_count: how many devices the target machine has.
+        limits: what a file may ask for.
         match: glob over tensor names, or None.
         check: whether every record is read.
         strict: whether warnings fail the run.
@@ -53,6 +55,7 @@ class InspectOptions:
     target: str | None
     expect: str | None
     device_count: int
+    limits: Limits
     match: str | None
     check: bool
     strict: bool
@@ -87,6 +90,7 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
             target=options.target if options.expect is None else None,
             expect=options.expect,
             device_count=options.device_count,
+            limits=options.limits,
             check=options.check,
             outline=options.detail.tree,
             progress=progress,

@@ -68,6 +68,10 @@ Ignore = Annotated[
     list[str] | None,
     typer.Option(metavar="CODE", help="These findings do not count. Repeatable.", show_default=False),
 ]
+LimitFactor = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=1000, help="Let a file that is trusted ask for N times as much (exit 4)."),
+]
 Version = Annotated[
     bool,
     typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
