@@ -63,6 +63,7 @@ ROWS: list[list[str]] = [
     ["layouts.*"],
     ["findings.*"],
     ["verification.*"],
+    ["measuring"],
     ["api", "config"],
     ["__init__"],
     ["report.*"],
