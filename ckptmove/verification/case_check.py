@@ -193,7 +193,8 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
     attempt, losses, moves = Attempt(), [], len(run.watch.moved)
     started = time.perf_counter()
-    with attempt, run.watch:
+    # Which line made what a backward refuses is known to whoever asked torch to keep it.
+    with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         losses.append(take_step(case, case.batch, run.place.device))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)

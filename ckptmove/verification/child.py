@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 _LONGEST_LINE: Final = 300
 _LONGEST_END: Final = 2**16
+#: What C++ says of an exception that leaves a hook of the user's in backward, on a simulated device.
+_ABORTED: Final = "terminate called without an active exception"
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
 # A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
 _START: Final = """\
@@ -235,6 +237,11 @@ def _last_line(errors: str) -> str:
 def _reason(code: int, output: str, errors: str) -> str:
     line = _last_line(errors)
     last = f": {line}" if line else ""
+    if code == -signal.SIGABRT and line == _ABORTED:
+        return (
+            "in backward a hook of yours raised an exception, which ends the process on a simulated device: "
+            "call the hook's function by itself to see which"
+        )
     if code < 0:
         return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
     if code > 0:

@@ -28,6 +28,7 @@ EXECUTING = {
 MAY_NAME = {
     "verification/imports.py": {"import_module"},
     "verification/user_code.py": {"import_module", "exec_module", "spec_from_file_location"},
+    "verification/backward.py": {"__code__"},
     "verification/case_check.py": {"__code__"},
     "verification/watch.py": {"CodeType", "__code__"},
 }

@@ -34,6 +34,14 @@ def test_an_abort_is_a_failed_check_that_names_the_signal():
     assert answers.checks["step"].detail == "not reached: the process that makes this check has ended"
 
 
+def test_an_abort_by_a_hook_in_backward_is_told_in_words():
+    said = "terminate called without an active exception"
+    answers = answers_of(f"import os, sys; print({said!r}, file=sys.stderr, flush=True); os.abort()")
+    assert answers.checks["restore"].detail.startswith(
+        "in backward a hook of yours raised an exception, which ends the"
+    )
+
+
 def test_what_was_answered_before_a_crash_counts():
     answers = answers_of(
         f"import os, sys\nprint('{{\"mode\": \"real\"}}')\n{ONE}\nsys.stderr.write('oh no\\n')\nos.abort()"
