@@ -95,7 +95,8 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     if site.reason:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
-    with site.enter() as place:
+    place = site.place()
+    with place.standing():
         if site.mode == "simulated":
             _leave_autocast_out()
         run = _Run(bench, place, entrance, Watch(place, site.target, entrance))

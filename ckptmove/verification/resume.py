@@ -83,7 +83,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     if any(fact.kind == "compressed-storage" for fact in bench.checkpoint.inventory.facts):
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
-    with StoredTensors(bench.checkpoint.files, mapped=False) as again, bench.site.enter() as place:
+    place = bench.site.place()
+    with StoredTensors(bench.checkpoint.files, mapped=False) as again:
         second = _second_source(bench, again, around)
         for optimizer, pairing in bench.pairings:
             if not tally.error:

@@ -97,6 +97,10 @@ class SimulatedDevice:
     ) -> None:
         self._entered.close()
 
+    def standing(self) -> SimulatedDevice:
+        """The device itself, to be entered; beside it, what the CPU does on its own goes straight to the CPU."""
+        return self
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a CPU tensor on the device, detached, of the same strides where they are dense; shares nothing.
 
@@ -186,6 +190,11 @@ class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would lead each operation through its compiler, by which nothing here is compiled."""
+        return False
 
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None

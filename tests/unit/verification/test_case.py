@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import textwrap
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -553,7 +552,7 @@ def test_on_a_real_device_the_operands_of_the_refused_call_are_named(case_check,
         def to_cpu(self, tensor):
             return torch.zeros(tensor.shape)
 
-    site = SimpleNamespace(target="meta", mode="real", reason="", enter=lambda: nullcontext(Meta("meta")))
+    site = SimpleNamespace(target="meta", mode="real", reason="", place=lambda: Meta("meta"))
     monkeypatch.setattr(worker, "find_site", lambda target: site)
     monkeypatch.setattr(worker, "resume", lambda bench: ())
     check = case_check(returning(model="net().to_empty(device=device)", step="lambda pair: model(pair[0]).sum()"))
