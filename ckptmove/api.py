@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import survey
@@ -17,6 +16,7 @@ from ckptmove.devices import parse_mapping, parse_target
 from ckptmove.directories import ArchiveOfFiles, UnverifiedArchive
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
+from ckptmove.measuring import measure
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from ckptmove.changes import UndoResult
     from ckptmove.checkpoint import Survey
-    from ckptmove.comparison import Measure
     from ckptmove.contracts import Progress
-    from ckptmove.differences import DiffResult, Gap
+    from ckptmove.differences import DiffResult
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.layouts.reading import Directory
@@ -209,6 +208,7 @@ def verify(
     keep: Sequence[str] = (),
     devices: int | None = None,
     case: str | None = None,
+    timeout: float | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
 ) -> VerifyResult:
@@ -227,14 +227,16 @@ def verify(
         devices: how many devices the target machine has; by default one, or as many as ``to`` speaks of.
         case: a function of yours that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: your
             model is stepped from the stored state, too.
+        timeout: seconds that torch may take for its checks; by default as many as they need.
         progress: told of bytes checked and bytes in all.
         stage: then told what torch does next.
 
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, a case that is none, or a file against a directory.
+        UsageError: an unknown device or optimizer, a case that is none, a file against a directory, or no time at all.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: it asks for more than a limit allows.
     """
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # the only command that pays for this room
@@ -250,6 +252,7 @@ def verify(
         keep=tuple(keep),
         devices=devices,
         case=case,
+        timeout=timeout,
     )
     try:
         return verify_checkpoint(request, progress=progress, stage=stage)
@@ -274,7 +277,7 @@ def diff(first: str, second: str, *, progress: Progress | None = None, limits: L
     """
     from ckptmove.comparison import compare  # noqa: PLC0415  # the other commands do not wait for it
 
-    return compare(os.fspath(first), os.fspath(second), limits or Limits(), _measure, progress)
+    return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure, progress)
 
 
 def default_output(path: str, to: str) -> str:
@@ -288,21 +291,6 @@ def default_output(path: str, to: str) -> str:
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{target}{extension}"
-
-
-def _measure(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:
-    """As :func:`ckptmove.verification.magnitude.measure`; None, too, where there is no torch that works."""
-    measure = _measure_of_torch()
-    return None if measure is None else measure(one, dtype, two, other)
-
-
-@cache
-def _measure_of_torch() -> Measure | None:
-    try:
-        from ckptmove.verification.magnitude import measure  # noqa: PLC0415  # equal values do not wait for torch
-    except (ImportError, OSError):
-        return None
-    return measure
 
 
 def _read(path: str, limits: Limits, *, check: bool, outline: bool, progress: Progress | None) -> Survey | Directory:

@@ -168,5 +168,13 @@ JUnit = Annotated[
     str | None,
     typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML too.", show_default=False),
 ]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Fail where torch takes longer for its checks, and end it with all that it has started.",
+        show_default="none",
+    ),
+]
 #: As much as ``torch.Generator.manual_seed`` takes, without the negative ones, which it takes for others.
 Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients.")]

@@ -46,6 +46,7 @@ class VerifyOptions:
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has, or None.
         case: the user's function, or None.
+        timeout: seconds that torch may take, or None.
         strict: whether a resume that is not proven is a failure.
         junit: file that takes the verdicts as JUnit XML, or None.
         selection: the findings that are reported.
@@ -59,6 +60,7 @@ class VerifyOptions:
     keep: tuple[str, ...]
     devices: int | None
     case: str | None
+    timeout: float | None
     strict: bool
     junit: str | None
     selection: Selection
@@ -147,6 +149,7 @@ def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
             keep=options.keep,
             devices=options.devices,
             case=options.case,
+            timeout=options.timeout,
             ignore=sorted(CATALOGUE.keys() - options.selection.codes),
             progress=progress,
             stage=progress.stage,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _TWO_DEVICES: Final = re.compile(
     r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
 )
+#: What runs the autograd engine, in which many operations are made.
+_BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
 _NAMED: Final = 3
 
 
@@ -79,7 +81,10 @@ def blame(error: BaseException, scene: Scene) -> Blame:
             if refusal is not None and not any(_is_known(stray, scene) for stray in strays):
                 strays = refusal.strays or strays  # what was handed to a function whose inside refused
             aten = one.operation if isinstance(one, CrossDeviceError) else ""
-            return _of_strays(one, strays, refusal.operation if refusal is not None else aten, aten, scene)
+            operation = refusal.operation if refusal is not None else aten
+            if isinstance(one, CrossDeviceError) and operation in _BACKWARD:
+                operation = f"{aten} in {operation}" + f" ({one.node})" * bool(one.node)
+            return _of_strays(one, strays, operation, aten, scene)
     frames = scene.entrance.frames(error.__traceback__)
     line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else scene.home
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
@@ -102,7 +107,10 @@ def _of_strays(
     frames = scene.entrance.frames(error.__traceback__)
     culprits = list({one.name: one for one in (_culprit(stray, frames, scene) for stray in strays)}.values())
     first = culprits[0]
-    line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else first.made or first.at or scene.home
+    made_by = error.made_by if isinstance(error, CrossDeviceError) else ()
+    own = [*((frame.f_code.co_filename, number) for frame, number in frames)]
+    own += [(file, number) for file, number in made_by if scene.entrance.is_own(file)]
+    line = line_of(*own[-1]) if own else first.made or first.at or scene.home
     device = scene.place.device_of(strays[0])
     home = scene.place.device_of(torch.empty(0, device=scene.place.device))
     named = " and ".join(one.name for one in culprits[:_NAMED])

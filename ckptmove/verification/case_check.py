@@ -95,7 +95,8 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     if site.reason:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
-    with site.enter() as place:
+    place = site.place()
+    with place.standing():
         if site.mode == "simulated":
             _leave_autocast_out()
         run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
@@ -193,7 +194,8 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
     attempt, losses, moves = Attempt(), [], len(run.watch.moved)
     started = time.perf_counter()
-    with attempt, run.watch:
+    # Which line made what a backward refuses is known to whoever asked torch to keep it.
+    with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         losses.append(take_step(case, case.batch, run.place.device))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)

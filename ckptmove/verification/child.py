@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, cast
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: What the child answers for, in the order in which it answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 _LONGEST_LINE: Final = 300
+_LONGEST_END: Final = 2**16
+#: What C++ says of an exception that leaves a hook of the user's in backward, on a simulated device.
+_ABORTED: Final = "terminate called without an active exception"
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
 # A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
 _START: Final = """\
@@ -71,37 +74,61 @@ def worker_command() -> list[str]:
 
 @contextmanager
 def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str]]:
-    """A child that is given its request as last argument; killed, where it still runs, when the context is left."""
+    """A child that is given its request as last argument; killed, where it still runs, when the context is left.
+
+    It leads a process group of its own, in which the workers of a user's loader are, too: all of them are ended with
+    it, and no Ctrl-C reaches them but through this process. Its standard input is open for as long as this process
+    lives, by which it knows when it is left alone.
+    """
     process = subprocess.Popen(  # noqa: S603  # the command is this package's own
         [*command, request],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        start_new_session=True,
     )
     with process:
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.kill()
+            _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Kill whatever is left of a child and of the processes that it has started."""
+    if not hasattr(os, "killpg"):  # Windows has no such groups
+        process.kill()
+        return
+    with suppress(ProcessLookupError, PermissionError):  # nobody is left; on macOS, none but those that have ended
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def collect(
-    process: subprocess.Popen[str], stage: Callable[[str], None] | None = None, wanted: Sequence[str] = CHILD_CHECKS
+    process: subprocess.Popen[str],
+    stage: Callable[[str], None] | None = None,
+    wanted: Sequence[str] = CHILD_CHECKS,
+    timeout: float | None = None,
 ) -> Answers:
     """Wait for a child and sort what it said; what it did not come to say is its failure.
+
+    A child that takes too long has failed, and is no file that was refused: what it has answered before stands in the
+    verdict, which a limit of the input (exit 4) would not have.
 
     Args:
         process: the child.
         stage: told, whenever it says something, what it does next.
         wanted: the checks that it is to answer for, in their order.
+        timeout: seconds after which it is ended; None for never.
     """
     errors: list[str] = []
+    late: list[bool] = []
     # Meanwhile: a child whose standard error is full would wait for ever.
-    drain = Thread(target=lambda: errors.append(cast("IO[str]", process.stderr).read()), daemon=True)
-    drain.start()
+    drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", process.stderr))), daemon=True)
+    guard = Thread(target=lambda: late.append(_outlast(process, timeout)), daemon=True)
+    for thread in (drain, guard):
+        thread.start()
     answers = Answers()
     output = ""
     for line in process.stdout or ():
@@ -109,20 +136,68 @@ def collect(
         _take(line, answers)
         if stage is not None:
             stage(_next_stage(answers, wanted))
-    drain.join()
-    code = process.wait()
-    if answers.torch == "importing":
-        answers.torch_failure = _last_line("".join(errors)) or _reason(code, output, "")
-    if answers.imports:
-        reason = _last_line("".join(errors)) or _reason(code, output, "")
-        answers.refusal = f"--optimizer {answers.imports} cannot be imported: {reason}"
-    missing = [name for name in wanted if name not in answers.checks]
-    if missing and not answers.unusable:
-        reason = _reason(code, output, "".join(errors))
-        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=code)
-        for name in missing[1:]:
-            answers.checks[name] = skipped(name, "not reached: the process that makes this check has ended")
+    for thread in (drain, guard):
+        thread.join()
+    told = _Told(process.wait(), output, "".join(errors), timeout if any(late) else None)
+    _account(answers, told, wanted)
     return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """How a child ended.
+
+    Attributes:
+        code: its exit code, negative for a signal.
+        output: the beginning of what it wrote to standard output.
+        errors: the end of what it wrote to standard error.
+        timeout: seconds after which it was ended; None where it ended by itself.
+    """
+
+    code: int
+    output: str
+    errors: str
+    timeout: float | None
+
+
+def _end_of(stream: IO[str]) -> str:
+    """The last of what a stream says, however much that is."""
+    said = ""
+    while more := stream.read(_LONGEST_END):
+        said = (said + more)[-_LONGEST_END:]
+    return said
+
+
+def _outlast(process: subprocess.Popen[str], timeout: float | None) -> bool:
+    """Wait until a child ends, and see to it that it does; then nobody that it has started keeps its pipes open."""
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        _end_group(process)
+    return False
+
+
+def _account(answers: Answers, told: _Told, wanted: Sequence[str]) -> None:
+    """Turn what a child did not come to say into failures."""
+    last = _last_line(told.errors) or _reason(told.code, told.output, "")
+    if answers.torch == "importing" and told.timeout is None:
+        answers.torch_failure = last
+    if answers.imports and told.timeout is None:
+        answers.refusal = f"--optimizer {answers.imports} cannot be imported: {last}"
+    missing = [name for name in wanted if name not in answers.checks]
+    if not missing or answers.unusable:
+        return
+    if told.timeout is not None:
+        before = ", before torch was imported" * (answers.torch == "importing")
+        late = f"took longer than {told.timeout:g} s (--timeout){before}"
+        answers.checks[missing[0]] = failed(missing[0], late, timeout=told.timeout)
+    else:
+        reason = _reason(told.code, told.output, told.errors)
+        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=told.code)
+    for name in missing[1:]:
+        answers.checks[name] = skipped(name, "not reached: the process that makes this check has ended")
 
 
 def _take(line: str, answers: Answers) -> None:
@@ -162,6 +237,11 @@ def _last_line(errors: str) -> str:
 def _reason(code: int, output: str, errors: str) -> str:
     line = _last_line(errors)
     last = f": {line}" if line else ""
+    if code == -signal.SIGABRT and line == _ABORTED:
+        return (
+            "in backward a hook of yours raised an exception, which ends the process on a simulated device: "
+            "call the hook's function by itself to see which"
+        )
     if code < 0:
         return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
     if code > 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.optimizers import BY_NAME
 from ckptmove.verification.checks import Offenders
+from ckptmove.verification.state import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensor
     row = BY_NAME[algorithm]
     for key, record in entry.tensors:
         begins_at_zero = key in row.known_state - row.scalars - row.begins_elsewhere
-        if begins_at_zero and stored.place(record) is not None and bool(stored.tensor(record).any()):
+        if begins_at_zero and stored.place(record) is not None and bool(distinct(stored.tensor(record)).any()):
             return f", and {key} beside it is not zero: the count was lost"
     return ""
 

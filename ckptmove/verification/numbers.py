@@ -15,6 +15,7 @@ from ckptmove.findings.catalogue import found
 from ckptmove.optimizers import magnitudes
 from ckptmove.scopes import is_buffer
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
+from ckptmove.verification.state import distinct
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class NumbersTally:
         self._elements += values.numel()
         if values.numel() == 0:
             return
+        values = distinct(values)
         lowest, highest = _range(values)
         if not (math.isfinite(lowest) and math.isfinite(highest)):
             self._note_not_finite(record, values)

@@ -26,6 +26,10 @@ class Place(Protocol):
 
     device: torch.device
 
+    def standing(self) -> AbstractContextManager[object]:
+        """The time in which tensors are made and moved on the device: a simulated one is only there for it."""
+        ...
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a CPU tensor on the device."""
         ...
@@ -48,6 +52,10 @@ class TorchDevice:
 
     def __init__(self, tag: str) -> None:
         self.device = torch.device(tag)
+
+    def standing(self) -> AbstractContextManager[object]:
+        """Always."""
+        return contextlib.nullcontext()
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a CPU tensor on the device."""
@@ -76,11 +84,9 @@ class Site:
     mode: Literal["real", "simulated", "cpu"]
     reason: str = ""
 
-    def enter(self) -> AbstractContextManager[Place]:
-        """The place itself; a simulated one stands while the context is open."""
-        if self.mode == "simulated":
-            return SimulatedDevice(self.target)
-        return contextlib.nullcontext(TorchDevice(self.target))
+    def place(self) -> Place:
+        """The place itself."""
+        return SimulatedDevice(self.target) if self.mode == "simulated" else TorchDevice(self.target)
 
 
 def find_site(target: str) -> Site:

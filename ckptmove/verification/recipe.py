@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.model import OPAQUE
+from ckptmove.optimizers import keeps_state_on_first
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.pieces import WINDOW_ELEMENTS
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Values before they repeat.
 NOISE_PERIOD: Final = 65_537
+#: Of LBFGS in one step; it makes 20 by default.
+_MOST_ITERATIONS: Final = 1000
 #: Options that say how a step is made and not which; whether they are refused depends on the device.
 _HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
 
@@ -40,6 +43,7 @@ class Recipe:
         tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change).
         noise: values that gradients are made of.
         assumed: options that the file holds as objects, and not as plain values: the class's defaults stand in.
+        cut: of what it is given less than the file asks for, for people; empty where that is nothing.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Recipe:
     tensors: tuple[dict[str, TensorRecord], ...]
     noise: torch.Tensor
     assumed: tuple[str, ...]
+    cut: str
 
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
@@ -74,7 +79,24 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
                 assumed[key] = None
         groups.append(options)
         tensors.append(own)
-    return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed))
+    cut = _cut(groups, optimizer) if keeps_state_on_first(name) else ""
+    return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed), cut)
+
+
+def _cut(groups: list[dict[str, object]], optimizer: OptimizerRecord) -> str:
+    """Hold one step of LBFGS to a time and a memory that follow the size of the file; what was cut, for people.
+
+    Its ``max_iter`` says how often all parameters are evaluated, and it makes a list of ``history_size`` at once.
+    """
+    kept = sum(len(entry.tensors) for entry in optimizer.state)
+    most = {"max_iter": _MOST_ITERATIONS, "max_eval": _MOST_ITERATIONS, "history_size": _MOST_ITERATIONS + kept}
+    cut = {}
+    for group in groups:
+        for key, bound in most.items():
+            asked = group.get(key)
+            if isinstance(asked, int) and asked > bound:
+                group[key] = cut[key] = bound
+    return ", ".join(f"{key} of {bound:,} in place of a larger one" for key, bound in cut.items())
 
 
 def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class VerifyRequest:
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has, or None for one, or as many as ``to`` speaks of.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
+        timeout: seconds that the child may take, or None for as many as it needs.
     """
 
     path: str
@@ -37,6 +38,7 @@ class VerifyRequest:
     keep: tuple[str, ...] = ()
     devices: int | None = None
     case: str | None = None
+    timeout: float | None = None
 
     def to_json(self) -> str:
         """The request as one JSON document."""

@@ -40,6 +40,7 @@ class RestoreTally:
         differing: tensors that differ, and how.
         unreadable: tensors whose bytes cannot be taken from the file as they lie.
         places: how often each name has come: two paths may read alike.
+        known: bytes in the file, and where torch has them, that were found equal.
     """
 
     compared: int = 0
@@ -48,6 +49,7 @@ class RestoreTally:
     differing: Offenders = field(default_factory=Offenders)
     unreadable: Offenders = field(default_factory=Offenders)
     places: dict[str, int] = field(default_factory=dict)
+    known: set[tuple[StoredBytes, int]] = field(default_factory=set)
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -165,7 +167,11 @@ def _compare(
                 tally.differing.add(f"{record.name}: {what} {got} in place of {stored}")
                 return
     raw = raw_bytes(theirs)
-    if not same_bytes(raw_bytes(values), raw):
+    if (place, raw.data_ptr()) in tally.known:
+        return
+    if same_bytes(raw_bytes(values), raw):
+        tally.known.add((place, raw.data_ptr()))
+    else:
         tally.differing.add(f"{record.name}: other bits")
     pages.seen(place.file, raw.data_ptr(), place.span.start, place.span.nbytes)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ckptmove.devices import supports_capturable
@@ -17,11 +18,11 @@ from ckptmove.optimizers import keeps_state_on_first
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.optimizers import choose
-from ckptmove.verification.pieces import is_dense, pieces_of
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, pieces_of
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.recipe import make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
 from ckptmove.verification.tally import Trial, TrialTally
 from ckptmove.verification.trial import STEP_ERRORS, error_text, try_optimizer
 from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, without_step
@@ -86,7 +87,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     if "compressed-storage" in kinds:
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
-    with StoredTensors(bench.checkpoint.files, mapped=False) as again, bench.site.enter() as place:
+    place = bench.site.place()
+    with StoredTensors(bench.checkpoint.files, mapped=False) as again:
         second = _second_source(bench, again, around)
         for optimizer, pairing in bench.pairings:
             if not tally.error:
@@ -158,6 +160,9 @@ def _try(
     if recipe is None:
         around.left_out.append(f"{named}this torch has no {choice.name}")
         return
+    tally.error = _written_over(optimizer, pairing, recipe)
+    if tally.error:
+        return
     pieces = list(pieces_of(optimizer, pairing.by_key(), choice.name))
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and len(pieces) < listed:
@@ -168,21 +173,8 @@ def _try(
     if tally.error:
         return
     around.classes.append(choice.name)
-    around.notes += [choice.note] * bool(choice.note)
-    around.assumed += _elsewhere(bench.checkpoint.inventory, optimizer, pairing)
-    if recipe.assumed:
-        around.assumed.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
-    stated = {entry.key for entry in optimizer.state}
-    missing = [key for group in optimizer.groups for key in group.params if key not in stated] if stated else []
-    if missing and not keeps_state_on_first(choice.name):
-        around.assumed.append(f"{amount(len(missing), 'parameter')} without state not stepped: frozen, or lost")
-    bare = [record.name for _, record in pairing.matches if record is not None and not is_dense(record)]
-    if bare:
-        around.assumed.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
-    if pairing.how == "ambiguous":
-        around.assumed.append(
-            f"which tensors {optimizer.where or 'the optimizer'} trains is ambiguous: {pairing.reason}"
-        )
+    around.notes += [note for note in (choice.note, recipe.cut) if note]
+    around.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe)
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact
@@ -197,6 +189,37 @@ def _try(
         exact=exact,
     )
     try_optimizer(trial, iter(pieces), tally)
+
+
+def _doubts(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -> list[str]:
+    """What the file does not tell of an optimizer, and what was done in its place."""
+    doubts = _elsewhere(inventory, optimizer, pairing)
+    if recipe.assumed:
+        doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
+    stated = {entry.key for entry in optimizer.state}
+    missing = [key for group in optimizer.groups for key in group.params if key not in stated] if stated else []
+    if missing and not keeps_state_on_first(recipe.name):
+        doubts.append(f"{amount(len(missing), 'parameter')} without state not stepped: frozen, or lost")
+    bare = [record.name for _, record in pairing.matches if record is not None and not is_dense(record)]
+    if bare:
+        doubts.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
+    if pairing.how == "ambiguous":
+        where = optimizer.where or "the optimizer"
+        doubts.append(f"which tensors {where} trains is ambiguous: {pairing.reason}")
+    return doubts
+
+
+def _written_over(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -> str:
+    """A large tensor whose values lie over each other: no optimizer writes to one, and a copy of it may fit nowhere."""
+    parameters = (record for _, record in pairing.matches if record is not None)
+    state = (record for entry in optimizer.state for _, record in entry.tensors)
+    options = (record for group in recipe.tensors for record in group.values())
+    for record in (*parameters, *state, *options):
+        count = prod(record.shape)
+        if count > WINDOW_ELEMENTS and is_dense(record) and overlaps(record):
+            held = amount(extent_elements(record.shape, record.stride), "element")
+            return f"{record.name}: {amount(count, 'value')} lie over each other in {held} of memory"
+    return ""
 
 
 def _for_cpu(recipe: Recipe) -> Recipe:

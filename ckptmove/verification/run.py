@@ -26,11 +26,16 @@ from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
+from ckptmove.verification.reach import refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.contracts import Progress
+    from ckptmove.evidence import CheckResult
+    from ckptmove.layouts.whole import WholeCheckpoint
+    from ckptmove.model import ArchiveFact, Finding
+    from ckptmove.verification.child import Answers
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
@@ -57,47 +62,27 @@ def verify_checkpoint(
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, a case that is none, or a file against a directory.
+        UsageError: an unknown device or optimizer, a case that is none, a file against a directory, or no time at all.
         UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise TorchMissing
-    check_override(request.optimizer)
-    if request.case is not None:
-        parse_case(request.case)
-    cases = () if request.case is None else (CASE,)
+    _refuse_request(request)
     limits = Limits()
     if request.against is not None:
-        with open_whole(request.against, limits):
-            pass  # an original that cannot be read is an error of the input, not an outcome
+        with open_whole(request.against, limits) as original:
+            # One that cannot be read is an error of the input, not an outcome.
+            refuse_excess(original.inventory, original.files, request.against)
+    cases = () if request.case is None else (CASE,)
     with open_whole(request.path, limits) as checkpoint:
-        inventory = checkpoint.inventory
-        if request.against is not None and is_folder(request.against) != is_folder(request.path):
-            kinds = ("a directory", "a file") if is_folder(request.path) else ("a file", "a directory")
-            raise UsageError(f"{request.path} is {kinds[0]}, and --against names {kinds[1]}: {request.against}")
-        to = request.to if request.to is not None else target_device(inventory, Context()) or "cpu"
-        target = parse_target(to)
-        asked = replace(request, to=target)
+        _refuse_kinds(request)
+        refuse_excess(checkpoint.inventory, checkpoint.files, request.path)
+        to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
+        asked = replace(request, to=parse_target(to), devices=_device_count(request))
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
-            checked = replace(inventory, facts=check_bytes(checkpoint, limits, progress))
-            context = Context(target=target, device_count=_device_count(request))
-            kept = kept_tensors(inventory, request.keep)
-            findings = tuple(
-                one
-                for one in find_all(checked, context)
-                if one.code not in request.ignore and not (one.code == "D103" and kept.issuperset(one.where))
-            )
-            pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
-            here = (
-                check_file(checkpoint.files),
-                check_placement(inventory, MoveRequest(to=target, keep=request.keep))
-                if any(file.container.has_devices for file in checkpoint.files)
-                else skipped("placement", "a safetensors file names no device: the script decides"),
-                check_structure(inventory, pairings, request.ignore),
-            )
-            answers = collect(process, stage, (*CHILD_CHECKS, *cases))
+            facts = check_bytes(checkpoint, limits, progress)
+            findings, here = _checks_without_torch(checkpoint, facts, asked)
+            answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
     if answers.unusable:
@@ -106,16 +91,63 @@ def verify_checkpoint(
         raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
+    return _verdict(asked, answers, checks, findings)
+
+
+def _refuse_request(request: VerifyRequest) -> None:
+    """Refuse what cannot be done, whatever the file holds."""
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing
+    if request.timeout is not None and not request.timeout > 0:
+        raise UsageError(f"--timeout takes seconds, more than 0, and not {request.timeout:g}")
+    check_override(request.optimizer)
+    if request.case is not None:
+        parse_case(request.case)
+
+
+def _refuse_kinds(request: VerifyRequest) -> None:
+    """Refuse a file against a directory."""
+    if request.against is not None and is_folder(request.against) != is_folder(request.path):
+        kinds = ("a directory", "a file") if is_folder(request.path) else ("a file", "a directory")
+        raise UsageError(f"{request.path} is {kinds[0]}, and --against names {kinds[1]}: {request.against}")
+
+
+def _checks_without_torch(
+    checkpoint: WholeCheckpoint, facts: tuple[ArchiveFact, ...], asked: VerifyRequest
+) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
+    """The findings, and the checks that this process makes, while torch is imported in the other one."""
+    inventory, target = checkpoint.inventory, asked.to or "cpu"
+    kept = kept_tensors(inventory, asked.keep)
+    context = Context(target=target, device_count=asked.devices or 1)
+    findings = tuple(
+        one
+        for one in find_all(replace(inventory, facts=facts), context)
+        if one.code not in asked.ignore and not (one.code == "D103" and kept.issuperset(one.where))
+    )
+    pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
+    return findings, (
+        check_file(checkpoint.files),
+        check_placement(inventory, MoveRequest(to=target, keep=asked.keep))
+        if any(file.container.has_devices for file in checkpoint.files)
+        else skipped("placement", "a safetensors file names no device: the script decides"),
+        check_structure(inventory, pairings, asked.ignore),
+    )
+
+
+def _verdict(
+    asked: VerifyRequest, answers: Answers, checks: tuple[CheckResult, ...], findings: tuple[Finding, ...]
+) -> VerifyResult:
+    target = asked.to or "cpu"
     passed = all(check.status != "failed" for check in checks)
     return VerifyResult(
-        path=request.path,
+        path=asked.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
         proven=passed
         and any(dict(check.evidence).get("proven") is True for check in checks if check.name in {"step", CASE}),
         checks=checks,
-        findings=(*findings, *(one for one in answers.findings if one.code not in request.ignore)),
+        findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
     )
 
 

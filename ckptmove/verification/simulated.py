@@ -3,8 +3,8 @@
 Never changes a figure: results are those of the CPU bit for bit, and only what the target refuses is refused.
 
 Leans on private parts of torch (the Python backend under PrivateUse1), and renames that backend for the life of the
-process: run it in a child process. An exception that leaves an operation or a hook during `backward` ends the process
-there (`torch::acc::PythonDeviceGuard::exchangeStream` is noexcept and calls Python); one in `forward` does not.
+process: run it in a child process. An exception that a user's own hook raises during `backward` ends the process there;
+one of an operation does not (`backward.py` says why).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ckptmove.verification.backward import ERRORS, is_running, keep, kept_until_the_end
+from ckptmove.verification.device_module import DeviceModule
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
     CrossDeviceError,
@@ -84,6 +86,7 @@ class SimulatedDevice:
         # The engine counts devices at the first backward of the process and fails on one that came later, unless the
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
+        self._entered.enter_context(kept_until_the_end())
         self._entered.enter_context(_Simulation())
         _ENTERED.append(self.device.index)
         self._entered.callback(_ENTERED.pop)
@@ -93,6 +96,10 @@ class SimulatedDevice:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered.close()
+
+    def standing(self) -> SimulatedDevice:
+        """The device itself, to be entered; beside it, what the CPU does on its own goes straight to the CPU."""
+        return self
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a CPU tensor on the device, detached, of the same strides where they are dense; shares nothing.
@@ -184,35 +191,15 @@ class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would lead each operation through its compiler, by which nothing here is compiled."""
+        return False
+
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return _run(func, args, kwargs or {})
-
-
-class _DeviceModule:
-    """What torch asks of `torch.<device>`; draws come from the CPU's generator, so there is no other state to keep."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing to seed: `torch.manual_seed` has seeded the CPU's generator."""
-
-    def device_count(self) -> int:
-        return len(_TARGETS)
-
-    def current_device(self) -> int:
-        return _current()
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.float16, torch.bfloat16]
 
 
 class _WholeOp(torch.autograd.Function):
@@ -283,13 +270,21 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
         with _Simulation():  # inference_mode hands over whole ops, whose parts may be factories
             return func.decompose(*args, **kwargs)
-    landing = operand_devices(func, args, kwargs, name_of) if asked is None else [asked]
     inner_args, inner_kwargs = pytree.tree_map(_inner, (args, kwargs))
-    results = func(*inner_args, **inner_kwargs)
-    if schema_of(func).is_mutable:
-        for outer in simulated.values():
-            _describe_again(outer)
-    return _wrap(results, landing, simulated)
+    try:
+        landing = operand_devices(func, args, kwargs, name_of) if asked is None else [asked]
+        results = func(*inner_args, **inner_kwargs)
+        if schema_of(func).is_mutable:
+            for outer in simulated.values():
+                _describe_again(outer)
+        return _wrap(results, landing, simulated)
+    except ERRORS as error:
+        if not simulated or not is_running():
+            raise
+        keep(error)
+        first = next(iter(simulated.values()))
+        results = func(*inner_args, **inner_kwargs) if isinstance(error, CrossDeviceError) else first.host
+        return _wrap(results, [first.device], simulated)
 
 
 def _inner(leaf: Any) -> Any:
@@ -330,7 +325,7 @@ def _register_backend() -> Any:
     `torch.tensor`, `torch.as_tensor` and sparse constructors allocate and copy with Python dispatch switched off.
     The library must live as long as the process: its kernels go when it is collected.
     """
-    getattr(backend_registration, _SETUP)(_BACKEND, backend_module=_DeviceModule())
+    getattr(backend_registration, _SETUP)(_BACKEND, backend_module=DeviceModule(lambda: len(_TARGETS), _current))
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")

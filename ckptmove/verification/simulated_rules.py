@@ -70,6 +70,8 @@ class CrossDeviceError(RuntimeError):
         devices: The devices that met, accelerators first, for example `("cuda:0", "cpu")`.
         strays: The operands that are not on the first of `devices`, as the operation saw them: for a view
             (`weight.t()`), `_base` is the tensor that the model holds.
+        node: In a backward that torch computes itself, the node of the graph: `MulBackward0`; else empty.
+        made_by: File and line of each frame that made the node, the innermost last, where anomaly detection was on.
     """
 
     def __init__(self, operation: str, devices: tuple[str, ...], strays: tuple[torch.Tensor, ...]) -> None:
@@ -80,6 +82,8 @@ class CrossDeviceError(RuntimeError):
         self.operation = operation
         self.devices = devices
         self.strays = strays
+        self.node = ""
+        self.made_by: tuple[tuple[str, int], ...] = ()
 
 
 def supports_capturable(target: str) -> bool:

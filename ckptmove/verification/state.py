@@ -6,6 +6,7 @@ the same here: a storage's key says which it lies in.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
@@ -175,6 +176,23 @@ def extent_elements(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def overlaps(record: TensorRecord) -> bool:
+    """Whether several elements of a dense tensor are one and the same in memory."""
+    return math.prod(record.shape) > extent_elements(record.shape, record.stride)
+
+
+def distinct(values: torch.Tensor) -> torch.Tensor:
+    """All values of a tensor as a view, of one that is expanded or lies over itself each just once, whatever its shape.
+
+    What lies over itself otherwise than by expansion is taken with the gaps that it may have.
+    """
+    extent = extent_elements(tuple(values.shape), tuple(values.stride()))
+    for dimension, step in enumerate(values.stride()):
+        if not step and values.shape[dimension] > 1:
+            values = values.narrow(dimension, 0, 1)
+    return values if values.numel() <= extent else values.as_strided((extent,), (1,))
 
 
 def dtype_of(name: str) -> torch.dtype:

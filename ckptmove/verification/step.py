@@ -85,7 +85,7 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
     for key, record in piece.entry.tensors if piece.entry is not None else ():
         values = piece.cut(source.tensor(record), record)
         if values.dim() and values.numel():
-            highest = float(values.abs().max())
+            highest = _farthest(values)
             largest = max(largest, math.sqrt(highest) if key in magnitudes(name) else highest)
     dtype = dtype_of(piece.parameter.dtype)
     # The square of a gradient must not underflow in half precision, whose exponents end at 2**-24.
@@ -93,6 +93,14 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
     shows = (dtype.is_floating_point or dtype.is_complex) and largest >= least * torch.finfo(dtype).eps
     scale = 2.0 ** math.floor(math.log2(min(max(largest, least), 1.0))) if shows else 1.0
     return Draft(piece, largest, shows, scale)
+
+
+def _farthest(values: torch.Tensor) -> float:
+    """The largest magnitude, of real values without a copy of them all; NaN where there is one."""
+    if not values.is_floating_point():
+        return float(values.abs().max())
+    lowest, highest = torch.aminmax(values)
+    return max(-float(lowest), float(highest))
 
 
 def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
@@ -158,6 +166,33 @@ def take_step(
         UnreadableInput: a tensor's bytes cannot be had.
         Exception: whatever torch raises where it refuses.
     """
+    with place.standing():
+        optimizer, parameters, stored = _restored(recipe, drafts, source, place, with_state=with_state)
+        restored = [leaves(optimizer.state.get(parameter, {})) for parameter in parameters]
+        before = [_devices(one, place) for one in restored]
+        casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
+        vanished = [
+            _vanished(stored[index], one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)])
+            for index, one in enumerate(restored)
+        ]
+        if planted is not None:
+            for draft, parameter in zip(drafts, parameters, strict=True):
+                entry = draft.piece.entry
+                optimizer.state[parameter] = {} if entry is None else _state(draft.piece, entry, source, place, planted)
+        _step(optimizer, parameters, drafts)
+        stepped = [
+            _stepped(parameter, leaves(optimizer.state.get(parameter, {})), place, before[index])
+            for index, parameter in enumerate(parameters)
+        ]
+    for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
+        one.casts, one.vanished = own_casts, own_vanished
+    return stepped
+
+
+def _restored(
+    recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place, *, with_state: bool
+) -> tuple[torch.optim.Optimizer, list[torch.Tensor], list[dict[str, Any]]]:
+    """An optimizer as a script resumes it, its parameters, and what each of them had in the state that it was given."""
     pieces = [draft.piece for draft in drafts]
     parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
     state = {
@@ -166,33 +201,16 @@ def take_step(
         if with_state and piece.entry is not None
     }
     used = sorted({piece.group for piece in pieces})
-    members = {group: [index for index, piece in enumerate(pieces) if piece.group == group] for group in used}
+    members: dict[int, list[int]] = {group: [] for group in used}
+    for index, piece in enumerate(pieces):
+        members[piece.group].append(index)
     optimizer = recipe.optimizer([{"params": [parameters[index] for index in members[group]]} for group in used])
     saved = [
         {**recipe.groups[group], **_options(recipe.tensors[group], source, place), "params": members[group]}
         for group in used
     ]
     optimizer.load_state_dict({"state": state, "param_groups": saved})
-    restored = [leaves(optimizer.state.get(parameter, {})) for parameter in parameters]
-    before = [_devices(one, place) for one in restored]
-    stored = [leaves(state.get(index, {})) for index in range(len(pieces))]
-    casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
-    vanished = [
-        _vanished(stored[index], one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)])
-        for index, one in enumerate(restored)
-    ]
-    if planted is not None:
-        for piece, parameter in zip(pieces, parameters, strict=True):
-            own = {} if piece.entry is None else _state(piece, piece.entry, source, place, planted)
-            optimizer.state[parameter] = own
-    _step(optimizer, parameters, drafts)
-    stepped = [
-        _stepped(parameter, leaves(optimizer.state.get(parameter, {})), place, before[index])
-        for index, parameter in enumerate(parameters)
-    ]
-    for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
-        one.casts, one.vanished = own_casts, own_vanished
-    return stepped
+    return optimizer, parameters, [leaves(state.get(index, {})) for index in range(len(pieces))]
 
 
 def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from ckptmove.case import CaseUnusable
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Answer the request that is the last argument."""
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # whoever starts it otherwise ends it otherwise
+        _end_with_parent()
     # Whatever a library prints goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -57,6 +61,21 @@ def main() -> None:
             run(VerifyRequest.from_json(sys.argv[-1]), emit)
         except UsageError as error:
             emit({"refusal": str(error)})
+
+
+def _end_with_parent() -> None:
+    """Take standard input for the sign of life that it is, and leave nothing in its place for a user's code to read."""
+    alive = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    Thread(target=_follow, args=(alive,), daemon=True).start()
+
+
+def _follow(alive: int) -> None:
+    """End this process and all that it has started, as soon as the other end of a pipe is gone."""
+    os.read(alive, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def run(request: VerifyRequest, emit: Emit) -> None:

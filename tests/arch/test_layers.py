@@ -66,6 +66,7 @@ ROWS: list[list[str]] = [
     ["comparison"],
     ["findings.*"],
     ["verification.*"],
+    ["measuring"],
     ["api", "config"],
     ["__init__"],
     ["report.*"],

@@ -32,6 +32,10 @@ def dying(device):
     import os
     os.abort()
 
+def endless(device):
+    while True:
+        pass
+
 def nothing(device):
     return None
 """
@@ -84,6 +88,22 @@ def test_a_case_that_ends_the_process_is_a_failed_check(folder, ckptmove):
     code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--case", "train.py:dying")
     assert code == 1
     assert "case       the process that runs torch was ended by SIGABRT" in out
+
+
+def test_a_case_without_end_is_a_failed_check_after_as_much_time_as_it_was_given(folder, ckptmove):
+    code, out, _ = ckptmove("verify", "run.pth", "--case", "train.py:endless", "--timeout", "8", "--json")
+    (result,) = json.loads(out)["results"]
+    assert code == 1
+    (late,) = (check for check in result["checks"] if check["status"] == "failed")
+    assert late["detail"].startswith("took longer than 8 s (--timeout)")  # whichever it had come to by then
+    assert late["evidence"] == {"timeout": 8.0}
+
+
+@pytest.mark.parametrize("seconds", ["0", "-3", "nan"])
+def test_no_time_at_all_is_a_mistake_of_usage(folder, ckptmove, seconds):
+    code, out, err = ckptmove("verify", "run.pth", "--timeout", seconds)
+    assert (code, out) == (2, "")
+    assert f"--timeout takes seconds, more than 0, and not {float(seconds):g}" in err
 
 
 @pytest.mark.parametrize(

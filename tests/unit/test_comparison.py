@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove import api
+from ckptmove import measuring
 from ckptmove.differences import Change, Gap, Uncompared
 from ckptmove.errors import MissingFile
 
@@ -335,11 +335,11 @@ def test_without_torch_values_differ_by_an_unknown_amount(compare, tmp_path, mon
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    api._measure_of_torch.cache_clear()
+    measuring.measure_of_torch.cache_clear()
     try:
         result = ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     finally:
-        api._measure_of_torch.cache_clear()
+        measuring.measure_of_torch.cache_clear()
     assert result.changed == (
         Change("w", "value", "[2]", "[2]"),
         Change("d", "dtype", "float32", "float64"),

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import textwrap
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -553,7 +552,7 @@ def test_on_a_real_device_the_operands_of_the_refused_call_are_named(case_check,
         def to_cpu(self, tensor):
             return torch.zeros(tensor.shape)
 
-    site = SimpleNamespace(target="meta", mode="real", reason="", enter=lambda: nullcontext(Meta("meta")))
+    site = SimpleNamespace(target="meta", mode="real", reason="", place=lambda: Meta("meta"))
     monkeypatch.setattr(worker, "find_site", lambda target: site)
     monkeypatch.setattr(worker, "resume", lambda bench: ())
     check = case_check(returning(model="net().to_empty(device=device)", step="lambda pair: model(pair[0]).sum()"))
@@ -613,3 +612,43 @@ def test_half_precision_and_sparse_gradients_are_stepped_on_a_simulated_device(c
         path=make.save({"model": {"words.weight": torch.ones(9, 4)}}),
     )
     assert check["status"] == "passed", check["detail"]
+
+
+def test_a_hook_that_meets_two_devices_in_backward_is_named_as_any_line(case_check):
+    check = case_check("""
+    def case(device):
+        model = net().to(device)
+        mask = torch.ones(5)
+        model[0].bias.register_hook(lambda grad: grad * mask)
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), batch())
+    """)
+    assert check["status"] == "failed"
+    assert check["detail"].startswith(
+        "mask is on cpu, and meets cuda:0 in aten::mul in torch.Tensor.backward, at train"
+    )
+    assert check["evidence"]["source"] == "model[0].bias.register_hook(lambda grad: grad * mask)"
+    assert check["evidence"]["operation"] == "aten::mul in torch.Tensor.backward"
+    assert check["evidence"]["fix"].endswith("lambda grad: grad * mask.to(grad.device))")
+
+
+def test_what_a_backward_of_torchs_refuses_is_told_by_the_line_of_its_forward(case_check):
+    check = case_check("""
+    def case(device):
+        model = net().to(device)
+        criterion = nn.MSELoss()
+
+        def step(pair):
+            inputs, targets = (one.to(device) for one in pair)
+            with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.cpu(), lambda saved: saved):
+                made = model(inputs).exp()
+            return criterion(made, targets)
+
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), criterion, batch(), step)
+    """)
+    assert check["status"] == "failed"
+    assert check["evidence"]["operation"] == "aten::mul in torch.Tensor.backward (ExpBackward0)"
+    assert check["evidence"]["source"] == "made = model(inputs).exp()"
+    assert (
+        "is on cpu, and meets cuda:0 in aten::mul in torch.Tensor.backward (ExpBackward0), at train.py:"
+        in check["detail"]
+    )

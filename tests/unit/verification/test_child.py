@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from ckptmove.verification import worker
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.request import VerifyRequest
@@ -29,6 +32,14 @@ def test_an_abort_is_a_failed_check_that_names_the_signal():
     assert statuses(answers) == ["failed", *["skipped"] * 4]
     assert answers.checks["restore"].detail == "the process that runs torch was ended by SIGABRT"
     assert answers.checks["step"].detail == "not reached: the process that makes this check has ended"
+
+
+def test_an_abort_by_a_hook_in_backward_is_told_in_words():
+    said = "terminate called without an active exception"
+    answers = answers_of(f"import os, sys; print({said!r}, file=sys.stderr, flush=True); os.abort()")
+    assert answers.checks["restore"].detail.startswith(
+        "in backward a hook of yours raised an exception, which ends the"
+    )
 
 
 def test_what_was_answered_before_a_crash_counts():
@@ -104,15 +115,140 @@ def test_every_stage_is_told(make):
     assert told == ["importing torch", "restore", "numbers", "step", "parity", "fresh", "finishing"]
 
 
-def test_the_child_is_killed_when_the_parent_is_interrupted():
-    began = time.monotonic()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        child([sys.executable, "-c", "import time; time.sleep(60)"], "{}") as process,
-    ):
-        raise KeyboardInterrupt
-    assert process.poll() is not None
-    assert time.monotonic() - began < 30
+#: Starts a process of its own that has the pipes, says who that is, and goes on.
+WITH_A_WORKER = """
+import os, subprocess, sys, time
+own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(PATH, "w").write(f"{os.getpid()} {own.pid}")
+"""
+
+
+def is_running(number):
+    """Whether there is such a process, and it is not one that has ended and waits for its parent to ask."""
+    try:
+        status = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def with_a_worker(tmp_path):
+    """A program that has a process of its own, and who the two are, once it has said so."""
+    told = tmp_path / "told"
+
+    def pids():
+        wait_until(lambda: told.exists() and told.read_text().count(" "))
+        return [int(number) for number in told.read_text().split()]
+
+    return f"PATH = {str(told)!r}\n{WITH_A_WORKER}", pids
+
+
+def test_the_child_is_killed_with_all_that_it_started_when_the_parent_is_interrupted(with_a_worker):
+    program, pids = with_a_worker
+    started = []
+
+    def interrupted():
+        with child([sys.executable, "-c", f"{program}\ntime.sleep(600)"], "{}"):
+            started.extend(pids())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(started) == 2
+    wait_until(lambda: not any(map(is_running, started)))
+
+
+def test_a_child_that_takes_too_long_is_a_failed_check(with_a_worker):
+    program, pids = with_a_worker
+    code = f'print(\'{{"mode": "cpu"}}\')\n{ONE}\n{program}\ntime.sleep(600)'
+    with child([sys.executable, "-c", code], "{}") as process:
+        started = pids()
+        answers = collect(process, timeout=0.25)
+    assert statuses(answers) == ["passed", "failed", *["skipped"] * 3]
+    assert answers.checks["numbers"] == failed("numbers", "took longer than 0.25 s (--timeout)", timeout=0.25)
+    assert answers.checks["fresh"].detail == "not reached: the process that makes this check has ended"
+    wait_until(lambda: not any(map(is_running, started)))
+
+
+@pytest.mark.parametrize(
+    ("said", "detail"),
+    [
+        ('{"torch": "importing"}', "took longer than 0.5 s (--timeout), before torch was imported"),
+        ('{"imports": "pkg.mod:CLASS"}', "took longer than 0.5 s (--timeout)"),
+    ],
+)
+def test_what_is_imported_too_long_is_not_broken(said, detail):
+    code = f"import time; print({said!r}, flush=True); time.sleep(600)"
+    with child([sys.executable, "-c", code], "{}") as process:
+        wait_until(process.stdout.buffer.peek)
+        answers = collect(process, timeout=0.5)
+    assert (answers.torch_failure, answers.refusal) == ("", "")
+    assert answers.checks["restore"].detail == detail
+
+
+def test_a_child_that_has_answered_in_time_may_be_slow_to_end():
+    with child([sys.executable, "-c", f"{ONE}\nimport time; time.sleep(600)"], "{}") as process:
+        wait_until(process.stdout.buffer.peek)
+        answers = collect(process, wanted=("restore",), timeout=0.1)
+    assert answers.checks == {"restore": passed("restore", "fine", tensors=1)}
+
+
+def test_a_child_that_ends_in_time_is_not_late():
+    with child([sys.executable, "-c", ONE], "{}") as process:
+        assert collect(process, wanted=("restore",), timeout=600).checks["restore"].status == "passed"
+
+
+def test_what_a_child_leaves_behind_does_not_keep_its_parent_waiting(with_a_worker):
+    program, pids = with_a_worker
+    answers = answers_of(f"{program}\nos.abort()")
+    assert answers.checks["restore"].detail == "the process that runs torch was ended by SIGABRT"
+    wait_until(lambda: not any(map(is_running, pids())))
+
+
+def test_a_system_without_process_groups(monkeypatch):
+    monkeypatch.delattr(os, "killpg")
+    with child([sys.executable, "-c", "import time; time.sleep(600)"], "{}") as process:
+        pass
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with_a_worker, tmp_path):
+    program, pids = with_a_worker
+    (tmp_path / "slow.py").write_text(f"{program}\ndef case():\n    time.sleep(600)")
+    request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'slow.py'}:case").to_json()
+    parent = (
+        "from ckptmove.verification.child import child, collect, worker_command\n"
+        f"with child(worker_command(), {request!r}) as process: collect(process)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent]) as process:
+        started = pids()
+        process.kill()
+    wait_until(lambda: not any(map(is_running, started)))
+
+
+def test_the_worker_watches_its_standard_input(monkeypatch):
+    ours, theirs = os.pipe()
+    killed = []
+    monkeypatch.setattr(worker.os, "killpg", lambda *ends: killed.append(ends))
+    kept = os.dup(0)
+    os.dup2(ours, 0)
+    try:
+        worker._end_with_parent()
+        assert os.read(0, 1) == b""  # nobody's code waits for what nobody types
+        assert killed == []
+        os.close(theirs)
+        wait_until(lambda: killed)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(ours)
+    assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
 
 def test_the_worker_answers_on_standard_output_alone(make):
@@ -141,6 +277,7 @@ def test_requests_survive_the_journey():
         ignore=("O208",),
         keep=("a",),
         devices=2,
+        timeout=1.5,
     )
     assert VerifyRequest.from_json(os.fsdecode(os.fsencode(request.to_json()))) == request
 

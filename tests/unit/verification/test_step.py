@@ -11,7 +11,7 @@ from ckptmove.model import StateEntry, TensorRecord
 from ckptmove.verification import place
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, pieces_of
 from ckptmove.verification.place import TorchDevice
-from ckptmove.verification.step import put, scaled
+from ckptmove.verification.step import _farthest, put, scaled
 
 STEPS = ("step", "parity", "fresh")
 
@@ -278,3 +278,13 @@ def test_infinities_in_what_may_be_a_parameter_are_no_mask(make, answers):
     tree["model"] |= {"b.weight": torch.tensor([[float("-inf")] + [0.5] * 2] * 3), "b.bias": torch.ones(3)}
     found = answers(make.save(tree), "cpu")
     assert "model.b.weight holds 3 Inf" in found["numbers"]["detail"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.tensor([-3.0, 1.0]), torch.tensor([3.0, -1.0]).half(), torch.tensor([3j, 1]), torch.tensor([-3, 1])],
+)
+def test_the_largest_magnitude_of_values_of_either_sign(values):
+    assert _farthest(values) == 3
+    assert _farthest(torch.tensor([-3.0, float("-inf")])) == float("inf")
+    assert _farthest(torch.tensor([-3.0, float("nan")])) != _farthest(torch.tensor([-3.0, float("nan")]))
