@@ -209,6 +209,7 @@ def verify(
     devices: int | None = None,
     case: str | None = None,
     timeout: float | None = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
 ) -> VerifyResult:
@@ -228,6 +229,7 @@ def verify(
         case: a function of yours that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: your
             model is stepped from the stored state, too.
         timeout: seconds that torch may take for its checks; by default as many as they need.
+        limits: what each file may ask for.
         progress: told of bytes checked and bytes in all.
         stage: then told what torch does next.
 
@@ -253,6 +255,7 @@ def verify(
         devices=devices,
         case=case,
         timeout=timeout,
+        limits=limits or Limits(),
     )
     try:
         return verify_checkpoint(request, progress=progress, stage=stage)

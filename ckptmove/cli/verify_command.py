@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
     from ckptmove.evidence import VerifyResult
+    from ckptmove.limits import Limits
 
 #: What every report of ours starts with, and no checkpoint.
 _XML: Final = b"<?xml"
@@ -47,6 +48,7 @@ class VerifyOptions:
         devices: how many devices the target machine has, or None.
         case: the user's function, or None.
         timeout: seconds that torch may take, or None.
+        limits: what each file may ask for.
         strict: whether a resume that is not proven is a failure.
         junit: file that takes the verdicts as JUnit XML, or None.
         selection: the findings that are reported.
@@ -61,6 +63,7 @@ class VerifyOptions:
     devices: int | None
     case: str | None
     timeout: float | None
+    limits: Limits
     strict: bool
     junit: str | None
     selection: Selection
@@ -150,6 +153,7 @@ def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
             devices=options.devices,
             case=options.case,
             timeout=options.timeout,
+            limits=options.limits,
             ignore=sorted(CATALOGUE.keys() - options.selection.codes),
             progress=progress,
             stage=progress.stage,

@@ -15,7 +15,6 @@ import torch
 from ckptmove.containers.opening import open_container
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_changes
-from ckptmove.limits import Limits
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
@@ -105,12 +104,12 @@ def _file_differences(checkpoint: WholeCheckpoint, original: WholeCheckpoint) ->
 
 def _other_parts(file: StoredFile, original: StoredFile) -> Iterator[str]:
     """What is neither in the tree nor in a storage, and differs: code, long strings, records that somebody added."""
-    ours, theirs = (_extras(one.path) for one in (file, original))
+    ours, theirs = (_extras(one) for one in (file, original))
     return (name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
 
 
-def _extras(path: str) -> dict[str, bytes]:
-    container = open_container(path, Limits())
+def _extras(file: StoredFile) -> dict[str, bytes]:
+    container = open_container(file.path, file.container.limits)
     with closing(container.source):
         return dict(container.extras())
 

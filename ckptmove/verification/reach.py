@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckptmove.layouts.whole import StoredFile
+    from ckptmove.limits import Limits
     from ckptmove.model import Inventory
 
 #: Bytes of values for each byte of the files; weights that are packed come to two, and tied ones count once.
@@ -25,18 +26,19 @@ _MOST_PER_BYTE: Final = 64
 _IN_ANY_CASE: Final = 2**30
 
 
-def refuse_excess(inventory: Inventory, files: Iterable[StoredFile], path: str) -> None:
+def refuse_excess(inventory: Inventory, files: Iterable[StoredFile], path: str, limits: Limits) -> None:
     """Refuse a checkpoint whose values take far more than the bytes that they are made of.
 
     Args:
         inventory: what it holds.
         files: those that hold it.
         path: of the checkpoint.
+        limits: what it may ask for.
 
     Raises:
         LimitExceeded: it asks for more.
     """
-    limit = _IN_ANY_CASE + _MOST_PER_BYTE * sum(file.container.source.size for file in files)
+    limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * sum(file.container.source.size for file in files))
     stored = sum(storage.nbytes for storage in inventory.storages)
     actual = max(stored, _bytes_of_values(inventory))
     if actual > limit:

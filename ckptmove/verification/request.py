@@ -6,7 +6,9 @@ Never opens a file and never imports torch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+
+from ckptmove.limits import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class VerifyRequest:
         devices: how many devices the target machine has, or None for one, or as many as ``to`` speaks of.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
         timeout: seconds that the child may take, or None for as many as it needs.
+        limits: what each file may ask for.
     """
 
     path: str
@@ -39,6 +42,7 @@ class VerifyRequest:
     devices: int | None = None
     case: str | None = None
     timeout: float | None = None
+    limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> str:
         """The request as one JSON document."""
@@ -48,4 +52,5 @@ class VerifyRequest:
     def from_json(cls, text: str) -> VerifyRequest:
         """The request of a document that :meth:`to_json` made."""
         facts = json.loads(text)
-        return cls(**{**facts, "ignore": tuple(facts["ignore"]), "keep": tuple(facts["keep"])})
+        globs, codes = tuple(facts["keep"]), tuple(facts["ignore"])
+        return cls(**{**facts, "ignore": codes, "keep": globs, "limits": Limits(**facts["limits"])})

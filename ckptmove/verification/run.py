@@ -17,7 +17,6 @@ from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.keep import kept_tensors
 from ckptmove.layouts.whole import check_bytes, open_whole
-from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.streams.source import is_folder
@@ -67,15 +66,15 @@ def verify_checkpoint(
         LimitExceeded: it asks for more than the limits allow.
     """
     _refuse_request(request)
-    limits = Limits()
+    limits = request.limits
     if request.against is not None:
         with open_whole(request.against, limits) as original:
             # One that cannot be read is an error of the input, not an outcome.
-            refuse_excess(original.inventory, original.files, request.against)
+            refuse_excess(original.inventory, original.files, request.against, limits)
     cases = () if request.case is None else (CASE,)
     with open_whole(request.path, limits) as checkpoint:
         _refuse_kinds(request)
-        refuse_excess(checkpoint.inventory, checkpoint.files, request.path)
+        refuse_excess(checkpoint.inventory, checkpoint.files, request.path, limits)
         to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
         asked = replace(request, to=parse_target(to), devices=_device_count(request))
         # torch takes seconds to import: meanwhile the CRCs are compared here.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ckptmove.case import CaseUnusable
 from ckptmove.errors import UsageError
 from ckptmove.layouts.whole import open_whole
-from ckptmove.limits import Limits
 from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
 from ckptmove.verification.against import OriginalTensors, casts, differences
@@ -95,7 +94,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         optimizer_class(request.optimizer)
         emit({"imports": ""})
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_whole(request.path, Limits()))
+        checkpoint = stack.enter_context(open_whole(request.path, request.limits))
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.files))
         loaded = load_all(checkpoint.files)
@@ -117,7 +116,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
-            other = stack.enter_context(open_whole(request.against, Limits()))
+            other = stack.enter_context(open_whole(request.against, request.limits))
             other_stored = stack.enter_context(StoredTensors(other.files))
             original = OriginalTensors(inventory, other.inventory, other_stored)
             lost = differences(checkpoint, stored, other, other_stored)

@@ -27,6 +27,7 @@ from ckptmove.errors import (
     UneditablePickle,
 )
 from ckptmove.limits import Limits
+from ckptmove.model import ArchiveFact
 from ckptmove.streams.part import MemorySource
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(6))
@@ -96,7 +97,11 @@ def test_its_tensors_are_those_of_torch(write, protocol):
     data = dumped(tree(), protocol)
     expected, tags = loaded(data)
     inventory = inspect(write(data)).inventory
-    assert (inventory.container, inventory.layout, inventory.facts) == ("pickle", "plain", ())
+    assert (inventory.container, inventory.layout) == ("pickle", "plain")
+    encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
+    assert (len(inventory.facts), encoded) == (
+        (len(encoded), {storage.key for storage in inventory.storages}) if protocol < 3 else (0, set())
+    )
     own = {tensor.name: tensor for tensor in inventory.tensors}
     assert list(own) == [name for name, _ in tensors(expected)]
     for name, tensor in tensors(expected):
@@ -127,7 +132,7 @@ def test_what_is_written_as_text_lies_nowhere(write, protocol):
     with open_checkpoint(write(dumped({"w": torch.ones(2)}, protocol))) as checkpoint:
         (tensor,) = checkpoint.inventory.tensors
         assert checkpoint.container.storage_span(tensor.storage) is None
-        assert checkpoint.inventory.facts == ()
+        assert checkpoint.inventory.facts == (ArchiveFact("encoded-storage", tensor.storage, 8),)
 
 
 @BINARY

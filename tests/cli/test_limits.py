@@ -1,0 +1,51 @@
+"""`--limit-factor`: what a file may ask for, and how that is raised."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ckptmove.limits import Limits
+from ckptmove.verification.request import VerifyRequest
+
+DEEP = 10_001
+
+
+@pytest.fixture
+def deep(bench):
+    """One more mark is open at once than is allowed of a file that nobody trusts."""
+    (bench / "deep.pkl").write_bytes(b"\x80\x02" + b"(" * DEEP + b"1" * DEEP + b"N.")
+    return "deep.pkl"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect"], ["convert", "--to", "cpu", "--output", "out.pkl"],
+        ["convert", "--to", "cpu", "--in-place"], ["convert", "--undo"], ["diff", "deep.pkl"], ["verify"],
+    ],
+)  # fmt: skip
+def test_every_command_takes_it(say, deep, words) -> None:
+    if words[0] == "verify":
+        pytest.importorskip("torch")
+    refused = say(*words, deep)
+    assert refused.code == 4
+    assert "error: deep.pkl: the file exceeds the limit on the depth of a pickle: 10001 > 10000" in refused.err
+    assert "--limit-factor 10" in refused.err
+    raised = say(*words, deep, "--limit-factor", "2")
+    assert "limit" not in raised.err
+    assert raised.code == (4 if "--undo" in words else 0)  # of which there is nothing in a pickle
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "1001", "x"])
+def test_a_factor_is_a_number_of_reason(say, deep, word) -> None:
+    assert say("inspect", deep, "--limit-factor", word).code == 2
+
+
+def test_the_factor_raises_every_bound_and_reaches_the_child() -> None:
+    raised = Limits().times(3)
+    assert (raised.depth, raised.entries, raised.factor) == (30_000, 600_000, 3)
+    request = VerifyRequest(path="a", limits=raised)
+    assert VerifyRequest.from_json(request.to_json()) == request
+    assert json.loads(request.to_json())["limits"]["factor"] == 3
