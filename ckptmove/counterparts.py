@@ -5,6 +5,7 @@ Never takes one of several for the counterpart: what more than one would fit is 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -122,14 +123,17 @@ def _of_one_name(
     mine: Sequence[Stored], theirs: Sequence[Stored], told: dict[int, Spelling]
 ) -> tuple[list[tuple[Stored, Stored]], list[Stored], list[Stored]]:
     """Pairs by how the name is spelled, then, of those that no key tells apart, in order; and what is left of both."""
-    by_spelling = {told[id(stored.record)]: stored for stored in theirs if id(stored.record) in told}
+    by_spelling: dict[Spelling, deque[Stored]] = {}  # keys that are no text, nor numbers, may be spelled alike, too
+    for stored in theirs:
+        if id(stored.record) in told:
+            by_spelling.setdefault(told[id(stored.record)], deque()).append(stored)
     pairs, left = [], []
     for stored in mine:
-        counterpart = by_spelling.pop(told[id(stored.record)], None) if id(stored.record) in told else None
-        if counterpart is None:
-            left.append(stored)
+        alike = by_spelling.get(told[id(stored.record)]) if id(stored.record) in told else None
+        if alike:
+            pairs.append((stored, alike.popleft()))
         else:
-            pairs.append((stored, counterpart))
+            left.append(stored)
     taken = {id(counterpart) for _, counterpart in pairs}
     rest = [stored for stored in theirs if id(stored) not in taken]
     both = min(len(left), len(rest))

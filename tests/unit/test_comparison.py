@@ -382,6 +382,12 @@ def test_compressed_bytes_are_not_compared_and_the_way_is_named(compare, tmp_pat
     assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "plain.pt")).same
 
 
+def test_keys_that_no_spelling_tells_apart_are_paired_in_order(compare):
+    keys = [(torch.zeros(1), 0), (torch.ones(1), 0)]
+    tree = {key: torch.full((2,), float(place)) for place, key in enumerate(keys)}
+    assert compare(tree, tree).same
+
+
 def test_bytes_that_are_written_as_text_are_not_compared(tmp_path):
     for protocol in (2, 4):
         (tmp_path / f"{protocol}.pkl").write_bytes(pickle.dumps({"w": torch.ones(2)}, protocol))
