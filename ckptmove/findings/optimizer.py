@@ -163,8 +163,9 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]
         if faults:
             where = [path for paths in faults.values() for path in paths]
-            fix = _keys_mended(inventory, optimizer) if optimizer.mistyped and len(faults) == 1 else None
-            yield found("O206", "; ".join(faults), where, fix or _weights_alone(inventory))
+            is_mended = optimizer.mistyped and len(faults) == 1
+            fix = _keys_mended(inventory, optimizer) if is_mended else _weights_alone(inventory)
+            yield found("O206", "; ".join(faults), where, fix)
 
 
 def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -208,12 +209,11 @@ def _can_be_parameter(tensor: TensorRecord) -> bool:
     return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
 
 
-def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str | None:
-    """Python that turns keys of text back into numbers, as ``dcp_to_torch`` writes them; None where it is otherwise."""
-    if not all(key.isdecimal() for key in optimizer.mistyped):
-        return None
-    load = load_expression(inventory, optimizer.where)
-    return f"state = {load}; state['state'] = {{int(key): value for key, value in state['state'].items()}}"
+def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+    """Python that gives the state the keys of the groups again: ``dcp_to_torch`` makes text of all of them."""
+    keys = "{str(key): key for group in state['param_groups'] for key in group['params']}"
+    mended = "{keys[str(key)]: value for key, value in state['state'].items()}"
+    return f"state = {load_expression(inventory, optimizer.where)}; keys = {keys}; state['state'] = {mended}"
 
 
 def _weights_alone(inventory: Inventory) -> str:

@@ -202,22 +202,23 @@ def test_a_moment_on_another_device_than_a_parameter_in_another_file(build):
 
 
 def test_keys_of_text_are_mended_by_the_line_that_is_given(build, tmp_path):
-    """``dcp_to_torch`` makes text of every key; the line gives the state back as it was."""
+    """``dcp_to_torch`` makes text of every key; the line gives the state the keys of the groups, whichever are text."""
     model, optimizer = build.trained()
-    state = optimizer.state_dict()
-    keys = [*state["state"]]
-    state["state"] = {str(key): value for key, value in state["state"].items()}
-    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
-    (finding,) = [one for one in ckptmove.inspect(tmp_path / "a.pt").findings if one.code == "O206"]
-    scope = {"torch": torch}
-    exec(finding.fix, scope)
-    assert [*scope["state"]["state"]] == keys
-    optimizer.load_state_dict(scope["state"])
-    assert len(optimizer.state) == len(keys)
-    state["state"] = {f"{key}x": value for key, value in state["state"].items()}
-    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
-    (finding,) = [one for one in ckptmove.inspect(tmp_path / "a.pt").findings if one.code == "O206"]
-    assert "restore the model alone" in finding.fix
+    keys = [*optimizer.state_dict()["state"]]
+    for text_in in ("state", "groups"):
+        state = optimizer.state_dict()
+        if text_in == "state":
+            state["state"] = {str(key): value for key, value in state["state"].items()}
+        else:
+            state["param_groups"][0]["params"] = [str(key) for key in state["param_groups"][0]["params"]]
+        torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
+        (finding,) = [one for one in ckptmove.inspect(tmp_path / "a.pt").findings if one.code == "O206"]
+        scope = {"torch": torch}
+        exec(finding.fix, scope)
+        mended = scope["state"]
+        assert [*mended["state"]] == mended["param_groups"][0]["params"][: len(keys)]
+        optimizer.load_state_dict(mended)
+        assert len(optimizer.state) == len(keys)
 
 
 def test_each_rank_of_zero_has_moments_of_its_own_share(build):
