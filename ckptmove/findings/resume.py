@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Elements of torch's generator states: CPU (mt19937), CUDA and XPU (philox), mps, and CUDA before torch 1.6.
 _STATE_SIZES: Final = frozenset({5056, 16, 44, 824016})
+#: What holds the schedulers that a SequentialLR or a ChainedScheduler is made of.
+_PARTS_OF_SCHEDULER: Final = "._schedulers."
 _PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", "epoch or step counter"))
 
 
@@ -77,16 +79,25 @@ def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]
     """R304: no optimizer has the learning rates that a scheduler has set last.
 
     From torch/optim/lr_scheduler.py ``_update_lr``: both are written in one step. Which optimizer a scheduler is for is
-    not in the file: one with as many groups, if there is any, and a rate that is a tensor is not compared.
+    not in the file, and of several that take turns (SWALR after another one) only the last has the rates of the groups:
+    one that agrees with any optimizer speaks for all. The parts of a SequentialLR or a ChainedScheduler do not count,
+    nor does a rate that is a tensor.
     """
-    rates = [tuple(dict(group.options).get("lr") for group in one.groups) for one in inventory.optimizers]
-    for where, last in inventory.last_rates:
-        own = [one for one in rates if len(one) == len(last) and all(type(rate) in {float, int} for rate in one)]
-        if own and last not in own:
-            place = next(place for place, one in enumerate(last) if one != own[0][place])
-            message = f"{where}[{place}] is {last[place]:g}, and lr of the optimizer's group {place} {own[0][place]:g}"
-            loop = "for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr()): group['lr'] = lr"
-            yield found("R304", message, [where], f"checkpoint = {load_expression(inventory)}  # and, restored: {loop}")
+    optimizers = [tuple(dict(group.options).get("lr") for group in one.groups) for one in inventory.optimizers]
+    pairs = [
+        (where, last, own)
+        for where, last in inventory.last_rates
+        if _PARTS_OF_SCHEDULER not in where
+        for own in optimizers
+        if len(own) == len(last) and all(type(rate) in {float, int} for rate in own)
+    ]
+    if not pairs or any(last == own for _, last, own in pairs):
+        return
+    where, last, own = pairs[0]
+    place = next(place for place, one in enumerate(last) if one != own[place])
+    message = f"{where}[{place}] is {last[place]:g}, and lr of the optimizer's group {place} {own[place]:g}"
+    loop = "for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr()): group['lr'] = lr"
+    yield found("R304", message, [where], f"checkpoint = {load_expression(inventory)}  # and, restored: {loop}")
 
 
 def _is_spoiled(tensor: TensorRecord) -> bool:

@@ -89,7 +89,8 @@ class TestResume:
         ("lists", "expected"),
         [
             ([(0.1,)], []),
-            ([(0.1,), (0.2,)], ["R304"]),
+            ([(0.1,), (0.2,)], []),  # one took over from the other
+            ([(0.3,), (0.2,)], ["R304"]),
             ([(0.2, 0.2)], []),  # for an optimizer of two groups, which is not here
             ([(0.1 + 1e-9,)], ["R304"]),
         ],
