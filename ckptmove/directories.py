@@ -14,9 +14,9 @@ from ckptmove.model import ArchiveFact, Inventory
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from ckptmove.model import ContainerName, LayoutName, Role
+    from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
 
 #: What a rank of ZeRO saves of its optimizer (``deepspeed/runtime/engine.py``).
 _ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
@@ -141,6 +141,16 @@ class DirectoryInventory(Inventory):
         tensors = tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) == folder)
         files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
         return replace(self, tensors=tensors, files=files)
+
+    def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
+        """Tensors of each of the ``checkpoints`` apart, and of all the rest."""
+        own = set(self.checkpoints)
+        folders = ((file.path, file.path.rpartition("/")[0]) for file in self.files)
+        homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
+        groups: dict[str, list[TensorRecord]] = {}
+        for tensor in tensors:
+            groups.setdefault(_home(tensor.name, homes), []).append(tensor)
+        return groups.values()
 
     def _homes(self) -> dict[str, str]:
         """The folder of each checkpoint by what its names begin with: its path, or that folder if it is distributed."""

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D101: model and loss are used in one forward pass, so their tensors belong on one device.
 
-    Several checkpoints in one folder are not used together: each is judged where it is named.
+    Several checkpoints in one folder are not used together: each is judged by itself.
     """
-    if isinstance(inventory, DirectoryInventory) and inventory.checkpoints:
-        return
     tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and is_placed(tensor)]
+    for together in inventory.by_checkpoint(tensors) if isinstance(inventory, DirectoryInventory) else [tensors]:
+        yield from _mixed(together, inventory, context)
+
+
+def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) -> Iterator[Finding]:
     homes = _distinct(tensors)
     home = fullest_device(tensors) or "cpu"
     away = {tag for tag in {tensor.device for tensor in tensors} if not same_device(tag, home)}

@@ -39,6 +39,9 @@ def test_people_see_every_file_with_its_role(say, run) -> None:
     assert "  at  epoch_1.pth.rng.torch" in lines
     assert "2 checkpoints of their own are in it, taken as one here: name one" in lines
     assert "D101" not in said.out  # nobody uses both in one forward pass
+    assert say("convert", "run.pth", "--to", "cpu", "--keep", "model.0*", "-o", "run/epoch_3.pth").code == 0
+    assert "D101" in say("inspect", "run").out  # but of these, one has its model on two devices
+    (run / "epoch_3.pth").unlink()
     assert lines[-1] == "2 errors, 1 warning"
     assert said.err == "next: ckptmove inspect run/epoch_2.pth\n"
 

@@ -205,7 +205,7 @@ ERRORS = {
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
     outputs.OutputIsNoReport("a", path="b"): (4, "--junit report.xml"),
     errors.OutputIsStdout(): (2, "./-"),
-    errors.LimitExceeded("a", limit=1, actual=2): (4, "do not trust"),
+    errors.LimitExceeded("a", limit=1, actual=2): (4, "--limit-factor"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
     errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),
