@@ -160,7 +160,7 @@ NESTED = {
 }
 _DEEP = """
 import gc, sys
-from ckptmove.model import Limits
+from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 machine = interpret(sys.stdin.buffer.read(), Limits())
 del machine
