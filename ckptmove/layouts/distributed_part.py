@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.containers.distributed_metadata import StoredObject
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.elements import StoredBytes, extent, overlaps
+from ckptmove.inventory.budget import Budget
 from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.layouts.distributed import chunk_in, damaged_piece, open_chunk, open_object
 from ckptmove.layouts.stored_part import StoredPart
@@ -78,6 +79,10 @@ class DistributedPart(StoredPart):
     def tree(self) -> Value:
         """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
         return self._container.read_with(self._objects[0]).root
+
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
+        return Budget(self._limits, self._container.source.size)
 
     def extras(self) -> Mapping[str, bytes]:
         """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""

@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptmove.elements import StoredBytes, extent
+from ckptmove.inventory.budget import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import ByteSource
+    from ckptmove.limits import Limits
     from ckptmove.model import Inventory, Span, TensorRecord
     from ckptmove.pickles.tree import Value
 
@@ -52,6 +54,10 @@ class StoredPart(ABC):
     @abstractmethod
     def tree(self) -> Value:
         """The root of what was saved."""
+
+    @abstractmethod
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
 
     @abstractmethod
     def extras(self) -> Mapping[str, bytes]:
@@ -110,6 +116,8 @@ class FileContents:
         byteorder: of their elements.
         extras: the SHA-256 of what is neither in the tree nor in a storage, by its name.
         placeholder: what begins a string in the tree that stands for one of the extras, or nothing.
+        pickle_bytes: size of the pickle that the tree comes from.
+        limits: what the file may ask for.
     """
 
     root: Value
@@ -117,6 +125,8 @@ class FileContents:
     byteorder: str
     extras: Mapping[str, bytes]
     placeholder: str
+    pickle_bytes: int
+    limits: Limits
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> FileContents:
@@ -125,10 +135,11 @@ class FileContents:
         Raises:
             CrcMismatch: the bytes of one of the extras differ from their CRC.
         """
-        container = checkpoint.container
+        container, machine = checkpoint.container, checkpoint.machine
         spans = {storage.key: container.storage_span(storage.key) for storage in checkpoint.inventory.storages}
         extras = dict(container.extras())
-        return cls(checkpoint.machine.root, spans, container.byteorder, extras, container.placeholder)
+        size = machine.end - machine.begin
+        return cls(machine.root, spans, container.byteorder, extras, container.placeholder, size, container.limits)
 
 
 class FilePart(StoredPart):
@@ -156,6 +167,10 @@ class FilePart(StoredPart):
     def tree(self) -> Value:
         """The root of what was saved."""
         return self._contents.root
+
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
+        return Budget(self._contents.limits, self._contents.pickle_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
         """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the file."""
