@@ -14,7 +14,7 @@ from ckptmove.elements import StoredBytes, extent
 from ckptmove.inventory.budget import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import ByteSource
@@ -53,7 +53,11 @@ class StoredPart(ABC):
 
     @abstractmethod
     def tree(self) -> Value:
-        """The root of what was saved."""
+        """The root of what was saved, read whenever it is asked for: whoever asks drops it again.
+
+        Raises:
+            UnreadableInput, LimitExceeded: it cannot be read any more.
+        """
 
     @abstractmethod
     def budget(self) -> Budget:
@@ -108,10 +112,9 @@ class StoredPart(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """What is read of a file once, while it is open.
+    """What is kept of a file once it was read: not its tree, as a small file can hold a large one.
 
     Attributes:
-        root: of its tree.
         spans: where the bytes of its storages lie, by their keys in the file.
         byteorder: of their elements.
         extras: the SHA-256 of what is neither in the tree nor in a storage, by its name.
@@ -120,7 +123,6 @@ class FileContents:
         limits: what the file may ask for.
     """
 
-    root: Value
     spans: Mapping[str, Span | None]
     byteorder: str
     extras: Mapping[str, bytes]
@@ -139,7 +141,7 @@ class FileContents:
         spans = {storage.key: container.storage_span(storage.key) for storage in checkpoint.inventory.storages}
         extras = dict(container.extras())
         size = machine.end - machine.begin
-        return cls(machine.root, spans, container.byteorder, extras, container.placeholder, size, container.limits)
+        return cls(spans, container.byteorder, extras, container.placeholder, size, container.limits)
 
 
 class FilePart(StoredPart):
@@ -147,7 +149,9 @@ class FilePart(StoredPart):
 
     is_distributed = False
 
-    def __init__(self, name: str, inventory: Inventory, source: ByteSource, contents: FileContents) -> None:
+    def __init__(
+        self, name: str, inventory: Inventory, source: ByteSource, contents: FileContents, root: Callable[[], Value]
+    ) -> None:
         """Hold what was read of a file.
 
         Args:
@@ -155,9 +159,10 @@ class FilePart(StoredPart):
             inventory: what it holds, in the terms of the whole.
             source: its bytes, for as long as the checkpoint is open.
             contents: what was read of it.
+            root: reads its tree.
         """
         self.name, self.path, self.inventory = name, source.path, inventory
-        self._source, self._contents = source, contents
+        self._source, self._contents, self._root = source, contents, root
 
     def storage(self, key: str) -> StoredBytes | None:
         """The bytes of a storage; None where they are lost, or not stored plainly."""
@@ -166,7 +171,7 @@ class FilePart(StoredPart):
 
     def tree(self) -> Value:
         """The root of what was saved."""
-        return self._contents.root
+        return self._root()
 
     def budget(self) -> Budget:
         """What one walk over the tree may ask for."""

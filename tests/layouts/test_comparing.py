@@ -514,6 +514,41 @@ def test_memory_does_not_hang_on_the_size_of_tensors(tmp_path):
     assert peak < 4_000_000  # a quarter of the tensor
 
 
+@pytest.mark.parametrize("form", ["folder", "deflated.zip"])
+def test_no_more_than_two_trees_are_in_memory(tmp_path, form):
+    def peak(count):
+        folder = tmp_path / f"{count}"
+        folder.mkdir()
+        torch.save({"w": torch.ones(2), "big": [0] * 10_000}, folder / "0.pt")
+        for place in range(1, count):
+            shutil.copy(folder / "0.pt", folder / f"{place}.pt")
+        method = zipfile.ZIP_DEFLATED if form == "deflated.zip" else zipfile.ZIP_STORED
+        run = folder if form == "folder" else packed(folder, tmp_path / f"{count}{form}", method=method)
+        tracemalloc.start()
+        try:
+            assert diff(run, run).same
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1)
+    assert peak(5) < 1.5 * peak(2)
+
+
+def test_a_tree_is_read_of_what_was_listed(build):
+    one, other = build.hf_trainer("one"), build.hf_trainer("other")
+    file = other / "pytorch_model.bin"
+
+    def progress(done, total):
+        if done == total:
+            shutil.copy(file, file.with_name("copy"))
+            file.with_name("copy").replace(file)
+
+    with pytest.raises(SourceChanged) as caught:
+        diff(one, other, progress=progress)
+    assert caught.value.path == str(file)
+
+
 def test_a_message_names_the_side_that_it_is_about(build, tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "model.safetensors.index.json").write_text(json.dumps([]))
