@@ -12,7 +12,7 @@ from ckptmove.counterparts import find_counterparts
 from ckptmove.differences import Change, DiffResult, Gap, Uncompared
 from ckptmove.dtypes import PACKED
 from ckptmove.elements import blocks, is_dense, overlaps, raw_blocks
-from ckptmove.layouts.stored import open_stored
+from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.remainder import Remainder
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def compare_stored(
 
     Arguments and errors as of :func:`compare`.
     """
-    return _Comparison(one, other, measure, progress).result()
+    return _Comparison(*side_by_side(one, other), measure, progress).result()
 
 
 class _Comparison:

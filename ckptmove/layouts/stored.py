@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -73,9 +73,20 @@ class StoredCheckpoint:
         if other in self.links:
             return f"a link to {self.links[other]}"
         digest = hashlib.sha256()
-        for block in cast("Listing", self.listing).contents(other):  # without a listing, there are no others
-            digest.update(block)
+        with naming(self.path):
+            for block in cast("Listing", self.listing).contents(other):  # without a listing, there are no others
+                digest.update(block)
         return f"sha256 {digest.hexdigest()}"
+
+
+def side_by_side(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[StoredCheckpoint, StoredCheckpoint]:
+    """Two checkpoints as they are compared: where both have the top folder of one, it is no archive's own."""
+    is_shared = _has_folder(other, one.top), _has_folder(one, other.top)
+    return replace(one, top="" if is_shared[0] else one.top), replace(other, top="" if is_shared[1] else other.top)
+
+
+def _has_folder(side: StoredCheckpoint, folder: str) -> bool:
+    return any(f"{path}/".startswith(folder) for path in (*(part.name for part in side.parts), *side.others))
 
 
 @contextmanager
@@ -91,8 +102,9 @@ def open_stored(path: str, limits: Limits) -> Iterator[StoredCheckpoint]:
         LimitExceeded: it asks for more than the limits allow.
     """
     with ExitStack() as stack:
-        stack.enter_context(naming(path))
-        yield _of_folder(path, limits, stack) if is_folder(path) else _of_file(path, limits, stack)
+        with naming(path):  # what goes wrong later may be about the other side
+            stored = _of_folder(path, limits, stack) if is_folder(path) else _of_file(path, limits, stack)
+        yield stored
 
 
 def _of_folder(path: str, limits: Limits, stack: ExitStack) -> StoredCheckpoint:

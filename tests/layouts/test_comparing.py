@@ -315,6 +315,19 @@ def test_an_archive_of_a_directory_is_the_same(build, tmp_path, name, top):
         assert (result.tensors, result.notes) == (len(loaded(folder)), ())
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+def test_an_archive_of_a_folder_is_the_same_as_what_it_is_unpacked_into(build, tmp_path, name):
+    folder = build.hf_trainer("checkpoint-5")
+    packed(folder, tmp_path / name, "checkpoint-5/")
+    (tmp_path / "above").mkdir()
+    shutil.copytree(folder, tmp_path / "above" / "checkpoint-5")
+    for pair in ((tmp_path / name, tmp_path / "above"), (tmp_path / "above", tmp_path / name)):
+        result = diff(*pair)
+        assert result.same
+        assert result.tensors == len(ckptmove.inspect(folder).inventory.tensors)
+    assert diff(tmp_path / name, folder).same
+
+
 def test_two_archives_that_differ(build, tmp_path):
     one, other = build.hf_trainer("one", device="cpu"), build.hf_trainer("other", device="cpu")
     change_one(other / "optimizer.pt", "state.0.exp_avg")
