@@ -12,7 +12,7 @@ from ckptmove.counterparts import find_counterparts
 from ckptmove.differences import Change, DiffResult, Gap, Uncompared
 from ckptmove.dtypes import PACKED
 from ckptmove.elements import blocks, is_dense, overlaps, raw_blocks
-from ckptmove.layouts.stored import open_stored
+from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.remainder import Remainder
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from ckptmove.differences import What
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.limits import Limits
-    from ckptmove.model import TensorRecord
+    from ckptmove.model import Span, TensorRecord
 
     #: How far two blocks of equally many elements lie apart, each with its dtype; None where that cannot be said.
     Measure: TypeAlias = Callable[[bytes, str, bytes, str], Gap | None]
+    #: Where elements lie, and how: file, storage, place in it, dtype, shape and stride.
+    _Elements: TypeAlias = tuple[str, str | None, Span, str, tuple[int, ...], tuple[int, ...]]
 
 #: Kinds of tensors whose elements are in no storage: there are none, or they are in the pickle.
 _WITHOUT_BYTES: Final = frozenset({"meta", "device-data"})
@@ -57,7 +59,7 @@ def compare_stored(
 
     Arguments and errors as of :func:`compare`.
     """
-    return _Comparison(one, other, measure, progress).result()
+    return _Comparison(*side_by_side(one, other), measure, progress).result()
 
 
 class _Comparison:
@@ -72,6 +74,8 @@ class _Comparison:
         self._progress = progress
         self._done = 0
         self._total = 0
+        #: What came of elements that several names share, by where and how they lie on both sides.
+        self._compared: dict[tuple[_Elements, _Elements], tuple[bool, Gap | None]] = {}
         self._changed: list[Change] = []
         self._uncompared: list[Uncompared] = []
 
@@ -130,10 +134,13 @@ class _Comparison:
         if share and not alike:
             self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
             return
-        # Elements without gaps in one order on both sides need not be put into torch's order first.
-        read = raw_blocks if alike and (share or is_dense(mine)) else blocks
-        sides = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1])
-        differ, gap = self._gap(zip(*sides, strict=True), mine.dtype, other.dtype)
+        place = _elements(one, ours[1]), _elements(two, theirs[1])
+        if place not in self._compared:
+            # Elements without gaps in one order on both sides need not be put into torch's order first.
+            read = raw_blocks if alike and (share or is_dense(mine)) else blocks
+            sides = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1])
+            self._compared[place] = self._gap(zip(*sides, strict=True), mine.dtype, other.dtype)
+        differ, gap = self._compared[place]
         if differ:
             self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other), gap))
 
@@ -150,6 +157,11 @@ class _Comparison:
             differ = differ or dtype == other or found.max_abs > 0
             gap = Gap(max(gap.max_abs, found.max_abs), max(gap.max_rel, found.max_rel))
         return differ, gap if differ else None
+
+
+def _elements(stored: Stored, span: Span) -> _Elements:
+    record = stored.record
+    return stored.part.name, record.storage, span, record.dtype, record.shape, record.stride
 
 
 def _properties(record: TensorRecord) -> tuple[tuple[What, str], ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptmove.checkpoint import naming
 from ckptmove.differences import Uncompared
 from ckptmove.inventory.spellings import spellings
 
@@ -113,7 +114,8 @@ def _spelled(tensors: dict[str, list[Stored]], alike: set[str]) -> dict[int, Spe
     for group in groups.values():
         part = group[0].part
         own = [replace(stored.record, name=stored.own_name, storage=part.own_key(stored.record)) for stored in group]
-        told = spellings(part.tree(), {record.name for record in own}, own)
+        with naming(part.path):
+            told = spellings(part.tree(), {record.name for record in own}, own, part.budget())
         pairs = zip(own, group, strict=True)
         found |= {id(stored.record): told[id(record)] for record, stored in pairs if id(record) in told}
     return found

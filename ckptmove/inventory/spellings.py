@@ -15,6 +15,7 @@ from ckptmove.pickles.tree import Call, Persistent, Sequence
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from ckptmove.inventory.budget import Budget
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Value
 
@@ -22,22 +23,29 @@ if TYPE_CHECKING:
 Spelling: TypeAlias = tuple[str, ...]
 
 
-def spellings(root: Value, names: Collection[str], tensors: Collection[TensorRecord]) -> dict[int, Spelling]:
+def spellings(
+    root: Value, names: Collection[str], tensors: Collection[TensorRecord], budget: Budget
+) -> dict[int, Spelling]:
     """How the names of some tensors are spelled, by the identity of their records.
 
     Args:
         root: of the tree that they are in.
         names: those that read alike.
         tensors: those of these names, in the terms of the tree, each by itself.
+        budget: what the pickle may ask for.
 
     Returns:
         The spellings of those that dicts, lists and modules lead to; nothing for those deeper inside of other objects.
+
+    Raises:
+        LimitExceeded: too many paths of the tree read like these names, or too long ones.
     """
     found: dict[tuple[object, ...], list[Spelling]] = {}
     reader = TensorReader()
-    for name, spelling, node in _leaves(root, names, reader):
+    for name, spelling, node in _leaves(root, names, reader, budget):
         record = reader.tensor(node, name, "other") if isinstance(node, Call) else reader.storage(node, name, "other")
         if record is not None:
+            budget.spend(len(record.shape))
             found.setdefault(_identity(record), []).append(spelling)
     told = {}
     for record in tensors:
@@ -48,19 +56,40 @@ def spellings(root: Value, names: Collection[str], tensors: Collection[TensorRec
 
 
 def _leaves(
-    root: Value, names: Collection[str], reader: TensorReader
+    root: Value, names: Collection[str], reader: TensorReader, budget: Budget
 ) -> Iterator[tuple[str, Spelling, Call | Persistent]]:
     """What stands under the names, in the order of the tree; a circle ends where no name is that long."""
-    parents = {name[:place] for name in names for place, letter in enumerate(name) if letter == "."}
+    parents = _parents(names, budget)
+    entered: set[tuple[int, str | None]] = set()
     stack: list[tuple[str | None, Spelling, Value]] = [(None, (), root)]  # a key may be empty, and the root has none
     while stack:
         name, spelling, node = stack.pop()
         if name is not None and name in names and _is_leaf(node, reader):
             yield name, spelling, node
         elif name is None or name in parents:
+            if isinstance(node, Call) and as_dict(node) is None and module_attributes(node) is None:
+                if (id(node), name) in entered:
+                    continue  # a graph of objects has more paths than objects; the inventory knows each by one alone
+                entered.add((id(node), name))
             prefix = "" if name is None else f"{name}."
-            members = ((prefix + key, (*spelling, f"{kind} {key}"), value) for key, kind, value in _members(node))
-            stack += reversed([member for member in members if member[0] in parents or member[0] in names])
+            members = []
+            for key, kind, value in _members(node):
+                budget.spend(1)
+                budget.write(len(prefix) + len(key))
+                if prefix + key in parents or prefix + key in names:
+                    members.append((prefix + key, (*spelling, f"{kind} {key}"), value))
+            stack += reversed(members)
+
+
+def _parents(names: Collection[str], budget: Budget) -> set[str]:
+    """What the names begin with, up to any of their dots."""
+    parents = set()
+    for name in names:
+        for place, letter in enumerate(name):
+            if letter == ".":
+                budget.write(place)
+                parents.add(name[:place])
+    return parents
 
 
 def _is_leaf(node: Value, reader: TensorReader) -> TypeGuard[Call | Persistent]:

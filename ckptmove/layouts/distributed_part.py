@@ -11,16 +11,18 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint import naming
 from ckptmove.containers.distributed_metadata import StoredObject
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.elements import StoredBytes, extent, overlaps
+from ckptmove.inventory.budget import Budget
 from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.layouts.distributed import chunk_in, damaged_piece, open_chunk, open_object
 from ckptmove.layouts.stored_part import StoredPart
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ckptmove.containers.distributed import DistributedCheckpoint
     from ckptmove.containers.distributed_metadata import Piece
@@ -77,11 +79,16 @@ class DistributedPart(StoredPart):
 
     def tree(self) -> Value:
         """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
-        return self._container.read_with(self._objects[0]).root
+        trees = {name: tree for name, tree, digest in self._objects() if digest is None}
+        return self._container.read_with(trees).root
+
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
+        return Budget(self._limits, self._container.source.size)
 
     def extras(self) -> Mapping[str, bytes]:
         """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""
-        return self._objects[1]
+        return self._digests
 
     def lost(self) -> tuple[str, ...]:
         """Names of the objects whose bytes are not there."""
@@ -93,25 +100,26 @@ class DistributedPart(StoredPart):
         return False
 
     @cached_property
-    def _objects(self) -> tuple[dict[str, Value], dict[str, bytes]]:
-        """The trees of the objects that have one of their own, and the SHA-256 of the others, by name."""
-        trees: dict[str, Value] = {}
-        digests: dict[str, bytes] = {}
+    def _digests(self) -> dict[str, bytes]:
+        return {name: digest for name, _, digest in self._objects() if digest is not None}
+
+    def _objects(self) -> Iterator[tuple[str, Value, bytes | None]]:
+        """Each object by name, with its tree, or else, where it has none of its own, with its SHA-256."""
         for name in self._names:
             piece = self._piece(name, None)
             if piece is None:
                 continue
             source = self._source(piece)
-            stream = open_object(source, piece, self._limits)
-            machine = None if stream is None or stream.placeholder else stream.read()
-            if machine is None or machine.persistents:
-                digest = hashlib.sha256()
-                for block in source.blocks(piece.span, _BLOCK):
-                    digest.update(block)
-                digests[name] = digest.digest()
-            else:
-                trees[name] = machine.root
-        return trees, digests
+            with naming(source.path):
+                stream = open_object(source, piece, self._limits)
+                machine = None if stream is None or stream.placeholder else stream.read()
+            if machine is not None and not machine.persistents:
+                yield name, machine.root, None
+                continue
+            digest = hashlib.sha256()
+            for block in source.blocks(piece.span, _BLOCK):
+                digest.update(block)
+            yield name, None, digest.digest()
 
     def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
         """The piece of a chunk or an object; None where it is not all there."""
@@ -120,8 +128,9 @@ class DistributedPart(StoredPart):
 
     def _chunk(self, piece: Piece) -> ChunkElements:
         source = self._source(piece)
-        stream = open_chunk(source, piece, self._limits)
-        (record,) = chunk_in(stream, source, piece, self._container, self._limits)
+        with naming(source.path):
+            stream = open_chunk(source, piece, self._limits)
+            (record,) = chunk_in(stream, source, piece, self._container, self._limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if stored is None else extent(stored, record)

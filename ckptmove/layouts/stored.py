@@ -1,16 +1,19 @@
 """A checkpoint with the places of its bytes: a file, a directory or an archive of files, all in one form.
 
-Never reads a tensor's bytes, and never keeps more than a few files of a directory open.
+Never reads a tensor's bytes, and never keeps more than a few files of a directory open, nor the tree of any.
 """
 
 from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint import naming, open_checkpoint
+from ckptmove.collector import collector_paused
+from ckptmove.containers.opening import open_container
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.distributed import is_distributed
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.containers.distributed import DistributedCheckpoint
+    from ckptmove.contracts import ByteSource
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.limits import Limits
+    from ckptmove.pickles.tree import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,20 @@ class StoredCheckpoint:
         if other in self.links:
             return f"a link to {self.links[other]}"
         digest = hashlib.sha256()
-        for block in cast("Listing", self.listing).contents(other):  # without a listing, there are no others
-            digest.update(block)
+        with naming(self.path):
+            for block in cast("Listing", self.listing).contents(other):  # without a listing, there are no others
+                digest.update(block)
         return f"sha256 {digest.hexdigest()}"
+
+
+def side_by_side(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[StoredCheckpoint, StoredCheckpoint]:
+    """Two checkpoints as they are compared: where both have the top folder of one, it is no archive's own."""
+    is_shared = _has_folder(other, one.top), _has_folder(one, other.top)
+    return replace(one, top="" if is_shared[0] else one.top), replace(other, top="" if is_shared[1] else other.top)
+
+
+def _has_folder(side: StoredCheckpoint, folder: str) -> bool:
+    return any(f"{path}/".startswith(folder) for path in (*(part.name for part in side.parts), *side.others))
 
 
 @contextmanager
@@ -86,8 +102,9 @@ def open_stored(path: str, limits: Limits) -> Iterator[StoredCheckpoint]:
         LimitExceeded: it asks for more than the limits allow.
     """
     with ExitStack() as stack:
-        stack.enter_context(naming(path))
-        yield _of_folder(path, limits, stack) if is_folder(path) else _of_file(path, limits, stack)
+        with naming(path):  # what goes wrong later may be about the other side
+            stored = _of_folder(path, limits, stack) if is_folder(path) else _of_file(path, limits, stack)
+        yield stored
 
 
 def _of_folder(path: str, limits: Limits, stack: ExitStack) -> StoredCheckpoint:
@@ -108,7 +125,9 @@ def stored_file(checkpoint: Checkpoint) -> StoredCheckpoint:
     Raises:
         CrcMismatch: the bytes of something that is no tensor differ from their CRC.
     """
-    part = FilePart("", checkpoint.inventory, checkpoint.container.source, FileContents.of(checkpoint))
+    contents = FileContents.of(checkpoint)
+    source, machine = checkpoint.container.source, checkpoint.machine
+    part = FilePart("", checkpoint.inventory, source, contents, lambda: machine.root)
     return StoredCheckpoint(checkpoint.inventory.path, (part,))
 
 
@@ -128,7 +147,8 @@ def _of_files(listing: Listing, limits: Limits, stack: ExitStack) -> StoredCheck
     for part in read.parts:
         name = part.file.path
         if name in contents:
-            parts.append(FilePart(name, part.inventory, files.source(name), contents[name]))
+            source = files.source(name)
+            parts.append(FilePart(name, part.inventory, source, contents[name], partial(_root, source, limits)))
         else:
             parts.append(DistributedPart(part.inventory, *folders[name], files, limits))
     homes = {folder.folder for folder, _ in folders.values()}
@@ -136,6 +156,12 @@ def _of_files(listing: Listing, limits: Limits, stack: ExitStack) -> StoredCheck
     paths = [*(file.path for file in listing.files if not file.is_hidden), *links]
     others = tuple(path for path in paths if path not in contents and not _is_piece(path, homes))
     return StoredCheckpoint(listing.path, tuple(parts), links, others, _top(listing) if listing.form else "", listing)
+
+
+def _root(source: ByteSource, limits: Limits) -> Value:
+    """The root of the tree of a file, read again."""
+    with naming(source.path), collector_paused():
+        return open_container(source.path, limits, source).read().root
 
 
 def _is_piece(path: str, homes: set[str]) -> bool:

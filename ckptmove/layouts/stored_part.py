@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptmove.elements import StoredBytes, extent
+from ckptmove.inventory.budget import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import ByteSource
+    from ckptmove.limits import Limits
     from ckptmove.model import Inventory, Span, TensorRecord
     from ckptmove.pickles.tree import Value
 
@@ -51,7 +53,15 @@ class StoredPart(ABC):
 
     @abstractmethod
     def tree(self) -> Value:
-        """The root of what was saved."""
+        """The root of what was saved, read whenever it is asked for: whoever asks drops it again.
+
+        Raises:
+            UnreadableInput, LimitExceeded: it cannot be read any more.
+        """
+
+    @abstractmethod
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
 
     @abstractmethod
     def extras(self) -> Mapping[str, bytes]:
@@ -102,21 +112,23 @@ class StoredPart(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """What is read of a file once, while it is open.
+    """What is kept of a file once it was read: not its tree, as a small file can hold a large one.
 
     Attributes:
-        root: of its tree.
         spans: where the bytes of its storages lie, by their keys in the file.
         byteorder: of their elements.
         extras: the SHA-256 of what is neither in the tree nor in a storage, by its name.
         placeholder: what begins a string in the tree that stands for one of the extras, or nothing.
+        pickle_bytes: size of the pickle that the tree comes from.
+        limits: what the file may ask for.
     """
 
-    root: Value
     spans: Mapping[str, Span | None]
     byteorder: str
     extras: Mapping[str, bytes]
     placeholder: str
+    pickle_bytes: int
+    limits: Limits
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> FileContents:
@@ -125,10 +137,11 @@ class FileContents:
         Raises:
             CrcMismatch: the bytes of one of the extras differ from their CRC.
         """
-        container = checkpoint.container
+        container, machine = checkpoint.container, checkpoint.machine
         spans = {storage.key: container.storage_span(storage.key) for storage in checkpoint.inventory.storages}
         extras = dict(container.extras())
-        return cls(checkpoint.machine.root, spans, container.byteorder, extras, container.placeholder)
+        size = machine.end - machine.begin
+        return cls(spans, container.byteorder, extras, container.placeholder, size, container.limits)
 
 
 class FilePart(StoredPart):
@@ -136,7 +149,9 @@ class FilePart(StoredPart):
 
     is_distributed = False
 
-    def __init__(self, name: str, inventory: Inventory, source: ByteSource, contents: FileContents) -> None:
+    def __init__(
+        self, name: str, inventory: Inventory, source: ByteSource, contents: FileContents, root: Callable[[], Value]
+    ) -> None:
         """Hold what was read of a file.
 
         Args:
@@ -144,9 +159,10 @@ class FilePart(StoredPart):
             inventory: what it holds, in the terms of the whole.
             source: its bytes, for as long as the checkpoint is open.
             contents: what was read of it.
+            root: reads its tree.
         """
         self.name, self.path, self.inventory = name, source.path, inventory
-        self._source, self._contents = source, contents
+        self._source, self._contents, self._root = source, contents, root
 
     def storage(self, key: str) -> StoredBytes | None:
         """The bytes of a storage; None where they are lost, or not stored plainly."""
@@ -155,7 +171,11 @@ class FilePart(StoredPart):
 
     def tree(self) -> Value:
         """The root of what was saved."""
-        return self._contents.root
+        return self._root()
+
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
+        return Budget(self._contents.limits, self._contents.pickle_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
         """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the file."""

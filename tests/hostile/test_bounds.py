@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ckptmove.cli.app import app
@@ -118,3 +120,11 @@ def test_a_parameter_that_hangs_on_itself_is_listed_and_left(read_pickle) -> Non
     )  # fmt: skip
     names = [tensor.name for tensor in read_pickle(b"\x80\x02]" + body + b"a.", Limits()).tensors]
     assert names == ["0", "0.again"]
+
+
+def test_a_graph_of_objects_is_compared_along_its_objects(tmp_path) -> None:
+    held = argparse.Namespace(d={1: torch.ones(1), "1": torch.zeros(1)})
+    for _ in range(40):
+        held = argparse.Namespace(k={0: held, "0": held})
+    torch.save({"r": held}, tmp_path / "x.pt")
+    assert run("diff", str(tmp_path / "x.pt"), str(tmp_path / "x.pt")) is None

@@ -315,6 +315,19 @@ def test_an_archive_of_a_directory_is_the_same(build, tmp_path, name, top):
         assert (result.tensors, result.notes) == (len(loaded(folder)), ())
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+def test_an_archive_of_a_folder_is_the_same_as_what_it_is_unpacked_into(build, tmp_path, name):
+    folder = build.hf_trainer("checkpoint-5")
+    packed(folder, tmp_path / name, "checkpoint-5/")
+    (tmp_path / "above").mkdir()
+    shutil.copytree(folder, tmp_path / "above" / "checkpoint-5")
+    for pair in ((tmp_path / name, tmp_path / "above"), (tmp_path / "above", tmp_path / name)):
+        result = diff(*pair)
+        assert result.same
+        assert result.tensors == len(ckptmove.inspect(folder).inventory.tensors)
+    assert diff(tmp_path / name, folder).same
+
+
 def test_two_archives_that_differ(build, tmp_path):
     one, other = build.hf_trainer("one", device="cpu"), build.hf_trainer("other", device="cpu")
     change_one(other / "optimizer.pt", "state.0.exp_avg")
@@ -512,6 +525,41 @@ def test_memory_does_not_hang_on_the_size_of_tensors(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < 4_000_000  # a quarter of the tensor
+
+
+@pytest.mark.parametrize("form", ["folder", "deflated.zip"])
+def test_no_more_than_two_trees_are_in_memory(tmp_path, form):
+    def peak(count):
+        folder = tmp_path / f"{count}"
+        folder.mkdir()
+        torch.save({"w": torch.ones(2), "big": [0] * 10_000}, folder / "0.pt")
+        for place in range(1, count):
+            shutil.copy(folder / "0.pt", folder / f"{place}.pt")
+        method = zipfile.ZIP_DEFLATED if form == "deflated.zip" else zipfile.ZIP_STORED
+        run = folder if form == "folder" else packed(folder, tmp_path / f"{count}{form}", method=method)
+        tracemalloc.start()
+        try:
+            assert diff(run, run).same
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1)
+    assert peak(5) < 1.5 * peak(2)
+
+
+def test_a_tree_is_read_of_what_was_listed(build):
+    one, other = build.hf_trainer("one"), build.hf_trainer("other")
+    file = other / "pytorch_model.bin"
+
+    def progress(done, total):
+        if done == total:
+            shutil.copy(file, file.with_name("copy"))
+            file.with_name("copy").replace(file)
+
+    with pytest.raises(SourceChanged) as caught:
+        diff(one, other, progress=progress)
+    assert caught.value.path == str(file)
 
 
 def test_a_message_names_the_side_that_it_is_about(build, tmp_path):

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove import measuring
+from ckptmove import comparison, measuring
 from ckptmove.differences import Change, Gap, Uncompared
 from ckptmove.errors import MissingFile
 
@@ -460,3 +460,33 @@ def test_many_elements_with_gaps_between_them_are_read_in_blocks(compare):
     [change] = compare({"w": one[::2]}, {"w": two[::2]}).changed
     assert change.gap == Gap(3.0, 1.0)
     assert compare({"w": one[: 2**17 : 2]}, {"w": one[: 2**17 : 2]}).same
+
+
+def test_elements_that_several_names_share_are_compared_once(compare, monkeypatch):
+    asked = []
+    real = comparison.raw_blocks
+    monkeypatch.setattr(comparison, "raw_blocks", lambda *where: asked.append(where[1].name) or real(*where))
+    ours, theirs = torch.zeros(6), torch.ones(6)
+    names = [f"w{place}" for place in range(50)]
+    result = compare(dict.fromkeys(names, ours), dict.fromkeys(names, theirs))
+    assert whats(result) == [(name, "value") for name in names]
+    assert {change.gap for change in result.changed} == {Gap(1.0, 1.0)}
+    assert asked == ["w0", "w0"]
+
+
+def test_elements_that_lie_otherwise_are_others(compare, monkeypatch):
+    held = torch.zeros(12)
+    held[7] = 1.0
+    views = {
+        "w": held[:6],
+        "behind": held[6:],
+        "rows": held[:6].reshape(2, 3),
+        "turned": held[:6].reshape(3, 2).t(),
+    }
+    asked = []
+    real = comparison.raw_blocks
+    monkeypatch.setattr(comparison, "raw_blocks", lambda *where: asked.append(where[1].name) or real(*where))
+    assert compare(views, views).same
+    assert sorted(asked) == sorted([*views, *views])
+    other = compare(views, {**views, "behind": torch.zeros(6), "w": torch.ones(6)})
+    assert [change for change in whats(other) if change[1] == "value"] == [("w", "value"), ("behind", "value")]

@@ -330,3 +330,16 @@ def test_a_link_to_a_file_of_pieces(halves, distributed, tmp_path):
     other = distributed.save_ranks(tmp_path / "other", {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (4, 3))])})
     assert {change.what for change in diff(halves, other).changed} <= {"object"}
     assert diff(halves, halves).uncompared == ()
+
+
+def test_an_object_that_asks_for_too_much_is_told_of_its_own_side(distributed, tmp_path):
+    many, few = (
+        distributed.save_ranks(
+            tmp_path / name, {"w": (WHOLE, CHUNKINGS["rows"])}, {"o": (0, saved(list(range(count))))}
+        )
+        for name, count in (("many", 9000), ("few", 3))
+    )
+    for pair in ((many, few), (few, many)):
+        with pytest.raises(LimitExceeded) as caught:
+            diff(*pair, limits=Limits(operations=5000))
+        assert caught.value.path == str(many / "__0_0.distcp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import pickle
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from ckptmove.checkpoint import open_checkpoint
+from ckptmove.errors import LimitExceeded
+from ckptmove.inventory.budget import Budget
 from ckptmove.inventory.spellings import spellings
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
@@ -16,14 +19,15 @@ from ckptmove.pickles.machine import interpret
 A, B = torch.ones(2), torch.zeros(3)
 
 
-def spelled(value, folder):
+def spelled(value, folder, limits=Limits()):  # noqa: B008  # it never changes
     """The spellings of the tensors whose names read alike, in the order of the file."""
     torch.save(value, folder / "x.pt")
     with open_checkpoint(str(folder / "x.pt")) as checkpoint:
         tensors = checkpoint.inventory.tensors
         names = [tensor.name for tensor in tensors]
         alike = [tensor for tensor in tensors if names.count(tensor.name) > 1]
-        told = spellings(checkpoint.machine.root, {tensor.name for tensor in alike}, alike)
+        budget = Budget(limits, len(checkpoint.machine.data))
+        told = spellings(checkpoint.machine.root, {tensor.name for tensor in alike}, alike, budget)
         return [(tensor.name, told.get(id(tensor))) for tensor in alike]
 
 
@@ -65,4 +69,26 @@ def test_a_mark_that_is_no_storage_is_no_tensor():
 
     stream = io.BytesIO()
     Marking(stream, 2).dump({"x": A})
-    assert spellings(interpret(stream.getvalue(), Limits()).root, {"x"}, ()) == {}
+    assert spellings(interpret(stream.getvalue(), Limits()).root, {"x"}, (), Budget(Limits(), 0)) == {}
+
+
+def test_an_object_is_looked_at_once_for_each_name(tmp_path):
+    held = argparse.Namespace(d={1: A, "1": B})
+    for _ in range(40):
+        held = argparse.Namespace(k={0: held, "0": held})
+    ways = spelled({"r": held}, tmp_path, Limits(visits=1000))
+    assert [told[-1] for _, told in ways] == ["int 1", "str 1"]
+    assert {told[2:-1:2] for _, told in ways} == {("int 0",) * 40}
+
+
+def test_ways_that_lead_nowhere_count(tmp_path):
+    held = {}
+    held[0] = held["0"] = held
+    name = ".".join("0" * 40)
+    with pytest.raises(LimitExceeded, match="paths through the pickle"):
+        spelled({"r": held, f"r.{name}": A, f"r.{name}".encode(): B}, tmp_path)
+
+
+def test_beginnings_of_a_name_that_is_nothing_but_dots_count(tmp_path):
+    with pytest.raises(LimitExceeded, match="the length of all paths"):
+        spelled({"." * 20_000: A, b"." * 20_000: B}, tmp_path)
