@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.counterparts import find_counterparts
+from ckptmove.devices import NO_DEVICE
 from ckptmove.differences import Change, DiffResult, Gap, Uncompared
 from ckptmove.dtypes import PACKED
 from ckptmove.elements import blocks, is_dense, overlaps, raw_blocks
 from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.remainder import Remainder
+from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,6 +76,7 @@ class _Comparison:
         self._progress = progress
         self._done = 0
         self._total = 0
+        self._nowhere = 0
         #: What came of elements that several names share, by where and how they lie on both sides.
         self._compared: dict[tuple[_Elements, _Elements], tuple[bool, Gap | None]] = {}
         self._changed: list[Change] = []
@@ -94,15 +97,23 @@ class _Comparison:
             removed=tuple(stored.record.name for stored in found.removed),
             changed=(*self._changed, *remainder.changed),
             uncompared=(*self._uncompared, *found.ambiguous, *remainder.uncompared),
-            notes=tuple(remainder.notes),
+            notes=(*remainder.notes, *self._notes()),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self._nowhere:
+            return ()
+        return (f"of {amount(self._nowhere, 'tensor')} one side stores no device, so that there was none to compare",)
 
     def _pair(self, one: Stored, two: Stored) -> None:
         """Two tensors that are counterparts."""
         mine, other = one.record, two.record
         for (what, before), (_, after) in zip(_properties(mine), _properties(other), strict=True):
+            # Where one side stores no device, there is none to compare.
+            guessed = what == "device" and before != after and NO_DEVICE in {before, after}
+            self._nowhere += guessed
             # In a file of another name what is a tensor's role is not known in the same way.
-            guessed = what == "role" and "other" in {before, after} and one.part.name != two.part.name
+            guessed |= what == "role" and "other" in {before, after} and one.part.name != two.part.name
             if before != after and not guessed:
                 self._changed.append(Change(mine.name, what, before, after))
         if (mine.kind, mine.shape) == (other.kind, other.shape):

@@ -12,6 +12,7 @@ from ckptmove.counterparts import seen_from_top
 from ckptmove.differences import Change, Uncompared
 from ckptmove.inventory.difference import tree_changes
 from ckptmove.inventory.shapes import as_dict
+from ckptmove.inventory.tensor_nodes import TensorNodes
 from ckptmove.layouts.detect import is_index
 
 if TYPE_CHECKING:
@@ -144,16 +145,17 @@ class Remainder:
 
 
 def _tree_changes(mine: StoredPart, other: StoredPart) -> Iterator[Change]:
-    known = {record.name for record in mine.inventory.tensors}
-    known |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
-    known |= {mine.full_name(name) for part in (mine, other) for name in part.lost()}
-    parents = {name[:place] for name in known for place in _dots(name)}
-    for one in tree_changes(other.tree(), (), mine.tree(), (), mine.name):
+    told = {record.name for record in mine.inventory.tensors}
+    told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
+    lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
+    for one in tree_changes(other.tree(), (), mine.tree(), (), mine.name, TensorNodes()):
         if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
             continue  # for a long string: those are compared as extras
-        name = ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS)
-        if name in known or name in parents or any(name[:place] in known for place in _dots(name)):
-            continue
+        if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
+            continue  # added or removed
+        is_absent = "absent" in {one.ours, one.theirs}
+        if any(one.path == name or (is_absent and name.startswith(f"{one.path}.")) for name in lost):
+            continue  # not compared
         yield Change(one.path, "object", one.theirs, one.ours)
 
 
@@ -179,7 +181,3 @@ def _digest(found: bytes | None) -> str:
 
 def _short(described: str) -> str:
     return described[: len("sha256 ") + _DIGITS] if described.startswith("sha256 ") else described
-
-
-def _dots(name: str) -> Iterator[int]:
-    return (place for place, letter in enumerate(name) if letter == ".")

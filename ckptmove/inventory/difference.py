@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_device_string
 from ckptmove.inventory.shapes import key_text
+from ckptmove.inventory.tensor_nodes import members
 from ckptmove.pickles.tree import Call, Dict, Global, Node, Opaque, Persistent, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from ckptmove.inventory.tensor_nodes import TensorNode, TensorNodes
     from ckptmove.pickles.tree import Value
 
     Pair = tuple[str, Value, int, Value, int]
@@ -37,11 +39,13 @@ class TreeChange:
             it where that differs.
         ours: what stands there, for people.
         theirs: what stands there in the other tree.
+        is_lone_tensor: whether one of them is a tensor, and the other nothing at all.
     """
 
     path: str
     ours: str
     theirs: str
+    is_lone_tensor: bool = False
 
     def __str__(self) -> str:
         """The place and what stands there, in one line."""
@@ -49,7 +53,12 @@ class TreeChange:
 
 
 def tree_changes(
-    ours: Value, our_sites: Collection[int], theirs: Value, their_sites: Collection[int], root: str = ""
+    ours: Value,
+    our_sites: Collection[int],
+    theirs: Value,
+    their_sites: Collection[int],
+    root: str = "",
+    tensors: TensorNodes | None = None,
 ) -> Iterator[TreeChange]:
     """Each place where a tree is not another one, in no particular order.
 
@@ -59,6 +68,8 @@ def tree_changes(
         theirs: root of the tree that it should equal.
         their_sites: likewise for that one.
         root: path of the roots themselves.
+        tensors: tells what is a tensor, where the records of tensors are compared elsewhere: of these, what no record
+            says is compared, and of a dict or a list that only one tree has, what is in it.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     # With the nodes themselves: what is put together here must not give its identity to another.
@@ -67,13 +78,43 @@ def tree_changes(
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
             continue
-        is_lone = mine is _MISSING or other is _MISSING
-        if is_lone or not isinstance(mine, Node) or type(mine) is not type(other):
+        inner = None if tensors is None else _of_tensors(path, mine, other, tensors)
+        if inner is None and _MISSING not in (mine, other) and isinstance(mine, Node) and type(mine) is type(other):
+            inner = _members(path, mine, other)
+        if inner is None:
             if not _is_same(mine, other):
-                yield TreeChange(path or "the root", _shown(mine), _shown(other))
+                yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
         elif (id(mine), id(other)) not in seen:
             seen[id(mine), id(other)] = (mine, other)
-            stack += _members(path, mine, other)
+            stack += inner
+
+
+def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> Iterable[Pair] | None:
+    """What two tensors consist of that no record tells, or what holds tensors, where the other side has nothing."""
+    if mine is _MISSING and tensors.hold(other):
+        return ((_join(path, key), _MISSING, -1, value, -1) for key, value in members(other))
+    if other is _MISSING and tensors.hold(mine):
+        return ((_join(path, key), value, -1, _MISSING, -1) for key, value in members(mine))
+    ours, theirs = tensors.node(mine), tensors.node(other)
+    return None if ours is None or theirs is None else _tensor(path, ours, theirs)
+
+
+def _is_lone_tensor(mine: Value, other: Value, tensors: TensorNodes | None) -> bool:
+    lone = other if mine is _MISSING else mine if other is _MISSING else None
+    return tensors is not None and tensors.is_tensor(lone)
+
+
+def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
+    """What no record tells of two tensors, side by side."""
+    if mine.kind != other.kind:
+        return []
+    keys = dict.fromkeys((*mine.rest, *other.rest))
+    found: list[Pair] = []
+    for key in keys:
+        label, lacking = key[0], _MISSING if key[0] else Dict([], [])
+        place = _join(path, label) if label else path
+        found.append((place, mine.rest.get(key, lacking), -1, other.rest.get(key, lacking), -1))
+    return found
 
 
 def _members(path: str, mine: Node, other: Value) -> list[Pair]:

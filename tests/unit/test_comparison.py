@@ -6,9 +6,12 @@ import argparse
 import builtins
 import math
 import pickle
+import warnings
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -490,3 +493,178 @@ def test_elements_that_lie_otherwise_are_others(compare, monkeypatch):
     assert sorted(asked) == sorted([*views, *views])
     other = compare(views, {**views, "behind": torch.zeros(6), "w": torch.ones(6)})
     assert [change for change in whats(other) if change[1] == "value"] == [("w", "value"), ("behind", "value")]
+
+
+def quantized(scale, zero_point):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch._make_per_tensor_quantized_tensor(torch.tensor([1, 2, 3], dtype=torch.int8), scale, zero_point)
+
+
+def by_channel(axis):
+    scales, zeros = torch.tensor([0.1, 0.5], dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch._make_per_channel_quantized_tensor(torch.ones(2, 2, dtype=torch.int8), scales, zeros, axis)
+
+
+def attributed(tensor, **attributes):
+    vars(tensor).update(attributes)
+    return tensor
+
+
+def parameter(**attributes):
+    return attributed(torch.nn.Parameter(torch.ones(2)), **attributes)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def subclass(**attributes):
+    return attributed(torch.ones(2).as_subclass(Subclass), **attributes)
+
+
+def wrapped(layout, offset=0):
+    arguments = (Subclass, torch.float32, (2,), (1,), offset, layout, torch.device("cpu"), False)
+    return ByCall(torch._utils._rebuild_wrapper_subclass, arguments)
+
+
+def from_numpy(values):
+    arguments = (np.array(values), torch.float32, "xla:0", False)
+    return ByCall(torch._utils._rebuild_device_tensor_from_numpy, arguments)
+
+
+class ByCall:
+    def __init__(self, function, arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+COMPLEX = torch.tensor([1 + 2j, 3j])
+INDICES = torch.tensor([[0, 1]])
+
+
+def sparse(values, *, flag=True):
+    return torch.sparse_coo_tensor(INDICES, values, (3,), is_coalesced=flag, check_invariants=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (quantized(0.1, 3), quantized(0.2, 3), [("x.scales", "0.1", "0.2")]),
+        (quantized(0.1, 3), quantized(0.1, 4), [("x.zero_points", "3", "4")]),
+        (by_channel(0), by_channel(1), [("x.axis", "0", "1")]),
+        (COMPLEX.conj(), torch._neg_view(COMPLEX), [("x.conj", "True", "absent"), ("x.neg", "absent", "True")]),
+        (COMPLEX.conj(), COMPLEX, [("x.conj", "True", "absent")]),
+        (parameter(foo=1), parameter(foo=2), [("x.foo", "1", "2")]),
+        (parameter(foo=1), parameter(), [("x.foo", "1", "absent")]),
+        (subclass(foo=1), subclass(foo=2), [("x.foo", "1", "2")]),
+        (sparse(ONES), sparse(ONES, flag=False), [("x.is_coalesced", "True", "False")]),
+        (wrapped(torch.strided), wrapped(torch.sparse_coo), None),
+        (wrapped(torch.strided), wrapped(torch.strided, 1), [("x.storage_offset", "0", "1")]),
+        (from_numpy([1.0]), from_numpy([2.0]), None),
+    ],
+)
+def test_what_a_tensor_is_besides_its_record_counts(compare, first, second, expected):
+    changed = compare({"x": first}, {"x": second}).changed
+    assert changed
+    assert {change.what for change in changed} == {"object"}
+    assert all(change.name.startswith("x.") for change in changed)
+    if expected is not None:
+        assert sorted((change.name, change.source, change.target) for change in changed) == expected
+    for one in (first, second):
+        assert compare({"x": one}, {"x": one}).changed == ()
+
+
+class First(torch.nn.Linear):
+    pass
+
+
+class Second(torch.nn.Linear):
+    pass
+
+
+def linear(kind):
+    layer = kind(1, 1)
+    torch.nn.init.ones_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({"a": ONES, "a.b": 5}, {"a": ONES, "a.b": 6}, ("a.b", "5", "6")),
+        ({"a.b": ONES, "a": 5}, {"a.b": ONES, "a": 6}, ("a", "5", "6")),
+        ({"m": OrderedDict(w=ONES)}, {"m": {"w": ONES}}, ("m", "a collections.OrderedDict", "a dict")),
+        ({"m": [ONES]}, {"m": (ONES,)}, ("m", "a list", "a tuple")),
+        (
+            {"m": linear(First)},
+            {"m": linear(Second)},
+            ("m", repr(f"{__name__}.First"), repr(f"{__name__}.Second")),
+        ),
+        ({"m": [ONES, 1]}, {"m": [ONES, 2]}, ("m.1", "1", "2")),
+        ({"m": 5}, {"m": ONES}, ("m", "5", "a torch._utils._rebuild_tensor_v2")),
+    ],
+)
+def test_nothing_hides_behind_the_name_of_a_tensor(compare, tmp_path, first, second, expected):
+    changed = [change for change in compare(first, second).changed if change.what != "role"]
+    assert [(change.name, change.source, change.target) for change in changed] == [expected]
+    for name in "ab":
+        (tmp_path / f"run-{name}").mkdir()
+        (tmp_path / f"{name}.pt").rename(tmp_path / f"run-{name}" / "m.pt")
+    changed = ckptmove.diff(str(tmp_path / "run-a"), str(tmp_path / "run-b")).changed
+    assert [change.name for change in changed if change.what != "role"] == [f"m.pt.{expected[0]}"]
+
+
+def test_the_type_of_what_a_file_in_a_directory_holds_counts(tmp_path):
+    for name, value in (("a", OrderedDict(w=ONES)), ("b", {"w": ONES})):
+        (tmp_path / name).mkdir()
+        torch.save(value, tmp_path / name / "model.bin")
+    [change] = ckptmove.diff(str(tmp_path / "a"), str(tmp_path / "b")).changed
+    assert change == Change("model.bin", "object", "a collections.OrderedDict", "a dict")
+
+
+def test_what_stood_beside_tensors_that_are_gone_is_told(compare):
+    shared = OrderedDict(w=ONES, rates=[0.1], more=[[ZEROS], 3])
+    held = {"x": ONES, "m": [shared], "again": [shared, shared]}
+    result = compare(held, {"x": ONES})
+    assert result.removed == tuple(
+        f"{place}.{name}" for place in ("m.0", "again.0", "again.1") for name in ("w", "more.0.0")
+    )
+    told = [(change.name, change.source, change.target) for change in result.changed]
+    assert sorted(name.rpartition(".")[2] for name, _, _ in told) == ["1", "rates"]
+    assert {change.target for change in result.changed} == {"absent"}
+    assert {change.source for change in compare({"x": ONES}, held).changed} == {"absent"}
+
+
+def test_a_tensor_that_is_listed_nowhere_is_told_where_it_is_lost(compare):
+    shared = argparse.Namespace(w=ONES)
+    result = compare({"a": shared, "b": shared}, {"a": shared, "b": argparse.Namespace(v=1)})
+    assert result.removed == ()
+    assert sorted((change.name, change.target) for change in result.changed) == [("b.v", "1"), ("b.w", "absent")]
+
+
+def test_a_tensor_that_torch_would_not_make_is_compared_as_it_is_written(compare):
+    def versions(*arguments):
+        state = OrderedDict(w=ONES)
+        state._metadata = ByCall(torch._utils._rebuild_sparse_tensor, arguments)
+        return state
+
+    assert compare(versions(1), versions(1)).same
+    for layout in (1, 99):
+        assert [change.what for change in compare(versions(layout, 5), versions(layout, 6)).changed] == ["object"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", [quantized(0.1, 3), COMPLEX.conj(), parameter(foo=1), sparse(ONES)])
+def test_the_same_tensor_in_another_container_is_the_same(tmp_path, value):
+    held = {"m": OrderedDict(x=value), "storage": torch.ones(4).untyped_storage()}
+    for name, options in (("a", {}), ("b", {"_use_new_zipfile_serialization": False}), ("c", {"pickle_protocol": 4})):
+        torch.save(held, tmp_path / f"{name}.pt", **options)
+    for other in "abc":
+        assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / f"{other}.pt")).same
