@@ -70,8 +70,8 @@ def kept_until_the_end() -> Iterator[None]:
                 _kept.clear()
                 raise first
 
-    module._engine_run_backward = run  # noqa: SLF001  # as above, for as long as the device stands
+    module._engine_run_backward = run  # noqa: SLF001  # another takes its place while the device stands
     try:
         yield
     finally:
-        module._engine_run_backward = engine  # noqa: SLF001  # as it was
+        module._engine_run_backward = engine  # noqa: SLF001  # the engine, put back
