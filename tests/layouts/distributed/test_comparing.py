@@ -343,3 +343,13 @@ def test_an_object_that_asks_for_too_much_is_told_of_its_own_side(distributed, t
         with pytest.raises(LimitExceeded) as caught:
             diff(*pair, limits=Limits(operations=5000))
         assert caught.value.path == str(many / "__0_0.distcp")
+
+
+def test_a_name_that_reads_as_that_of_a_tensor_in_another_file(distributed, tmp_path):
+    """``x.w`` in the folder ``m``, and ``w`` in the file ``m.x``."""
+    for name, step in (("one", 1.0), ("other", 2.0)):
+        distributed.save(tmp_path / name / "m", {"x.w": torch.zeros(3)})
+        torch.save({"w": torch.full((3,), step)}, tmp_path / name / "m.x")
+    assert diff(tmp_path / "one", tmp_path / "one").same
+    (change,) = diff(tmp_path / "one", tmp_path / "other").changed
+    assert (change.name, change.what, change.gap) == ("m.x.w", "value", Gap(1.0, 0.5))
