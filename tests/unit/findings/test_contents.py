@@ -100,6 +100,12 @@ class TestResume:
 
         assert codes(make.findings(make.inventory(optimizers=[make.optimizer()], last_rates=rates))) == expected
 
+    def test_a_part_of_a_composed_scheduler_does_not_speak_for_it(self, make) -> None:
+        rates = (("scheduler._schedulers.0._last_lr", (0.1,)), ("scheduler._last_lr", (0.5,)))
+
+        [finding] = make.findings(make.inventory(optimizers=[make.optimizer()], last_rates=rates), "R304")
+        assert finding.where == ("scheduler._last_lr",)
+
     def test_a_scheduler_of_one_of_two_optimizers(self, make) -> None:
         slow = replace(make.optimizer(), groups=(replace(make.optimizer().groups[0], options=(("lr", 0.5),)),))
         rates = (("scheduler._last_lr", (0.5,)),)
