@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ckptmove.errors import LimitExceeded
+from ckptmove.inventory.budget import Budget
 from ckptmove.limits import Limits
 from ckptmove.verification.request import VerifyRequest
 
@@ -49,3 +51,12 @@ def test_the_factor_raises_every_bound_and_reaches_the_child() -> None:
     request = VerifyRequest(path="a", limits=raised)
     assert VerifyRequest.from_json(request.to_json()) == request
     assert json.loads(request.to_json())["limits"]["factor"] == 3
+
+
+@pytest.mark.parametrize("count", [Budget.spend, Budget.write])
+def test_what_follows_from_the_size_of_a_pickle_is_raised_too(count) -> None:
+    with pytest.raises(LimitExceeded) as usual:
+        count(Budget(Limits(), 100), 1 << 40)
+    with pytest.raises(LimitExceeded) as raised:
+        count(Budget(Limits().times(2), 100), 1 << 40)
+    assert raised.value.limit == 2 * usual.value.limit
