@@ -126,11 +126,6 @@ class DirectoryInventory(Inventory):
         found = [folder for folder, own in roles.items() if folder and own.issuperset({"model", "optimizer"})]
         return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
 
-    @property
-    def pieces(self) -> str | None:
-        """The first folder, seen from the directory, that is a distributed checkpoint; None where there is none."""
-        return next((file.path.rpartition("/")[0] for file in self.files if file.container == "dcp"), None)
-
     def folder_of(self, where: str) -> str:
         """The folder of the file that something stands in, by its path from the root."""
         return _home(where, self._homes())
@@ -232,19 +227,6 @@ class DistributedFile(UnsupportedContainer):
     def __init__(self, path: str) -> None:
         super().__init__(path, "dcp", "a file of a distributed checkpoint")
         self.message = "a file of a distributed checkpoint, which is read as a whole"
-
-
-class UnverifiedArchive(UnsupportedContainer):
-    """An archive of files where only a checkpoint can be verified.
-
-    Attributes:
-        form: what unpacks it.
-    """
-
-    def __init__(self, path: str, form: ArchiveForm) -> None:
-        super().__init__(path, "archive", "an archive of files")
-        self.message = "an archive of files; verify takes one checkpoint"
-        self.form = form
 
 
 class OutputHoldsMore(Refused):

@@ -30,7 +30,7 @@ from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult
-    from ckptmove.layouts.whole import WholeCheckpoint
+    from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.pairing import Pairing
     from ckptmove.verification.against import OriginalTensors
@@ -57,7 +57,7 @@ class Bench:
 
     request: VerifyRequest
     site: Site
-    checkpoint: WholeCheckpoint
+    checkpoint: StoredCheckpoint
     stored: StoredTensors
     loaded: LoadedFiles
     original: OriginalTensors | None
@@ -88,7 +88,7 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
     place = bench.site.place()
-    with StoredTensors(bench.checkpoint.files, mapped=False) as again:
+    with StoredTensors(bench.checkpoint.parts, mapped=False) as again:
         second = _second_source(bench, again, around)
         for optimizer, pairing in bench.pairings:
             if not tally.error:
@@ -124,11 +124,14 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
         around.compared_with = where
         return bench.stored
     stepped = {
-        file.name
-        for file in bench.checkpoint.files
-        if any(record.role in {"model", "optimizer"} for record in file.inventory.tensors)
+        part.name
+        for part in bench.checkpoint.parts
+        if any(record.role in {"model", "optimizer"} for record in part.inventory.tensors)
     }
     missing = sorted(stepped & bench.loaded.missing)
+    if stepped & bench.loaded.released and not missing:
+        around.compared_with = f"{where} after a second reading; what torch.load returned was let go, once compared"
+        return again
     if stepped - bench.loaded.missing:
         read = f", {', '.join(missing)} read a second time in its place" if missing else ""
         around.compared_with = f"{where} from what {bench.loaded.what}{read}"
