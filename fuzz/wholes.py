@@ -84,7 +84,7 @@ def examine_directory(data: bytes) -> None:
         before = _content(path)
         try:
             _examine(path)
-            with suppress(CkptMoveError), open_stored(str(path), LIMITS):
+            with suppress(CkptMoveError), open_stored(str(path), LIMITS, to_resume=True):
                 pass
         finally:
             require(_content(path) == before, "the source has changed")

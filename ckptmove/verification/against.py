@@ -132,7 +132,7 @@ class _Rest:
             if times[id(mine)] == times[id(theirs)] == 1:
                 yield mine, theirs
         if any(times[id(part)] > 1 for pair in moved for part in pair):
-            self.notes.append("tensors that lie in other files there by their names, and of those files nothing else")
+            self.notes.append("of files that are cut otherwise there only the tensors were compared")
 
     def _alone(self, paired: set[int]) -> Iterator[str]:
         """Files that only one side has; one whose tensors lie in other files there is none."""
@@ -149,7 +149,7 @@ class _Rest:
 
     def _part(self, mine: StoredPart, theirs: StoredPart) -> Iterator[str]:
         if mine.is_distributed != theirs.is_distributed:
-            self.notes.append("tensors alone, as a distributed checkpoint keeps the rest otherwise")
+            self.notes.append("only tensors were compared, as a distributed checkpoint keeps the rest otherwise")
             return
         sites = [() if part.is_distributed else device_sites(part.inventory, part.base) for part in (mine, theirs)]
         yield from map(str, tree_changes(mine.tree(), sites[0], theirs.tree(), sites[1]))

@@ -42,5 +42,5 @@ class _Raw(io.RawIOBase):
         start = min(self._at, self._source.size)
         end = min(start + len(buffer), self._source.size)
         buffer[: end - start] = self._source.read(start, end)
-        self._at = end
+        self._at += end - start
         return end - start

@@ -152,6 +152,6 @@ def _with_original(restore: CheckResult, against: str, compared: Comparison, cas
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
     made_up = f" and {cast}" if cast else ""
-    made_up += "".join(f"; compared: {note}" for note in compared.notes)
+    made_up += "".join(f"; {note}" for note in compared.notes)
     detail = f"{restore.detail}; and all that {against} holds, devices aside{made_up}"
     return replace(restore, detail=detail, evidence=evidence)

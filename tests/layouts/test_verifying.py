@@ -20,23 +20,9 @@ from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure
-from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.worker import run
 
 STEPS = ("step", "parity", "fresh")
-
-
-@pytest.fixture
-def answers():
-    """The checks of the worker, made in this process, by name."""
-
-    def ask(path, to="cpu", **options):
-        messages = []
-        run(VerifyRequest(path=str(path), to=to, **options), messages.append)
-        return {message["check"]["name"]: message["check"] for message in messages if "check" in message}
-
-    return ask
 
 
 @pytest.fixture
