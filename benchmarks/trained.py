@@ -9,7 +9,8 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,7 +217,7 @@ def as_distributed(tree: Tree, folder: Path, _place: Callable[[tuple[str, ...]],
     run = folder / "step-500"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it tells that one process saves all of it
-        dcp.save(tree, storage_writer=dcp.FileSystemWriter(run, per_thread_copy_ahead=0), no_dist=True)
+        dcp_save(tree, storage_writer=FileSystemWriter(run, per_thread_copy_ahead=0), no_dist=True)
     return str(run)
 
 
