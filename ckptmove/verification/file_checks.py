@@ -43,8 +43,13 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
-def check_file(parts: Sequence[StoredPart]) -> CheckResult:
-    """What the parts are, and whether their bytes were compared with checksums; findings about them fail the check."""
+def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> CheckResult:
+    """What the parts are, and whether their bytes were compared with checksums; findings about them fail the check.
+
+    Args:
+        parts: those of the checkpoint.
+        is_checked: whether CRCs were compared, where there are any.
+    """
     size = sum(part.inventory.size_bytes for part in parts)
     unchecked = [part.name or part.path for part in parts if not part.has_checksums]
     crcs = "every CRC matches"
@@ -55,7 +60,10 @@ def check_file(parts: Sequence[StoredPart]) -> CheckResult:
     else:
         what = parts[0].inventory.container
         crcs = "saved without CRCs, so that its bytes could not be compared with any" if unchecked else crcs
-    return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=not unchecked)
+    if not is_checked:
+        crcs = "no CRC compared, because only a sample was asked for (ckptmove inspect --check compares them)"
+    checksums = is_checked and not unchecked
+    return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
 
 
 def _counted(parts: Sequence[StoredPart]) -> str:

@@ -20,6 +20,7 @@ from ckptmove.keep import kept_tensors
 from ckptmove.layouts.stored import check_bytes, open_stored, side_by_side
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
+from ckptmove.sampling import choose
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.contracts import Progress
-    from ckptmove.evidence import CheckResult
+    from ckptmove.evidence import CheckResult, SampleSize
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Finding
@@ -90,8 +91,8 @@ def verify_checkpoint(
         asked = replace(request, to=parse_target(to), devices=_device_count(request))
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
-            facts = check_bytes(checkpoint, limits, progress)
-            findings, here = _checks_without_torch(checkpoint, facts, asked)
+            facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
+            findings, here, sample = _checks_without_torch(checkpoint, facts, asked)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
@@ -101,7 +102,7 @@ def verify_checkpoint(
         raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
-    return _verdict(asked, answers, checks, findings)
+    return _verdict(asked, answers, checks, findings, sample)
 
 
 def _refuse_request(request: VerifyRequest) -> None:
@@ -110,6 +111,8 @@ def _refuse_request(request: VerifyRequest) -> None:
         raise TorchMissing
     if request.timeout is not None and not request.timeout > 0:
         raise UsageError(f"--timeout takes seconds, more than 0, and not {request.timeout:g}")
+    if request.sample is not None and request.sample < 1:
+        raise UsageError(f"--sample takes a number of parameters, at least 1, and not {request.sample}")
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
@@ -126,31 +129,43 @@ def _refuse_stranger(checkpoint: StoredCheckpoint, against: str, kind: str, limi
 
 
 def _checks_without_torch(
-    checkpoint: StoredCheckpoint, facts: tuple[ArchiveFact, ...], asked: VerifyRequest
-) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
-    """The findings, and the checks that this process makes, while torch is imported in the other one."""
+    checkpoint: StoredCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
+) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
+    """The findings, the checks that this process makes while torch is imported in the other one, and the sample's size.
+
+    Args:
+        checkpoint: what is verified.
+        facts: about its bytes; None where they were not compared with their CRCs.
+        asked: what for.
+    """
     inventory, target = checkpoint.inventory, asked.to or "cpu"
     kept = kept_tensors(inventory, asked.keep)
     context = Context(target=target, device_count=asked.devices or 1)
     findings = tuple(
         one
-        for one in find_all(replace(inventory, facts=facts), context)
+        for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)
         if one.code not in asked.ignore and not (one.code == "D103" and kept.issuperset(one.where))
     )
     pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
     without_devices = [_WITHOUT_DEVICES.get(one.container, "") for one in placed or [checkpoint.parts[0].inventory]]
-    return findings, (
-        check_file(checkpoint.parts),
+    sample = choose(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
+    checks = (
+        check_file(checkpoint.parts, is_checked=facts is not None),
         skipped("placement", without_devices[0])
         if all(without_devices)
         else check_placement(inventory, MoveRequest(to=target, keep=asked.keep)),
         check_structure(inventory, pairings, asked.ignore),
     )
+    return findings, checks, sample
 
 
 def _verdict(
-    asked: VerifyRequest, answers: Answers, checks: tuple[CheckResult, ...], findings: tuple[Finding, ...]
+    asked: VerifyRequest,
+    answers: Answers,
+    checks: tuple[CheckResult, ...],
+    findings: tuple[Finding, ...],
+    sample: SampleSize | None,
 ) -> VerifyResult:
     target = asked.to or "cpu"
     passed = all(check.status != "failed" for check in checks)
@@ -163,6 +178,7 @@ def _verdict(
         and any(dict(check.evidence).get("proven") is True for check in checks if check.name in {"step", CASE}),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
+        sample=sample,
     )
 
 

@@ -19,6 +19,7 @@ from ckptmove.errors import UsageError
 from ckptmove.layouts.stored import open_stored
 from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
+from ckptmove.sampling import choose
 from ckptmove.verification.against import OriginalTensors, casts, counterparts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.evidence import CheckResult
+    from ckptmove.sampling import Sample
     from ckptmove.verification.against import Comparison
 
     Emit = Callable[[dict[str, object]], None]
@@ -106,12 +108,13 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             for _, record in (pairing.matches if pairing.is_certain else ())
             if record is not None
         )
+        sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
         counters = look_at_counters(inventory, stored)
         for part in checkpoint.parts:
             for fault in broken_numbers(part.tree()):
                 counters.faults.add(part.full_name(fault))
         numbers = NumbersTally.of(inventory, trained, counters)
-        restore = survey(inventory, stored, loaded, numbers)
+        restore = survey(inventory, stored, loaded, numbers, sample)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
             restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
@@ -121,15 +124,15 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             other_stored = stack.enter_context(StoredTensors(other.parts))
             found = counterparts(checkpoint, other)
             original = OriginalTensors(found, other_stored)
-            compared = differences(checkpoint, stored, other, other_stored, found)
+            compared = differences(checkpoint, stored, other, other_stored, found, sample)
             restore = _with_original(restore, request.against, compared, casts(found))
         for check in (restore, numbers.check(request.ignore)):
-            emit({"check": check_to_json(check)})
+            emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():
             emit({"finding": finding_to_json(finding)})
-        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings)
+        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample)
         for check in resume(bench):
-            emit({"check": check_to_json(check)})
+            emit({"check": check_to_json(_of_sample(check, sample))})
         if request.case is not None:
             _emit_case(bench, request.case, emit)
 
@@ -141,6 +144,14 @@ def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
         emit({"check": check_to_json(check_case(bench, case))})
     except CaseUnusable as error:
         emit({"unusable": error.message.removeprefix("--case: ")})
+
+
+def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
+    """A check that says of how much it speaks; one that has failed, or was not made, speaks for itself."""
+    if sample is None or sample.size.is_all or check.status != "passed":
+        return check
+    part = sample.size.of_all_tensors if check.name in {"restore", "numbers"} else sample.size.of_all_parameters
+    return replace(check, detail=f"{check.detail}; a sample: {part}")
 
 
 def _with_original(restore: CheckResult, against: str, compared: Comparison, cast: str) -> CheckResult:
