@@ -101,6 +101,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
 
 def _mend(bench: Bench) -> str:
     """The command for an option or a dtype that the target refuses; empty where the file holds none of them."""
+    if bench.checkpoint.inventory.container == "dcp":
+        return ""  # no conversion changes one
     command = _command(bench)
     try:
         plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))

@@ -18,6 +18,7 @@ from ckptmove.errors import CrcMismatch
 from ckptmove.layouts.stored import check_bytes, open_stored
 from ckptmove.limits import Limits
 from ckptmove.streams.part import MemorySource
+from ckptmove.verification import state
 from ckptmove.verification.file_checks import check_file
 from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.source_file import as_file
@@ -140,6 +141,20 @@ def test_tensors_are_what_torch_loads(packer, kind):
     ):
         for record in checkpoint.inventory.tensors:
             assert torch.equal(stored.tensor(record), large[record.name.removeprefix("a.pth.")])
+
+
+def test_a_few_large_tensors_are_kept(packer, monkeypatch):
+    gathered, original = [], state._gathered
+    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1].name) or original(*of))
+    tree = {name: torch.full((40_000,), float(index)) for index, name in enumerate("abcdef")}
+    with (
+        opened(packer.pack({"a.pth": packer.saved(tree)}, "deflated")) as checkpoint,
+        StoredTensors(checkpoint.parts) as stored,
+    ):
+        records = checkpoint.inventory.tensors
+        for record in (*records, *records[2:], records[0]):
+            assert torch.equal(stored.tensor(record), tree[record.name.removeprefix("a.pth.")])
+    assert [name[-1] for name in gathered] == [*"abcdef", "a"]
 
 
 def test_members_of_other_kinds(packer, answers):
@@ -287,6 +302,11 @@ def test_a_model_in_shards_is_what_one_file_of_it_is(build, answers):
         found = answers(path, against=str(against))
         assert statuses(found) == ["passed"] * 5, found["restore"]
         assert "of files that are cut otherwise there only the tensors were compared" in found["restore"]["detail"]
+
+
+def test_an_index_of_other_shards_is_none_of_the_checkpoint(build, answers):
+    two, four = build.hf_trainer("two", "cpu", shards=2), build.hf_trainer("four", "cpu", shards=4)
+    assert answers(two, against=str(four))["restore"]["status"] == "passed"
 
 
 def test_a_file_that_was_renamed_is_compared_with_all_that_it_holds(build, answers):

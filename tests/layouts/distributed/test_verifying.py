@@ -181,13 +181,16 @@ def test_no_placement_is_said_of_tensors_without_a_device(distributed, tmp_path)
     assert placement.status == "skipped"
 
 
-def test_an_option_that_the_target_refuses_is_mended_in_the_script(distributed, tmp_path):
+def test_an_option_that_the_target_refuses_is_mended_in_the_script(distributed, tmp_path, answers):
     tree = tree_of()
     tree["optim"]["param_groups"][0]["capturable"] = True
     result = ckptmove.verify(distributed.save(tmp_path / "run", tree), to="cpu")
     (finding,) = [one for one in result.findings if one.code == "O202"]
     assert finding.fix == "no conversion changes a distributed checkpoint: mend it in the script, once it is loaded"
     assert next(check.status for check in result.checks if check.name == "placement") == "failed"
+    step = answers(tmp_path / "run")["step"]
+    assert step["status"] == "failed"
+    assert "ckptmove convert" not in step["detail"]
 
 
 def test_moments_without_a_device_are_not_elsewhere(distributed, build, tmp_path):

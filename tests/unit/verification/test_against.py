@@ -151,3 +151,19 @@ def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):
         found, same = counterparts(mine, theirs), counterparts(mine, mine)
         assert "long string" in str(differences(mine, stored, theirs, original, found).lost)
         assert not differences(mine, stored, mine, stored, same).lost
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (torch.empty(2, device="meta"), torch.empty(2, device="meta"), None),
+        (torch.empty(2, device="meta"), torch.ones(2), "w: meta in place of tensor"),
+        (torch.eye(2), torch.eye(2).to_sparse(), "w: another kind of tensor"),
+    ],
+    ids=["both", "lost", "sparse"],
+)
+def test_a_tensor_of_another_kind_is_named(make, answers, ours, theirs, said):
+    original = make.save({"w": theirs, "v": torch.ones(1)}, name="original.pt", device="cpu")
+    path = make.save({"w": ours, "v": torch.ones(1)}, device="cpu")
+    restore = answers(path, "cpu", against=original)["restore"]
+    assert (restore["status"] == "passed") if said is None else said in restore["detail"]
