@@ -33,6 +33,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.resume import Bench, resume
 from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.uncompiled import leave_out_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,9 @@ def main() -> None:
     os.dup2(2, 1)
     # A case is stepped once: what torch.compile would make of it takes minutes, and knows no simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    request = VerifyRequest.from_json(sys.argv[-1])
+    if request.case is None:  # what the user's model asks of it is the user's
+        leave_out_dynamo()
     with answers:
 
         def emit(message: dict[str, object]) -> None:
@@ -60,7 +64,7 @@ def main() -> None:
             answers.flush()
 
         try:
-            run(VerifyRequest.from_json(sys.argv[-1]), emit)
+            run(request, emit)
         except UsageError as error:
             emit({"refusal": str(error)})
 

@@ -71,6 +71,7 @@ GUARDED_OS = {
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
     "getattr(case if name == 'Case' else api, name)": "the names are those of __init__, asked for by an importer",
+    "getattr(real, name)": "what torch, or an optimizer that the user typed, asks of torch._dynamo",
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
