@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
 from argparse import Namespace
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from trained import Training, as_plain, device_by_path, save
+from trained import LAYOUTS, Training, device_by_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from trained import Tree
 
@@ -35,7 +36,8 @@ class Fault:
         caught_by: code of a finding, or name of a check.
         spoil: changes the tree before it is saved, or returns another dict.
         place: where each tensor is saved from.
-        damage: changes the file.
+        layout: how it is saved.
+        damage: changes the file or directory.
         to: the target.
         against: whether it is held against what it was before.
         unseen: why nothing can tell it; empty where something does.
@@ -46,6 +48,7 @@ class Fault:
     caught_by: str
     spoil: Callable[[Tree], Any] = lambda tree: tree
     place: Callable[[Where], str] = _CUDA
+    layout: str = "plain"
     damage: Callable[[Path], None] = _leave
     to: str | None = "cuda:0"
     against: bool = False
@@ -57,12 +60,11 @@ class Fault:
         tree = Training("AdamW").train(3).tree()
         options: dict[str, Any] = {"to": self.to, **self.options}
         if self.against:
-            options["against"] = as_plain(tree, folder / "original", _CUDA)
+            options["against"] = LAYOUTS[self.layout](tree, folder / "original", _CUDA)
         changed = self.spoil(tree)
-        path = folder / "checkpoint.pth"
-        save(changed if isinstance(changed, dict) else tree, path, self.place)
-        self.damage(path)
-        return str(path), options
+        path = LAYOUTS[self.layout](changed if isinstance(changed, dict) else tree, folder, self.place)
+        self.damage(Path(path))
+        return path, options
 
 
 def _state(tree: Tree, key: int = 0) -> Any:
@@ -175,6 +177,31 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _change_data(content: bytearray, begin: int) -> None:
+    """Change a byte of the first tensor that torch has saved behind a place."""
+    header = content.rindex(b"PK\x03\x04", 0, content.index(b"/data/0", begin))
+    name, extra = struct.unpack_from("<HH", content, header + 26)
+    content[header + 30 + name + extra] ^= 1
+
+
+def _flip_in_piece(folder: Path) -> None:
+    path = folder / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    _change_data(content, 0)
+    path.write_bytes(content)
+
+
+def _cut_off(folder: Path) -> None:
+    path = folder / "__0_0.distcp"
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def _flip_in_member(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    _change_data(content, content.index(b"policy.pth"))
+    path.write_bytes(content)
+
+
 def _shorten(name: str, content: bytes) -> bytes:
     return content[:8] if name.endswith("data/0") else content
 
@@ -227,6 +254,21 @@ FAULTS = (
     Fault("an original of other training", "restore", lambda _: Training("AdamW").train(4).tree(), against=True),
     Fault("another weight_decay", "restore", _set(_group, "weight_decay", 0.5), against=True),
     Fault("one group made two", "restore", _split, against=True),
+    Fault("a changed byte in a piece", "F801", layout="distributed", damage=_flip_in_piece),
+    Fault("a changed byte in a piece fails the file", "file", layout="distributed", damage=_flip_in_piece),
+    Fault("a piece cut off", "F802", layout="distributed", damage=_cut_off),
+    Fault("a piece cut off fails the restore", "restore", layout="distributed", damage=_cut_off),
+    Fault("one changed bit of a distributed checkpoint", "restore", _one_bit, layout="distributed", against=True),
+    Fault("another weight_decay in a distributed checkpoint", "restore", _set(_group, "weight_decay", 0.5),
+          layout="distributed", against=True),
+    Fault("a count of zero in a distributed checkpoint", "numbers", _fill("step", 0.0), layout="distributed"),
+    Fault("a moment of another width in a distributed checkpoint", "structure",
+          lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7)), layout="distributed"),
+    Fault("a changed byte in a member", "F801", layout="archive", damage=_flip_in_member),
+    Fault("one changed bit of a member", "restore", _one_bit, layout="archive", against=True),
+    Fault("another weight_decay in a member", "restore", _set(_group, "weight_decay", 0.5), layout="archive",
+          against=True),
+    Fault("states of two shapes swapped in a member", "O208", _swap_entries(0, 1), layout="archive"),
     Fault("states of one shape swapped", "parity", _swap_entries(0, 4), against=True),
     Fault("a stale step count", "parity", lambda tree: _state(tree)["step"].fill_(1.0), against=True),
     Fault("an optimizer left on the CPU fails placement", "placement", place=_on("cpu", "exp_avg")),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -193,8 +197,34 @@ def as_hf_folder(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], st
     return str(run)
 
 
+def as_archive(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
+    """As stable-baselines3 saves it: a zip of files."""
+    members = {
+        "policy.pth": tree["model"],
+        "policy.optimizer.pth": tree["optimizer"],
+        "scheduler.pt": tree["scheduler"],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / "model.zip", "w") as archive:
+        archive.writestr("data", json.dumps({"policy_class": "MlpPolicy", "num_timesteps": tree["epoch"]}))
+        for name, member in members.items():
+            archive.write(save(member, folder / "members" / name, place), name)
+    return str(folder / "model.zip")
+
+
+def as_distributed(tree: Tree, folder: Path, _place: Callable[[tuple[str, ...]], str]) -> str:
+    """As torch.distributed.checkpoint saves it; no device is stored."""
+    run = folder / "step-500"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it tells that one process saves all of it
+        dcp_save(tree, storage_writer=FileSystemWriter(run, per_thread_copy_ahead=0), no_dist=True)
+    return str(run)
+
+
 LAYOUTS: dict[str, Callable[[Tree, Path, Callable[[tuple[str, ...]], str]], str]] = {
     "plain": as_plain,
     "lightning": as_lightning,
     "hf-trainer": as_hf_folder,
+    "archive": as_archive,
+    "distributed": as_distributed,
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint import survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import ArchiveOfFiles, UnverifiedArchive
+from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
 from ckptmove.measuring import measure
@@ -217,9 +217,9 @@ def verify(
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
-        path: a file, or a directory, whose files are one checkpoint.
+        path: a file, or a directory or an archive of files, which is one checkpoint.
         to: the target; by default the device where the model lies.
-        against: the original that the values must equal: a directory for a directory.
+        against: the original that the values must equal, in whichever of these forms.
         optimizer: class to use in place of the one that the keys point to: of ``torch.optim`` by its name, or any other
             as ``pkg.mod:CLASS``, which is imported and run in a process of its own.
         require_device: whether a simulated target is a failure.
@@ -239,7 +239,8 @@ def verify(
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, a case that is none, a file against a directory, or no time at all.
+        UsageError: an unknown device or optimizer, a case that is none, an original with none of the same tensors, or
+            no time at all.
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than a limit allows.
     """
@@ -261,10 +262,7 @@ def verify(
         sample=sample,
         limits=limits or Limits(),
     )
-    try:
-        return verify_checkpoint(request, progress=progress, stage=stage)
-    except ArchiveOfFiles as error:
-        raise UnverifiedArchive(error.path or request.path, error.form) from error
+    return verify_checkpoint(request, progress=progress, stage=stage)
 
 
 @collector_paused()

@@ -91,7 +91,6 @@ class Conversion:
         """
         self._request = request
         self._container = inventory.container
-        self._is_distributed = isinstance(inventory, DirectoryInventory) and inventory.pieces is not None
         self.plan = plan_move(inventory, request.move)
         self.notes = [*conversion_notes(inventory, self.plan)]
         self.overflowed: list[int] = []
@@ -117,7 +116,6 @@ class Conversion:
             bytes_copied=written,
             seconds=time.perf_counter() - self._request.began,
             notes=(*self.notes, *overflow),
-            is_distributed=self._is_distributed,
         )
 
 

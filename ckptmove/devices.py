@@ -85,7 +85,7 @@ def same_device(first: str, second: str) -> bool:
 def is_accelerator(tag: str) -> bool:
     """Whether a tag names a device with memory of its own; a word that torch lacks can only be one of a vendor."""
     kind, _ = split(tag)
-    return _WORD.fullmatch(kind) is not None and kind not in {"cpu", "meta"}
+    return _WORD.fullmatch(kind) is not None and kind not in {"cpu", "meta", NO_DEVICE}
 
 
 def supports_capturable(tag: str) -> bool:

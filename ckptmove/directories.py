@@ -23,6 +23,9 @@ _ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
 #: What a rank of model parallelism saves: a file of DeepSpeed's, a folder of Megatron's.
 _MODEL_PARALLEL: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
 
+#: What a rank saves of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
+_SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
+
 #: The numbers in a name, without their leading zeros.
 _NUMBERS: Final = re.compile(r"0*([0-9]+)")
 
@@ -105,9 +108,21 @@ class DirectoryInventory(Inventory):
         return ""
 
     @property
-    def is_order_lost(self) -> bool:
-        """Whether a part of the model lies in a file of safetensors, which sorts the names."""
-        return any(file.container == "safetensors" and "model" in file.roles for file in self.files)
+    def order_lost(self) -> str:
+        """Why the model's tensors are not in the order of the model; empty where they may be.
+
+        Of what several ranks hold alike, each saves a share (``torch/distributed/checkpoint/_dedup_save_plans.py``).
+        """
+        if any(file.container == "safetensors" and "model" in file.roles for file in self.files):
+            return "safetensors has sorted the model's tensors"
+        ranks: dict[str, set[str]] = {}
+        for file in self.files:
+            match = _SHARD.fullmatch(file.path)
+            if match is not None and file.container == "dcp" and "model" in file.roles:
+                ranks.setdefault(match[1], set()).add(match[2])
+        if any(len(own) > 1 for own in ranks.values()):
+            return "several ranks have saved a share of the model's tensors each"
+        return ""
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -125,11 +140,6 @@ class DirectoryInventory(Inventory):
             roles.setdefault(file.path.rpartition("/")[0], set()).update(file.roles)
         found = [folder for folder, own in roles.items() if folder and own.issuperset({"model", "optimizer"})]
         return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
-
-    @property
-    def pieces(self) -> str | None:
-        """The first folder, seen from the directory, that is a distributed checkpoint; None where there is none."""
-        return next((file.path.rpartition("/")[0] for file in self.files if file.container == "dcp"), None)
 
     def folder_of(self, where: str) -> str:
         """The folder of the file that something stands in, by its path from the root."""
@@ -232,19 +242,6 @@ class DistributedFile(UnsupportedContainer):
     def __init__(self, path: str) -> None:
         super().__init__(path, "dcp", "a file of a distributed checkpoint")
         self.message = "a file of a distributed checkpoint, which is read as a whole"
-
-
-class UnverifiedArchive(UnsupportedContainer):
-    """An archive of files where only a checkpoint can be verified.
-
-    Attributes:
-        form: what unpacks it.
-    """
-
-    def __init__(self, path: str, form: ArchiveForm) -> None:
-        super().__init__(path, "archive", "an archive of files")
-        self.message = "an archive of files; verify takes one checkpoint"
-        self.form = form
 
 
 class OutputHoldsMore(Refused):

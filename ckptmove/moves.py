@@ -132,7 +132,6 @@ class ConvertResult:
         bytes_copied: bytes written to the output.
         seconds: wall time.
         notes: what the user should know besides: an archive saved without CRCs, for example.
-        is_distributed: whether tensors of a directory lie in pieces, which ``verify`` does not take.
     """
 
     container: ContainerName
@@ -142,7 +141,6 @@ class ConvertResult:
     seconds: float
     notes: tuple[str, ...] = field(default=())
     in_place: bool = False
-    is_distributed: bool = False
 
     def __str__(self) -> str:
         """What came of it, in one line."""

@@ -87,15 +87,15 @@ def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
 def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
     if inventory.sharding:
         return tuple(_result(optimizer, [], "none", inventory.sharding) for optimizer in inventory.optimizers)
-    scopes: dict[str, tuple[tuple[Scope, ...], bool]] = {}
+    scopes: dict[str, tuple[tuple[Scope, ...], str]] = {}
     pairings = []
     for optimizer in inventory.optimizers:
         folder = inventory.folder_of(optimizer.where)
         if folder not in scopes:
             near = inventory.in_folder(folder)
             beside = near if any("model" in file.roles for file in near.files) else inventory
-            scopes[folder] = model_scopes(beside), beside.is_order_lost
-        pairings.append(_pair(optimizer, scopes[folder][0], is_sorted=scopes[folder][1]))
+            scopes[folder] = model_scopes(beside), beside.order_lost
+        pairings.append(_pair(optimizer, scopes[folder][0], scopes[folder][1]))
     return tuple(pairings)
 
 
@@ -147,7 +147,7 @@ class _Fit:
         return len(self.tensors) == len(self.scope.parameters)
 
 
-def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], *, is_sorted: bool = False) -> Pairing:
+def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "") -> Pairing:
     groups = [group.params for group in optimizer.groups]
     keys = [key for group in groups for key in group]
     if not keys:
@@ -155,8 +155,8 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], *, is_sorted: b
     if not scopes:
         return _result(optimizer, [], "none", "the file holds no model tensors")
     named = _by_names(optimizer, keys, scopes)
-    if named is not None or is_sorted:
-        return named or _without_order(optimizer, keys, scopes)
+    if named is not None or lost:
+        return named or _without_order(optimizer, keys, scopes, lost)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
@@ -169,14 +169,13 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], *, is_sorted: b
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
 
 
-def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...]) -> Pairing:
+def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...], lost: str) -> Pairing:
     """By the shapes of the state alone; what has several tensors of one shape is ambiguous."""
     known: dict[str, Known] = {}
     for entry in optimizer.state:
         shape, own = parameter_shape(entry, optimizer.algorithm), moments(entry, optimizer.algorithm)
         known[entry.key] = (shape, own[0][1].dtype if own else "") if shape is not None else None
     states = [known.get(key) for key in keys]
-    lost = "safetensors has sorted the model's tensors"
     if optimizer.state and not any(states):
         return _result(optimizer, [], "none", f"{lost}, and the state does not tell the parameters' shapes")
     matches = [(scope, match_unordered(states, scope.parameters)) for scope in scopes]

@@ -22,7 +22,7 @@ from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.archive_moving import convert_archive
 from ckptmove.layouts.moving import convert_directory
 from ckptmove.layouts.reading import read_directory, read_listing
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.plan import plan_move
 from ckptmove.streams.part import MemorySource
 from fuzz.harness import (
@@ -84,7 +84,7 @@ def examine_directory(data: bytes) -> None:
         before = _content(path)
         try:
             _examine(path)
-            with suppress(CkptMoveError), open_whole(str(path), LIMITS):
+            with suppress(CkptMoveError), open_stored(str(path), LIMITS, to_resume=True):
                 pass
         finally:
             require(_content(path) == before, "the source has changed")

@@ -139,9 +139,6 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
 
 def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
-    if result.container == "archive" or result.is_distributed:  # verify takes neither
-        suggest(shlex.join(["ckptmove", "inspect", output, *(["--expect", request.to] if request.to else [])]))
-        return
     targets = (request.to, *(target for _, target in request.mapping))
     # Others hold no optimizer, or torch.load reads none.
     if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):

@@ -55,11 +55,6 @@ def gathering(folder: str) -> str:
     return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
 
 
-def unpack_and_verify(archive: str, form: directories.ArchiveForm) -> str:
-    """The commands that prove of an archive of files what ``verify`` only proves of the directory in it."""
-    return f"{unpacking(archive, form)} && {shlex.join(['ckptmove', 'verify', f'{archive}.unpacked'])}"
-
-
 @singledispatch
 def hint_for(error: errors.CkptMoveError) -> str:
     """What to do next; empty where there is nothing to say."""
@@ -143,16 +138,9 @@ def _(error: directories.MustBeUnpacked) -> str:
     return f"unpack it, then take the directory: {unpacking(error.path or '', error.form, locked=error.locked)}"
 
 
-@hint_for.register(directories.UnverifiedArchive)
-def _(error: directories.UnverifiedArchive) -> str:
-    return f"unpack it, then verify the directory: {unpack_and_verify(error.path or '', error.form)}"
-
-
 @hint_for.register(directories.DistributedFile)
 def _(error: directories.DistributedFile) -> str:
-    folder = _folder_of(error.path or "")
-    command = f"ckptmove inspect {shlex.quote(folder)}"
-    return f"name its directory: {command}; verify needs one file of it: {gathering(folder)}"
+    return f"name its directory: ckptmove inspect {shlex.quote(_folder_of(error.path or ''))}"
 
 
 def _folder_of(path: str) -> str:

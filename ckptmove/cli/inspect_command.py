@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
-from ckptmove.cli.hints import gathering, unpack_and_verify
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
     from ckptmove.limits import Limits
-    from ckptmove.model import Inventory
     from ckptmove.report.answers import Detail
 
 #: Findings with which no other command helps: bytes are lost, or the file attacks whoever loads it.
@@ -138,14 +136,4 @@ def _next_command(answer: InspectAnswer) -> str:
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         return shlex.join(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
     fix = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
-    return fix or _verification(inventory)
-
-
-def _verification(inventory: Inventory) -> str:
-    """How it is proven that the checkpoint resumes; what ``verify`` does not take is made a directory or a file."""
-    path = inventory.path
-    if isinstance(inventory, DirectoryInventory) and inventory.form is not None:
-        return unpack_and_verify(path, inventory.form)
-    if isinstance(inventory, DirectoryInventory) and inventory.pieces is not None:
-        return gathering(posixpath.join(path, inventory.pieces) if inventory.pieces else path)
-    return shlex.join(["ckptmove", "verify", path])
+    return fix or shlex.join(["ckptmove", "verify", path])

@@ -29,8 +29,8 @@ Paths = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PATH]...",
-        help="Checkpoints: files, directories, or globs in quotes. Without one: 'checkpoints' of [tool.ckptmove] in "
-        "pyproject.toml.",
+        help="Checkpoints: files, directories, archives, or globs in quotes. Without one: 'checkpoints' of "
+        "[tool.ckptmove] in pyproject.toml.",
         show_default=False,
     ),
 ]
@@ -38,7 +38,8 @@ Path = Annotated[
     str | None,
     typer.Argument(
         metavar="PATH",
-        help="The checkpoint, a file or a directory. Without it: the one that [tool.ckptmove] in pyproject.toml names.",
+        help="The checkpoint: a file, a directory or an archive of files. Without it: the one that [tool.ckptmove] in "
+        "pyproject.toml names.",
         show_default=False,
     ),
 ]

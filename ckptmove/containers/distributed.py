@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ckptmove.containers.contract import Container
 from ckptmove.containers.distributed_metadata import StoredObject, StoredTensor, parse_metadata
@@ -20,12 +20,12 @@ from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
-from ckptmove.pickles.tree import Dict, Opaque
+from ckptmove.pickles.tree import Dict, List, Opaque
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.containers.distributed_metadata import Piece
+    from ckptmove.containers.distributed_metadata import Path, Piece
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -78,31 +78,51 @@ class DistributedCheckpoint(Container):
         }
 
     def read(self) -> Machine:
-        """The tree of the object that was saved, nested as its keys tell, without a place in any pickle."""
-        return self.read_with({})
+        """The tree of the object that was saved, nested as its keys tell, without a place in any pickle.
 
-    def read_with(self, objects: Mapping[str, Value]) -> Machine:
-        """As :meth:`read`, with what is no tensor in its place, where it is known.
+        What is no tensor is not known, and lists are not told from dicts.
+        """
+        return self._nested({}, {})
+
+    def read_with(self, objects: Mapping[str, Machine]) -> Machine:
+        """As :meth:`read`, with what is no tensor in its place, where it is known, and with lists.
 
         Args:
-            objects: the roots of their own pickles, by name.
+            objects: the machines that have read their own pickles, by name.
         """
+        members: dict[Path, set[str | int]] = {}
+        for keys, _ in self._places():
+            for length in range(len(keys)):
+                members.setdefault(keys[:length], set()).add(keys[length])
+        lists = {path: len(keys) for path, keys in members.items() if path and keys == set(range(len(keys)))}
+        machine = self._nested({name: one.root for name, one in objects.items()}, lists)
+        machine.end += sum(one.end - one.begin for one in objects.values())
+        machine.globals = dict(self.globals)
+        for one in objects.values():
+            machine.globals |= one.globals
+        return machine
+
+    def _nested(self, objects: Mapping[str, Value], lists: Mapping[Path, int]) -> Machine:
         machine = Machine(b"", self.limits)
         machine.end = len(self._pickle)
         machine.globals = self.globals
-        nodes: dict[tuple[str, ...], Dict] = {(): Dict([], [])}
-        taken = {entry.path for entry in self.metadata.entries}
-        for entry in self.metadata.entries:
-            keys = entry.path
-            if any(keys[:length] in taken for length in range(1, len(keys))):
-                keys = (entry.name,)  # where a tensor stands, nothing can stand below
+        nodes: dict[Path, Dict | List] = {(): Dict([], [])}
+        for keys, entry in self._places():
             for length in range(1, len(keys)):
                 if keys[:length] not in nodes:
-                    nodes[keys[:length]] = Dict([], [])
+                    nodes[keys[:length]] = _empty(lists.get(keys[:length]))
                     _assign(nodes[keys[: length - 1]], keys[length - 1], nodes[keys[:length]])
             _assign(nodes[keys[:-1]], keys[-1], objects[entry.name] if entry.name in objects else _value(entry))
         machine.root = nodes[()]
         return machine
+
+    def _places(self) -> Iterator[tuple[Path, StoredTensor | StoredObject]]:
+        """Each entry with the keys that lead to it."""
+        taken = {entry.path for entry in self.metadata.entries}
+        for entry in self.metadata.entries:
+            is_below = any(entry.path[:length] in taken for length in range(1, len(entry.path)))
+            # Where a tensor stands, nothing can stand below.
+            yield ((entry.name,) if is_below else entry.path), entry
 
     def object_pickle(self) -> bytes:
         """Nothing: each piece has a pickle of its own."""
@@ -178,9 +198,17 @@ class DistributedCheckpoint(Container):
                 yield ArchiveFact("short-storage", entry.name, uncovered)
 
 
-def _assign(into: Dict, key: str, value: Value) -> None:
-    into.flat += key, value
-    into.starts += -1, -1
+def _empty(length: int | None) -> Dict | List:
+    """A dict, or a list of so many items."""
+    return Dict([], []) if length is None else List([None] * length, [-1] * length)
+
+
+def _assign(into: Dict | List, key: str | int, value: Value) -> None:
+    if isinstance(into, List):
+        into.items[cast("int", key)] = value  # the keys of a list are all numbers
+    else:
+        into.flat += key, value
+        into.starts += -1, -1
 
 
 def _value(entry: StoredTensor | StoredObject) -> Value:

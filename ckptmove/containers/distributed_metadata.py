@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from ckptmove.containers.chunks import Chunk, flaw_of
 from ckptmove.dtypes import ITEM_BYTES
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
+
+Path: TypeAlias = tuple[str | int, ...]
 
 _TENSOR: Final = "TensorStorageMetadata"
 _OBJECT: Final = "BytesStorageMetadata"
@@ -46,7 +48,7 @@ class StoredTensor:
 
     Attributes:
         name: its fully qualified name, as written.
-        path: the keys that lead to it in the saved object; joined by dots, its name.
+        path: the keys that lead to it in the saved object; joined by dots, its name. A number is a place in a list.
         dtype: torch's name without ``torch.``.
         shape: of the whole.
         requires_grad: as saved.
@@ -54,7 +56,7 @@ class StoredTensor:
     """
 
     name: str
-    path: tuple[str, ...]
+    path: Path
     dtype: str
     shape: tuple[int, ...]
     requires_grad: bool
@@ -80,7 +82,7 @@ class StoredObject:
     """
 
     name: str
-    path: tuple[str, ...]
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class _Parser:
         pieces = tuple(self._piece(index, info) for index, info in self._pairs(root, "storage_data"))
         return DistributedMetadata(read, pieces)
 
-    def _entry(self, name: str, value: Value, path: tuple[str, ...]) -> StoredTensor | StoredObject:
+    def _entry(self, name: str, value: Value, path: Path) -> StoredTensor | StoredObject:
         kind = value.name.rpartition(".")[2] if type(value) is Call else ""
         if kind == _OBJECT:
             return StoredObject(name, path)
@@ -215,14 +217,14 @@ class _Parser:
             self._damage(f"the offset of a chunk of {name[:_SHOWN]!r} is none")
         return Piece(name, at, file, Span(start, start + length))
 
-    def _keys(self, name: str, path: Value) -> tuple[str, ...]:
+    def _keys(self, name: str, path: Value) -> Path:
         """The keys that lead to an entry, where they make up its name; else that is the only one."""
         keys = path.items if type(path) is Tuple else ()
         if 1 < len(keys) <= _DEEPEST_PATH:
             texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
             # Texts that many paths share are not joined for each of them.
             if sum(map(len, texts)) + len(texts) - 1 == len(name) and ".".join(texts) == name:
-                return texts
+                return tuple(key if type(key) is int else text for key, text in zip(keys, texts, strict=True))
         return (name,)
 
     def _fields(self, value: Value, what: str) -> Dict:

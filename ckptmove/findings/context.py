@@ -81,7 +81,12 @@ def is_out_of_range(tag: str, context: Context) -> bool:
 
 
 def convert_command(inventory: Inventory, context: Context, *options: str) -> str:
-    """The command that moves the file to where it is to resume, on a device that the machine and a file can have."""
+    """The command that moves the file to where it is to resume, on a device that the machine and a file can have.
+
+    None changes what a distributed checkpoint holds: it is passed on as it is.
+    """
+    if inventory.container == "dcp":
+        return "no conversion changes a distributed checkpoint: mend it in the script, once it is loaded"
     target = target_device(inventory, context) or "cpu"
     if is_out_of_range(target, context):
         target = f"{split(target)[0]}:0"

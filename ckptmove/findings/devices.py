@@ -135,7 +135,7 @@ def _strays(optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str
         parameter = parameters.get(entry.key)
         possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
         for _, tensor in entry.tensors:
-            if not tensor.shape or tensor.device in possible:
+            if not tensor.shape or not is_placed(tensor) or tensor.device in possible:
                 continue
             if not any(same_device(tensor.device, home) for home in possible):
                 yield tensor.name, tensor.device, " or ".join(possible)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.layouts.listing import Listing
+from ckptmove.layouts.listing import DiskPlace, Listing
 from ckptmove.layouts.members import full_path
 from ckptmove.layouts.tar_members import TarMembers
 from ckptmove.layouts.zip_members import ZipMembers
@@ -60,6 +60,11 @@ class ArchiveListing(Listing):
         """The same for people."""
         return _DESCRIBED[self.members.form]
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it holds a CRC of each member."""
+        return self.members.has_checksums
+
     def full(self, path: str) -> str:
         """How a member is named to people; a name in an archive may be absolute."""
         return full_path(self.path, path)
@@ -71,6 +76,11 @@ class ArchiveListing(Listing):
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; errors as of :meth:`ckptmove.layouts.members.Members.open`."""
         return self.members.open(path)
+
+    def disk(self, path: str) -> DiskPlace | None:
+        """Where the bytes of a member lie in the archive; None where they are compressed."""
+        span = self.members.span(path)
+        return None if span is None else DiskPlace(self.path, span.start)
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a member block by block, inflated where they are compressed."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.pickles.state import Machine
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
@@ -111,6 +112,7 @@ def survey_distributed(
     *,
     check: bool = False,
     outline: bool = False,
+    objects: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Survey, DistributedCheckpoint]:
     """Read a distributed checkpoint as data and close it.
@@ -121,6 +123,7 @@ def survey_distributed(
         limits: what it may ask for.
         check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``.
         outline: whether to make the outline too.
+        objects: whether to read the pieces that are no tensors: the options of an optimizer, counters, schedules.
         progress: told of bytes checked and bytes in all.
 
     Raises:
@@ -130,9 +133,11 @@ def survey_distributed(
     home = listing.full(part.folder).rstrip("/")
     with _opened(listing, part.metadata) as source, naming(source.path):
         container = DistributedCheckpoint(source, part.files, limits)
-        machine = container.read()
+        machine = container.read_with(_read_objects(listing, part, container, limits)) if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
+    # Keys that are numbers are text there, and a load puts them back under whatever the training has.
+    inventory = replace(inventory, optimizers=tuple(replace(one, mistyped=()) for one in inventory.optimizers))
     _require_streams(listing, part, container)
     facts = inventory.facts
     if check:
@@ -196,6 +201,28 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
             raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
 
 
+def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.file, []).append(piece)
+    return found
+
+
+def _read_objects(
+    listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
+) -> Mapping[str, Machine]:
+    """The pickles of what is no tensor, by name; of two places of one object the last counts, as in torch's dict."""
+    last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
+    found: dict[str, Machine] = {}
+    for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
+        with _opened(listing, part.full(file)) as source:
+            for piece in own:
+                machine = read_object(source, piece, limits)
+                if machine is not None:
+                    found[piece.name] = machine
+    return found
+
+
 def _check(
     listing: Listing,
     part: DistributedFolder,
@@ -203,11 +230,8 @@ def _check(
     limits: Limits,
     progress: Progress | None,
 ) -> Iterator[ArchiveFact]:
-    pieces: dict[str, list[Piece]] = {}
-    for piece in container.whole_pieces():
-        pieces.setdefault(piece.file, []).append(piece)
     done, total = 0, sum(container.sizes.values())
-    for file, own in pieces.items():
+    for file, own in _by_file(container.whole_pieces()).items():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
                 for fact in _check_piece(source, piece, container, limits):
@@ -244,6 +268,17 @@ def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container |
     with suppress(NotACheckpoint):
         return container_of(PartSource(source, piece.span), limits)
     return None
+
+
+def read_object(source: ByteSource, piece: Piece, limits: Limits) -> Machine | None:
+    """The pickle of an object; None where its content is not in one: it wrote its own bytes, or has tensors in it.
+
+    Arguments and errors as of :func:`open_object`.
+    """
+    with naming(source.path):
+        stream = open_object(source, piece, limits)
+        machine = None if stream is None or stream.placeholder else stream.read()
+    return machine if machine is not None and not machine.persistents else None
 
 
 def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:

@@ -89,6 +89,19 @@ class ListedLink:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskPlace:
+    """Where the bytes of a file lie on the disk.
+
+    Attributes:
+        path: of the file that holds them, as the system knows it.
+        start: where the first of them lies in that.
+    """
+
+    path: str
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
     """Everything in a directory.
 
@@ -129,6 +142,11 @@ class Listing:
         """The same for people."""
         return "a directory"
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it holds a CRC of each file; a directory keeps none."""
+        return False
+
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
         return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
@@ -143,6 +161,10 @@ class Listing:
             MissingFile, AccessFailed: it cannot be opened any more.
         """
         return open_source(self.full(path))
+
+    def disk(self, path: str) -> DiskPlace | None:
+        """Where the bytes of a file lie; None where they are compressed, as none is in a directory."""
+        return DiskPlace(self.full(path))
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a file block by block; each is valid until the next.

@@ -125,21 +125,22 @@ def read_listing(
     *,
     check: bool = False,
     outline: bool = False,
+    objects: bool = False,
     progress: Progress | None = None,
     visit: Visit | None = None,
     visit_distributed: VisitDistributed | None = None,
 ) -> Directory:
     """Read every checkpoint that is listed as a part of one.
 
-    Arguments and errors as of :func:`read_directory`; ``visit_distributed`` is shown each distributed checkpoint, of
-    which no file is open any more.
+    Arguments and errors as of :func:`read_directory`; with ``objects``, a distributed checkpoint is read with what is
+    no tensor in it. ``visit_distributed`` is shown each of them, of which no file is open any more.
     """
     require_shards(listing)
     distributed = find_distributed(listing)
     homes = {part.folder for part in distributed}
     reader = _Reader(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
     for part in distributed:
-        container = reader.read_distributed(part)
+        container = reader.read_distributed(part, objects=objects)
         if visit_distributed is not None:
             visit_distributed(part, container)
     for file in listing.files:
@@ -191,9 +192,15 @@ class _Reader:
         self.facts: list[ArchiveFact] = []
         self.looked_at = 0
 
-    def read_distributed(self, part: DistributedFolder) -> DistributedCheckpoint:
+    def read_distributed(self, part: DistributedFolder, *, objects: bool) -> DistributedCheckpoint:
         found, container = survey_distributed(
-            self._listing, part, self._limits, check=self._check, outline=self._outline, progress=self._told()
+            self._listing,
+            part,
+            self._limits,
+            check=self._check,
+            outline=self._outline,
+            objects=objects,
+            progress=self._told(),
         )
         whole = as_part(part.path, found.inventory, self._base)
         self.parts.append(replace(whole, rows=file_records(part, container, whole)))

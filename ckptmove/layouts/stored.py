@@ -1,6 +1,6 @@
 """A checkpoint with the places of its bytes: a file, a directory or an archive of files, all in one form.
 
-Never reads a tensor's bytes, and never keeps more than a few files of a directory open, nor the tree of any.
+Never keeps more than a few files of a directory open, nor the tree of any unless that is asked for.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from ckptmove.directories import ArchiveOfFiles
 from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.distributed import is_distributed
 from ckptmove.layouts.distributed_part import DistributedPart
+from ckptmove.layouts.listing import DiskPlace
 from ckptmove.layouts.open_files import OpenFiles
 from ckptmove.layouts.reading import list_recovered, read_listing
-from ckptmove.layouts.stored_part import FileContents, FilePart
+from ckptmove.layouts.stored_part import FileAccess, FileContents, FilePart
+from ckptmove.streams.counted import CountedSource
 from ckptmove.streams.source import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ckptmove.checkpoint import Checkpoint
+    from ckptmove.containers.contract import Container
     from ckptmove.containers.distributed import DistributedCheckpoint
-    from ckptmove.contracts import ByteSource
+    from ckptmove.contracts import ByteSource, Progress
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import Listing
+    from ckptmove.layouts.merge import Part
     from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, Inventory
     from ckptmove.pickles.tree import Value
 
 
@@ -41,20 +46,34 @@ class StoredCheckpoint:
     """A checkpoint that is open.
 
     Attributes:
-        path: as it was given.
+        inventory: what it holds.
         parts: the checkpoints that it is made of; of a file, itself.
         links: where those in it lead, by their paths.
         others: paths of these, and of the files in it that are no checkpoints.
         top: the folder that everything in an archive lies in, with a slash; else empty.
         listing: what it consists of; None for a file.
+        container: the file; None where there is a listing.
     """
 
-    path: str
+    inventory: Inventory
     parts: tuple[StoredPart, ...]
     links: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     top: str = ""
     listing: Listing | None = None
+    container: Container | None = None
+
+    @property
+    def path(self) -> str:
+        """The checkpoint as it was given."""
+        return self.inventory.path
+
+    @property
+    def kind(self) -> str:
+        """What it is, for people."""
+        if self.listing is None:
+            return "a file"
+        return "an archive of files" if self.listing.form else "a directory"
 
     @property
     def is_whole(self) -> bool:
@@ -89,13 +108,34 @@ def _has_folder(side: StoredCheckpoint, folder: str) -> bool:
     return any(f"{path}/".startswith(folder) for path in (*(part.name for part in side.parts), *side.others))
 
 
+def check_bytes(stored: StoredCheckpoint, limits: Limits, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    """All that is to be said of the bytes, each record compared with its CRC.
+
+    Args:
+        stored: an open checkpoint.
+        limits: what its files may ask for.
+        progress: told of bytes checked and bytes in all.
+
+    Raises:
+        UnreadableInput: a file cannot be read any more, or a piece of a tensor is not what it should be.
+    """
+    if stored.listing is not None:
+        return read_listing(stored.listing, limits, check=True, progress=progress).inventory.facts
+    container = cast("Container", stored.container)  # without a listing, it is one file
+    if progress is not None:
+        container.source = CountedSource(container.source, progress)
+    return stored.inventory.facts + container.check()
+
+
 @contextmanager
-def open_stored(path: str, limits: Limits) -> Iterator[StoredCheckpoint]:
+def open_stored(path: str, limits: Limits, *, to_resume: bool = False) -> Iterator[StoredCheckpoint]:
     """Read a checkpoint, and find the bytes of its storages.
 
     Args:
         path: a file, a directory or an archive of files.
         limits: what it, and each file in it, may ask for.
+        to_resume: whether all that a resume needs is read at once: the tree of each file is held, and the inventory of
+            a distributed checkpoint has what is no tensor, too, the options of an optimizer above all.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
@@ -103,65 +143,78 @@ def open_stored(path: str, limits: Limits) -> Iterator[StoredCheckpoint]:
     """
     with ExitStack() as stack:
         with naming(path):  # what goes wrong later may be about the other side
-            stored = _of_folder(path, limits, stack) if is_folder(path) else _of_file(path, limits, stack)
+            found = _listing_or_file(path, limits, stack)
+            stored = found if isinstance(found, StoredCheckpoint) else _of_files(found, limits, stack, to_resume)
         yield stored
 
 
-def _of_folder(path: str, limits: Limits, stack: ExitStack) -> StoredCheckpoint:
-    return _of_files(list_recovered(path, limits), limits, stack)
-
-
-def _of_file(path: str, limits: Limits, stack: ExitStack) -> StoredCheckpoint:
+def _listing_or_file(path: str, limits: Limits, stack: ExitStack) -> Listing | StoredCheckpoint:
+    if is_folder(path):
+        return list_recovered(path, limits)
     try:
         checkpoint = stack.enter_context(open_checkpoint(path, limits))
     except ArchiveOfFiles:
-        return _of_files(stack.enter_context(open_archive(path, limits)), limits, stack)
+        return stack.enter_context(open_archive(path, limits))
     return stored_file(checkpoint)
 
 
 def stored_file(checkpoint: Checkpoint) -> StoredCheckpoint:
-    """A checkpoint of one file that is open, in this form.
+    """A checkpoint of one file that is open, in this form."""
+    container, machine, inventory = checkpoint.container, checkpoint.machine, checkpoint.inventory
+    access = FileAccess(
+        source=lambda: container.source,
+        root=lambda: machine.root,
+        extras=lambda: dict(container.extras()),
+        disk=DiskPlace(container.source.path),
+    )
+    part = FilePart("", container.source.path, inventory, FileContents.of(checkpoint), access)
+    return StoredCheckpoint(inventory, (part,), container=container)
 
-    Raises:
-        CrcMismatch: the bytes of something that is no tensor differ from their CRC.
-    """
-    contents = FileContents.of(checkpoint)
-    source, machine = checkpoint.container.source, checkpoint.machine
-    part = FilePart("", checkpoint.inventory, source, contents, lambda: machine.root)
-    return StoredCheckpoint(checkpoint.inventory.path, (part,))
 
-
-def _of_files(listing: Listing, limits: Limits, stack: ExitStack) -> StoredCheckpoint:
+def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: bool) -> StoredCheckpoint:  # passed on
     contents: dict[str, FileContents] = {}
+    roots: dict[str, Value] = {}
     folders: dict[str, tuple[DistributedFolder, DistributedCheckpoint]] = {}
 
     def visit(name: str, checkpoint: Checkpoint) -> None:
         contents[name] = FileContents.of(checkpoint)
+        if to_resume:
+            roots[name] = checkpoint.machine.root
 
     def visit_distributed(folder: DistributedFolder, container: DistributedCheckpoint) -> None:
         folders[folder.path] = folder, container
 
-    read = read_listing(listing, limits, visit=visit, visit_distributed=visit_distributed)
+    read = read_listing(listing, limits, objects=to_resume, visit=visit, visit_distributed=visit_distributed)
     files = stack.enter_context(closing(OpenFiles(listing)))
-    parts: list[StoredPart] = []
-    for part in read.parts:
+
+    def part_of(part: Part) -> StoredPart:
         name = part.file.path
-        if name in contents:
-            source = files.source(name)
-            parts.append(FilePart(name, part.inventory, source, contents[name], partial(_root, source, limits)))
-        else:
-            parts.append(DistributedPart(part.inventory, *folders[name], files, limits))
+        if name not in contents:
+            return DistributedPart(part.inventory, *folders[name], files, limits, part.base)
+        source = partial(files.source, name)
+        root = (lambda: roots[name]) if to_resume else partial(_root, source, limits)
+        access = FileAccess(source, root, partial(_extras, source, limits), listing.disk(name), listing.has_checksums)
+        return FilePart(name, listing.full(name), part.inventory, contents[name], access, part.base)
+
     homes = {folder.folder for folder, _ in folders.values()}
     links = {link.path: link.target for link in listing.links}
     paths = [*(file.path for file in listing.files if not file.is_hidden), *links]
     others = tuple(path for path in paths if path not in contents and not _is_piece(path, homes))
-    return StoredCheckpoint(listing.path, tuple(parts), links, others, _top(listing) if listing.form else "", listing)
+    top = _top(listing) if listing.form else ""
+    return StoredCheckpoint(read.inventory, tuple(map(part_of, read.parts)), links, others, top, listing)
 
 
-def _root(source: ByteSource, limits: Limits) -> Value:
+def _root(opened: Callable[[], ByteSource], limits: Limits) -> Value:
     """The root of the tree of a file, read again."""
+    source = opened()
     with naming(source.path), collector_paused():
         return open_container(source.path, limits, source).read().root
+
+
+def _extras(opened: Callable[[], ByteSource], limits: Limits) -> Mapping[str, bytes]:
+    """What a file holds besides its tree and its storages, hashed."""
+    source = opened()
+    return dict(open_container(source.path, limits, source).extras())
 
 
 def _is_piece(path: str, homes: set[str]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckptmove.checkpoint import naming
 from ckptmove.elements import StoredBytes, extent
 from ckptmove.inventory.budget import Budget
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.contracts import ByteSource
+    from ckptmove.layouts.listing import DiskPlace
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, Span, TensorRecord
     from ckptmove.pickles.tree import Value
@@ -33,12 +35,31 @@ class StoredPart(ABC):
         inventory: what it holds, in the terms of the whole.
         is_distributed: whether it is a folder of torch.distributed.checkpoint, which keeps what is no tensor in its
             own way.
+        base: what was added to its sites.
+        byteorder: ``little`` or ``big``: of the elements of its storages.
+        disk: where its bytes lie, one after the other; None where they do not, or are compressed.
     """
 
     name: str
     path: str
     inventory: Inventory
     is_distributed: bool
+    base: int
+    byteorder: str
+    disk: DiskPlace | None
+
+    @property
+    @abstractmethod
+    def has_checksums(self) -> bool:
+        """Whether its bytes can be compared with CRCs."""
+
+    @abstractmethod
+    def span(self, key: str) -> Span | None:
+        """Where the bytes of a storage lie in it; None where they are lost, or not stored plainly.
+
+        Args:
+            key: of the storage, in the part.
+        """
 
     @abstractmethod
     def storage(self, key: str) -> StoredBytes | None:
@@ -74,6 +95,11 @@ class StoredPart(ABC):
     @abstractmethod
     def stands_for_more(self, shown: str) -> bool:
         """Whether a value of the tree, as it is shown, stands for one of the extras."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its path opens it: it is no folder and no member of an archive."""
+        return self.disk is not None and self.disk.path == self.path
 
     def bytes_of(self, record: TensorRecord) -> tuple[StoredBytes, Span] | None:
         """The storage of a dense tensor, and where in it the tensor lies; None where that is not plainly stored."""
@@ -117,7 +143,7 @@ class FileContents:
     Attributes:
         spans: where the bytes of its storages lie, by their keys in the file.
         byteorder: of their elements.
-        extras: the SHA-256 of what is neither in the tree nor in a storage, by its name.
+        has_checksums: whether it holds CRCs.
         placeholder: what begins a string in the tree that stands for one of the extras, or nothing.
         pickle_bytes: size of the pickle that the tree comes from.
         limits: what the file may ask for.
@@ -125,23 +151,38 @@ class FileContents:
 
     spans: Mapping[str, Span | None]
     byteorder: str
-    extras: Mapping[str, bytes]
+    has_checksums: bool
     placeholder: str
     pickle_bytes: int
     limits: Limits
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> FileContents:
-        """Those of an open checkpoint.
-
-        Raises:
-            CrcMismatch: the bytes of one of the extras differ from their CRC.
-        """
+        """Those of an open checkpoint."""
         container, machine = checkpoint.container, checkpoint.machine
         spans = {storage.key: container.storage_span(storage.key) for storage in checkpoint.inventory.storages}
-        extras = dict(container.extras())
         size = machine.end - machine.begin
-        return cls(spans, container.byteorder, extras, container.placeholder, size, container.limits)
+        sums = container.has_checksums()
+        return cls(spans, container.byteorder, sums, container.placeholder, size, container.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class FileAccess:
+    """How a file is read whenever it is asked for.
+
+    Attributes:
+        source: its bytes, for as long as the checkpoint is open.
+        root: the root of its tree.
+        extras: the SHA-256 of what is neither in the tree nor in a storage, by its name.
+        disk: where its bytes lie; None where they are compressed.
+        has_checksums: whether what it lies in keeps a CRC of it.
+    """
+
+    source: Callable[[], ByteSource]
+    root: Callable[[], Value]
+    extras: Callable[[], Mapping[str, bytes]]
+    disk: DiskPlace | None
+    has_checksums: bool = False
 
 
 class FilePart(StoredPart):
@@ -150,36 +191,61 @@ class FilePart(StoredPart):
     is_distributed = False
 
     def __init__(
-        self, name: str, inventory: Inventory, source: ByteSource, contents: FileContents, root: Callable[[], Value]
+        self, name: str, path: str, inventory: Inventory, contents: FileContents, access: FileAccess, base: int = 0
     ) -> None:
         """Hold what was read of a file.
 
         Args:
             name: its path seen from the directory.
+            path: the same as the system knows it.
             inventory: what it holds, in the terms of the whole.
-            source: its bytes, for as long as the checkpoint is open.
             contents: what was read of it.
-            root: reads its tree.
+            access: reads the rest of it.
+            base: what was added to its sites.
         """
-        self.name, self.path, self.inventory = name, source.path, inventory
-        self._source, self._contents, self._root = source, contents, root
+        self.name, self.path, self.inventory, self.base = name, path, inventory, base
+        self.byteorder, self.disk = contents.byteorder, access.disk
+        self._contents, self._access = contents, access
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it holds CRCs, or what it lies in keeps one of it."""
+        return self._contents.has_checksums or self._access.has_checksums
+
+    @cached_property
+    def source(self) -> ByteSource:
+        """Its bytes, for as long as the checkpoint is open."""
+        return self._access.source()
+
+    def span(self, key: str) -> Span | None:
+        """Where the bytes of a storage lie in it; None where they are lost, or not stored plainly."""
+        return self._contents.spans.get(key)
 
     def storage(self, key: str) -> StoredBytes | None:
         """The bytes of a storage; None where they are lost, or not stored plainly."""
-        span = self._contents.spans.get(key)
-        return None if span is None else StoredBytes(self._source, span, self._contents.byteorder)
+        span = self.span(key)
+        return None if span is None else StoredBytes(self.source, span, self.byteorder)
 
     def tree(self) -> Value:
         """The root of what was saved."""
-        return self._root()
+        return self._access.root()
 
     def budget(self) -> Budget:
         """What one walk over the tree may ask for."""
         return Budget(self._contents.limits, self._contents.pickle_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
-        """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the file."""
-        return self._contents.extras
+        """The SHA-256 of each thing that is neither in the tree nor in a storage, by its name in the file.
+
+        Raises:
+            CrcMismatch: the bytes of one of them differ from their CRC.
+        """
+        return self._extras
+
+    @cached_property
+    def _extras(self) -> Mapping[str, bytes]:
+        with naming(self.path):
+            return self._access.extras()
 
     def lost(self) -> tuple[str, ...]:
         """Nothing: what a file lacks besides tensors, it does not tell."""

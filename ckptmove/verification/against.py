@@ -6,24 +6,27 @@ Never compares devices or the flags that follow them: those are what a conversio
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
-from filecmp import cmp
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from ckptmove.containers.opening import open_container
+from ckptmove.counterparts import find_counterparts, seen_from_top
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_changes
+from ckptmove.layouts.detect import is_index
+from ckptmove.layouts.stored import side_by_side
 from ckptmove.verification.checks import Offenders
-from ckptmove.verification.restore import dense_records, places, raw_bytes, same_bytes
+from ckptmove.verification.restore import NOT_COMPARED, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.layouts.whole import StoredFile, WholeCheckpoint
+    from ckptmove.counterparts import Counterparts
+    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.sampling import Sample
     from ckptmove.verification.state import StoredTensors
@@ -36,17 +39,15 @@ class OriginalTensors:
         is_cast: whether any of them has another dtype there.
     """
 
-    def __init__(self, inventory: Inventory, original: Inventory, stored: StoredTensors) -> None:
+    def __init__(self, found: Counterparts, stored: StoredTensors) -> None:
         """Look up the original's tensors.
 
         Args:
-            inventory: of the checkpoint, whose records will be asked for.
-            original: of the original.
+            found: tensors of the checkpoint, whose records will be asked for, with those of the original.
             stored: the original's tensors.
         """
-        self.is_cast = bool(casts(inventory, original))
-        self._places = places(inventory)
-        self._records = _by_name(original)
+        self.is_cast = bool(casts(found))
+        self._records = {_key(mine): theirs for mine, theirs in _dense_pairs(found)}
         self._stored = stored
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
@@ -55,82 +56,139 @@ class OriginalTensors:
         Raises:
             LookupError: the original has no such tensor.
         """
-        place = self._places[record.name, record.storage, record.storage_offset]
-        return self._stored.tensor(self._records[record.name][place]).to(dtype_of(record.dtype))
+        return self._stored.tensor(self._records[_key(record)]).to(dtype_of(record.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a checkpoint compares with its original.
+
+    Attributes:
+        lost: where it is not what the original is.
+        notes: what was compared in another way than it lies, or not at all, for people.
+    """
+
+    lost: Offenders
+    notes: tuple[str, ...] = ()
+
+
+def counterparts(checkpoint: StoredCheckpoint, original: StoredCheckpoint) -> Counterparts:
+    """Which of their tensors and files belong together; an archive's top folder aside, where it is its own."""
+    return find_counterparts(*side_by_side(checkpoint, original))
 
 
 def differences(
-    checkpoint: WholeCheckpoint,
+    checkpoint: StoredCheckpoint,
     stored: StoredTensors,
-    original: WholeCheckpoint,
+    original: StoredCheckpoint,
     original_stored: StoredTensors,
+    found: Counterparts,
     sample: Sample | None = None,
-) -> Offenders:
+) -> Comparison:
     """Where a checkpoint is not its original, devices and the flags that follow them aside.
 
     Compares every tensor by name, dtype, shape, stride and bits, everything else that the pickles hold, and
     the bytes of a directory's other files. Of tensors outside a sample no bits are compared.
     """
-    found = Offenders()
-    ours, theirs = _by_name(checkpoint.inventory), _by_name(original.inventory)
-    seen = {record.name for record in dense_records(checkpoint.inventory, sample)}
-    for name in (*theirs, *(name for name in ours if name not in theirs)):
-        mine, others = ours.get(name, []), theirs.get(name, [])
-        if len(mine) != len(others):
-            found.add(f"{name} is missing" if len(mine) < len(others) else f"{name} is not in the original")
-            continue
-        for record, other in zip(mine, others, strict=True):
-            text = _form_difference(record, other)
-            if not text and name in seen:
-                text = _bits_difference(record, stored, other, original_stored)
-            if text:
-                found.add(f"{name}: {text}")
-    if not found:  # a tensor more or less is a difference of the trees, too
-        for text in _file_differences(checkpoint, original):
-            found.add(text)
-    return found
+    lost = Offenders()
+    for theirs in found.added:
+        lost.add(f"{theirs.record.name} is missing")
+    for mine, theirs in found.pairs:
+        for text in _pair_differences(mine.record, stored, theirs.record, original_stored, sample):
+            lost.add(text)
+    for mine in found.removed:
+        lost.add(f"{mine.record.name} is not in the original")
+    for unknown in found.ambiguous:
+        lost.add(f"{unknown.name}: {unknown.reason}")
+    rest = _Rest(*side_by_side(checkpoint, original), found)
+    if not lost:  # a tensor more or less is a difference of the trees, too
+        for text in rest.differences():
+            lost.add(text)
+    return Comparison(lost, tuple(rest.notes))
 
 
-def _file_differences(checkpoint: WholeCheckpoint, original: WholeCheckpoint) -> Iterator[str]:
-    """Where files with all that they hold besides tensors differ."""
-    ours, theirs = ({file.name: file for file in one.files} for one in (checkpoint, original))
-    here, there = ours.keys() | checkpoint.others.keys(), theirs.keys() | original.others.keys()
-    yield from (f"{name} is missing" for name in sorted(there - here))
-    yield from (f"{name} is not in the original" for name in sorted(here - there))
-    for name, file in ours.items():
-        if name in theirs:
-            other = theirs[name]
-            sites, other_sites = (device_sites(one.inventory, one.base) for one in (file, other))
-            for change in tree_changes(file.root, sites, other.root, other_sites):
-                yield f"{name}: {change}" if name else str(change)
-            for part in _other_parts(file, other):
-                yield f"{name}: {part} is another one" if name else f"{part} is another one"
-    for name, path in checkpoint.others.items():
-        if name in original.others and not cmp(path, original.others[name], shallow=False):
-            yield f"{name}: other bytes"
+class _Rest:
+    """What files hold besides tensors, and the files that hold none."""
+
+    def __init__(self, one: StoredCheckpoint, other: StoredCheckpoint, found: Counterparts) -> None:
+        self._one, self._other, self._found = one, other, found
+        self.notes: list[str] = []
+
+    def differences(self) -> Iterator[str]:
+        """Where they differ; fills the notes."""
+        pairs = [*self._found.parts, *self._moved()]
+        if self._one.listing is not None and self._other.listing is not None:
+            yield from self._alone({id(part) for pair in pairs for part in pair})
+        elif self._one.others or self._other.others:
+            self.notes.append("other files were not compared, as one side is one file")
+        for mine, theirs in pairs:
+            for text in self._part(mine, theirs):
+                yield f"{mine.name}: {text}" if mine.name else text
+        yield from self._others()
+
+    def _moved(self) -> Iterator[tuple[StoredPart, StoredPart]]:
+        """Files that lie elsewhere in the original, of which each has its counterpart."""
+        moved = list(self._found.moved.values())
+        times = Counter(id(part) for pair in (*moved, *self._found.parts) for part in pair)
+        for mine, theirs in moved:
+            if times[id(mine)] == times[id(theirs)] == 1:
+                yield mine, theirs
+        if any(times[id(part)] > 1 for pair in moved for part in pair):
+            self.notes.append("of files that are cut otherwise there only the tensors were compared")
+
+    def _alone(self, paired: set[int]) -> Iterator[str]:
+        """Files that only one side has; one whose tensors lie in other files there is none."""
+        moved = {id(part) for pair in self._found.moved.values() for part in pair} | paired
+        here, there = (
+            {
+                *(seen_from_top(side, part.name) for part in side.parts if id(part) not in moved),
+                *(place for place in _others(side) if not (self._found.moved and is_index(place.rpartition("/")[2]))),
+            }
+            for side in (self._one, self._other)
+        )
+        yield from (f"{name} is missing" for name in sorted(there - here))
+        yield from (f"{name} is not in the original" for name in sorted(here - there))
+
+    def _part(self, mine: StoredPart, theirs: StoredPart) -> Iterator[str]:
+        if mine.is_distributed != theirs.is_distributed:
+            self.notes.append("only tensors were compared, as a distributed checkpoint keeps the rest otherwise")
+            return
+        sites = [() if part.is_distributed else device_sites(part.inventory, part.base) for part in (mine, theirs)]
+        yield from map(str, tree_changes(mine.tree(), sites[0], theirs.tree(), sites[1]))
+        ours, others = mine.extras(), theirs.extras()
+        for name in sorted({*ours, *others}):
+            if ours.get(name) != others.get(name):
+                yield f"{name} is another one"
+
+    def _others(self) -> Iterator[str]:
+        ours, theirs = _others(self._one), _others(self._other)
+        for place, path in ours.items():
+            if place in theirs and self._one.described(path) != self._other.described(theirs[place]):
+                if self._found.moved and is_index(place.rpartition("/")[2]):
+                    continue  # it says which file holds what
+                yield f"{path}: other bytes"
 
 
-def _other_parts(file: StoredFile, original: StoredFile) -> Iterator[str]:
-    """What is neither in the tree nor in a storage, and differs: code, long strings, records that somebody added."""
-    ours, theirs = (_extras(one) for one in (file, original))
-    return (name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
+def _others(side: StoredCheckpoint) -> dict[str, str]:
+    """The files of a side that are no checkpoints, by their paths from the top of it."""
+    return {seen_from_top(side, path): path for path in side.others if path not in side.links}
 
 
-def _extras(file: StoredFile) -> dict[str, bytes]:
-    container = open_container(file.path, file.container.limits)
-    with closing(container.source):
-        return dict(container.extras())
-
-
-def casts(inventory: Inventory, original: Inventory) -> str:
+def casts(found: Counterparts) -> str:
     """What a comparison with the original has made up for, for people: nothing, or how many tensors were cast."""
-    before = {record.name: record.dtype for record in dense_records(original)}
-    pairs = Counter(
-        (before[record.name], record.dtype)
-        for record in dense_records(inventory)
-        if before.get(record.name, record.dtype) != record.dtype
-    )
+    pairs = Counter((theirs.dtype, mine.dtype) for mine, theirs in _dense_pairs(found) if theirs.dtype != mine.dtype)
     return ", ".join(f"{amount(count, 'tensor')} cast from {one} to {other}" for (one, other), count in pairs.items())
+
+
+def _dense_pairs(found: Counterparts) -> Iterator[tuple[TensorRecord, TensorRecord]]:
+    """The dense tensors of both that have bytes."""
+    for mine, theirs in found.pairs:
+        if not NOT_COMPARED & {mine.record.kind, theirs.record.kind}:
+            yield from zip(mine.record.dense(), theirs.record.dense(), strict=False)
+
+
+def _key(record: TensorRecord) -> tuple[str, str | None, int]:
+    return record.name, record.storage, record.storage_offset
 
 
 def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
@@ -152,12 +210,28 @@ def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
     return frozenset(site - base for site in sites if site is not None)
 
 
-def _by_name(inventory: Inventory) -> dict[str, list[TensorRecord]]:
-    """Every dense tensor by its name; several where two paths read alike."""
-    found: dict[str, list[TensorRecord]] = {}
-    for record in dense_records(inventory):
-        found.setdefault(record.name, []).append(record)
-    return found
+def _pair_differences(
+    ours: TensorRecord,
+    stored: StoredTensors,
+    theirs: TensorRecord,
+    original_stored: StoredTensors,
+    sample: Sample | None,
+) -> Iterator[str]:
+    """How two tensors differ; those without bytes of their own are compared as a part of the tree."""
+    if NOT_COMPARED & {ours.kind, theirs.kind}:
+        if ours.kind != theirs.kind:
+            yield f"{ours.name}: {ours.kind} in place of {theirs.kind}"
+        return
+    mine, others = ours.dense(), theirs.dense()
+    if len(mine) != len(others):
+        yield f"{ours.name}: another kind of tensor"
+        return
+    for record, other in zip(mine, others, strict=True):
+        text = _form_difference(record, other)
+        if not text and (sample is None or ours.name in sample.names):
+            text = _bits_difference(record, stored, other, original_stored)
+        if text:
+            yield f"{record.name}: {text}"
 
 
 def _form_difference(ours: TensorRecord, theirs: TensorRecord) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from ckptmove.evidence import CheckResult
-    from ckptmove.layouts.whole import StoredFile
+    from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit
     from ckptmove.pairing import Pairing
@@ -43,27 +43,34 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
-def check_file(files: Sequence[StoredFile], *, is_checked: bool = True) -> CheckResult:
-    """What the files are, and whether their bytes were compared with checksums; findings about them fail the check.
+def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> CheckResult:
+    """What the parts are, and whether their bytes were compared with checksums; findings about them fail the check.
 
     Args:
-        files: those that hold the checkpoint.
+        parts: those of the checkpoint.
         is_checked: whether CRCs were compared, where there are any.
     """
-    size = sum(file.container.source.size for file in files)
-    unchecked = [file.name for file in files if not file.container.has_checksums()]
+    size = sum(part.inventory.size_bytes for part in parts)
+    unchecked = [part.name or part.path for part in parts if not part.has_checksums]
     crcs = "every CRC matches"
-    if files[0].name:
-        what = amount(len(files), "checkpoint file")
+    if len(parts) > 1 or parts[0].name:
+        what = _counted(parts)
         rest = f"without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"
-        crcs = rest if len(unchecked) == len(files) else f"{crcs}; {rest}" if unchecked else crcs
+        crcs = rest if len(unchecked) == len(parts) else f"{crcs}; {rest}" if unchecked else crcs
     else:
-        what = files[0].container.name
+        what = parts[0].inventory.container
         crcs = "saved without CRCs, so that its bytes could not be compared with any" if unchecked else crcs
     if not is_checked:
         crcs = "no CRC compared, because only a sample was asked for (ckptmove inspect --check compares them)"
     checksums = is_checked and not unchecked
     return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
+
+
+def _counted(parts: Sequence[StoredPart]) -> str:
+    """How many there are of each kind."""
+    distributed = sum(part.is_distributed for part in parts)
+    kinds = {"checkpoint file": len(parts) - distributed, "distributed checkpoint": distributed}
+    return " and ".join(amount(count, kind) for kind, count in kinds.items() if count)
 
 
 def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:

@@ -6,21 +6,24 @@ Never lets torch unpickle anything but in weights-only mode.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load as load_table
 from safetensors.torch import load_file
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
 
+from ckptmove.layouts.distributed_part import DistributedPart
 from ckptmove.verification.pages import is_mapping
+from ckptmove.verification.source_file import as_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from ckptmove.containers.contract import Container
-    from ckptmove.layouts.whole import StoredFile
+    from ckptmove.layouts.stored_part import FilePart, StoredPart
+    from ckptmove.model import ContainerName
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -48,88 +51,135 @@ class Loaded:
     is_mapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class LoadedFiles:
-    """What every file of a checkpoint is to a script.
+    """What every file of a checkpoint is to a script, each loaded when it is first asked for.
 
-    Attributes:
-        files: what was loaded of each, with the file.
+    The members of an archive cannot be mapped: one at a time is held. A distributed checkpoint is loaded piece by piece
+    by whoever compares it, and holds nothing here.
     """
 
-    files: dict[str, tuple[StoredFile, Loaded]]
+    def __init__(self, parts: Iterable[StoredPart], known: Mapping[str, Loaded] | None = None) -> None:
+        """Begin with nothing loaded.
+
+        Args:
+            parts: of the checkpoint.
+            known: what was loaded of some, by name.
+        """
+        self._parts = {part.name: part for part in parts}
+        self._loaded = dict(known or {})
+        self._held = ""
+
+    def at(self, file: str) -> Loaded:
+        """What was loaded of a file; the tensors of a member of an archive, until another one is asked for."""
+        if file not in self._loaded:
+            part = self._parts[file]
+            if not part.is_file:
+                self.release()
+                self._held = file
+            self._loaded[file] = _load_one(part)
+        return self._loaded[file]
+
+    def release(self) -> None:
+        """Let go of the member of an archive that is held, once it was compared."""
+        if self._held:
+            self._loaded[self._held].tensors.clear()
+            self._held = ""
+
+    def has(self, file: str) -> bool:
+        """Whether a file could be loaded."""
+        loaded = self.at(file)
+        return not (loaded.refusal or loaded.error)
 
     def alike(self, file: str, name: str) -> list[torch.Tensor]:
         """The tensors of a file that have a name in the checkpoint; none for a file that was not loaded."""
-        stored, loaded = self.files[file]
-        return loaded.tensors.get(stored.own_name(name), [])
+        return self.at(file).tensors.get(self._parts[file].own_name(name), [])
+
+    def pieces(self, file: str) -> DistributedPart | None:
+        """The distributed checkpoint of a name; None for a file."""
+        part = self._parts[file]
+        return part if isinstance(part, DistributedPart) else None
+
+    @property
+    def distributed(self) -> tuple[DistributedPart, ...]:
+        """The distributed checkpoints, which are loaded piece by piece."""
+        return tuple(part for part in self._parts.values() if isinstance(part, DistributedPart))
 
     @property
     def mapped(self) -> frozenset[str]:
         """Names of the files that torch has mapped."""
-        return frozenset(name for name, (_, loaded) in self.files.items() if loaded.is_mapped)
+        return frozenset(name for name, part in self._parts.items() if part.is_file and self.at(name).is_mapped)
 
     @property
     def refused(self) -> dict[str, str]:
         """Why weights-only mode refused files that hold a tensor, or the only file."""
         return {
             name: loaded.refusal
-            for name, (stored, loaded) in self.files.items()
-            if loaded.refusal and (stored.inventory.tensors or not name)
+            for name, loaded in self._all()
+            if loaded.refusal and (self._parts[name].inventory.tensors or not name)
         }
 
     @property
     def missing(self) -> frozenset[str]:
         """Names of the files that could not be loaded, for whatever reason."""
-        return frozenset(name for name, (_, loaded) in self.files.items() if loaded.refusal or loaded.error)
+        return frozenset(name for name in self._parts if not self.has(name))
+
+    @property
+    def released(self) -> frozenset[str]:
+        """Names of what is not held once it was compared: members of an archive, and distributed checkpoints."""
+        return frozenset(name for name, part in self._parts.items() if not part.is_file)
 
     @property
     def error(self) -> str:
         """Why a load failed otherwise, with the file where there are several; empty where none did."""
-        errors = ((name, loaded.error) for name, (_, loaded) in self.files.items() if loaded.error)
+        errors = ((name, loaded.error) for name, loaded in self._all() if loaded.error)
         return next((f"{name}: {error}" if name else error for name, error in errors), "")
 
     @property
     def what(self) -> str:
         """Who returns what was loaded: ``torch.load returns``."""
-        kinds = [
-            stored.container.name == "safetensors" for stored, _ in self.files.values() if stored.inventory.tensors
-        ]
+        parts = self._parts.values()
+        kinds = [part.inventory.container == "safetensors" for part in parts if part.inventory.tensors]
         if any(kinds) and not all(kinds):
             return "torch.load and safetensors return"
         return "safetensors returns" if any(kinds) else "torch.load returns"
 
-
-def load_all(files: Iterable[StoredFile]) -> LoadedFiles:
-    """Load every file of a checkpoint."""
-    return LoadedFiles({file.name: (file, _load_one(file)) for file in files})
+    def _all(self) -> Iterable[tuple[str, Loaded]]:
+        return ((name, self.at(name)) for name in self._parts)
 
 
-def _load_one(file: StoredFile) -> Loaded:
-    if file.name and file.container.name == "pickle":
+def _load_one(part: StoredPart) -> Loaded:
+    if isinstance(part, DistributedPart):
+        return Loaded()
+    kind = part.inventory.container
+    if part.name and kind == "pickle":
         # By itself it would have been meant for torch.load; beside checkpoints it is something that a script keeps.
         return Loaded(refusal="it is a bare pickle, which pickle.load restores")
-    return load(file.container, is_packed=any(fact.kind == "compressed-storage" for fact in file.inventory.facts))
+    if part.is_file:
+        return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
+    with as_file(cast("FilePart", part).source) as file:
+        return load(kind, file)
 
 
-def load(container: Container, *, is_packed: bool = False) -> Loaded:
+def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False) -> Loaded:
     """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
-    Deflated storages cannot be mapped, and are loaded without. A safetensors file goes through that library's
-    ``load_file``, which is what ``torch.load`` would ask, too.
+    Deflated storages and members of an archive cannot be mapped, and are loaded without. A safetensors file goes
+    through that library, which is what ``torch.load`` would ask, too.
+
+    Args:
+        kind: what it is.
+        place: its path, or what reads it.
+        is_packed: whether it has deflated storages.
     """
-    if container.name == "torchscript":
+    if kind == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
-    if container.name == "torch-tar":
+    if kind == "torch-tar":
         return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none")
-    is_mapped = container.name == "torch-zip" and not is_packed  # torch maps no other one
+    is_mapped = kind == "torch-zip" and not is_packed and isinstance(place, str)  # torch maps no other one
     try:
-        if container.name == "safetensors":
-            weights = load_file(container.source.path)
-            # The library maps the file where torch can; it does not say so.
-            first = next((tensor.data_ptr() for tensor in weights.values() if tensor.numel()), 0)
-            is_mapped = is_mapping(first, container.source.path)
-            return Loaded({name: [tensor] for name, tensor in weights.items()}, is_mapped=is_mapped)
-        root = torch.load(container.source.path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        if kind == "safetensors":
+            return _load_table(place)
+        root = torch.load(place, map_location="cpu", weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))
     except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError, SafetensorError) as error:
@@ -138,6 +188,14 @@ def load(container: Container, *, is_packed: bool = False) -> Loaded:
     for name, tensor in named_tensors(root):
         tensors.setdefault(name, []).append(tensor)
     return Loaded(tensors, is_mapped=is_mapped)
+
+
+def _load_table(place: str | BinaryIO) -> Loaded:
+    weights = load_file(place) if isinstance(place, str) else load_table(place.read())
+    # The library maps the file where torch can; it does not say so.
+    first = next((tensor.data_ptr() for tensor in weights.values() if tensor.numel()), 0)
+    is_mapped = isinstance(place, str) and is_mapping(first, place)
+    return Loaded({name: [tensor] for name, tensor in weights.items()}, is_mapped=is_mapped)
 
 
 def named_tensors(root: object) -> Iterator[tuple[str, torch.Tensor]]:

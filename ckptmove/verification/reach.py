@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import LimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckptmove.layouts.whole import StoredFile
+    from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory
 
@@ -26,23 +24,26 @@ _MOST_PER_BYTE: Final = 64
 _IN_ANY_CASE: Final = 2**30
 
 
-def refuse_excess(inventory: Inventory, files: Iterable[StoredFile], path: str, limits: Limits) -> None:
+def refuse_excess(checkpoint: StoredCheckpoint, limits: Limits) -> None:
     """Refuse a checkpoint whose values take far more than the bytes that they are made of.
 
     Args:
-        inventory: what it holds.
-        files: those that hold it.
-        path: of the checkpoint.
+        checkpoint: the checkpoint.
         limits: what it may ask for.
 
     Raises:
         LimitExceeded: it asks for more.
     """
-    limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * sum(file.container.source.size for file in files))
+    limit = limits.factor * (
+        _IN_ANY_CASE + _MOST_PER_BYTE * sum(part.inventory.size_bytes for part in checkpoint.parts)
+    )
+    inventory = checkpoint.inventory
     stored = sum(storage.nbytes for storage in inventory.storages)
     actual = max(stored, _bytes_of_values(inventory))
     if actual > limit:
-        raise LimitExceeded("the bytes that its tensors take in memory", limit=limit, actual=actual, path=path)
+        raise LimitExceeded(
+            "the bytes that its tensors take in memory", limit=limit, actual=actual, path=checkpoint.path
+        )
 
 
 def _bytes_of_values(inventory: Inventory) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
+from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
 from ckptmove.verification.state import dtype_of, extent_elements
 from ckptmove.wording import amount
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.state import StoredBytes, StoredTensors
 
 #: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.
-_NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
+NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class RestoreTally:
         unreadable: tensors whose bytes cannot be taken from the file as they lie.
         places: how often each name has come: two paths may read alike.
         known: bytes in the file, and where torch has them, that were found equal.
+        pieces: of distributed checkpoints.
     """
 
     compared: int = 0
@@ -51,6 +53,7 @@ class RestoreTally:
     unreadable: Offenders = field(default_factory=Offenders)
     places: dict[str, int] = field(default_factory=dict)
     known: set[tuple[StoredBytes, int]] = field(default_factory=set)
+    pieces: PiecesTally = field(default_factory=PiecesTally)
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -69,7 +72,7 @@ def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
 def dense_records(inventory: Inventory, sample: Sample | None = None) -> Iterator[TensorRecord]:
     """Every dense tensor of a checkpoint, or of a sample, that has bytes: the parts of a sparse one in its place."""
     for record in inventory.tensors:
-        if record.kind not in _NOT_COMPARED and (sample is None or record.name in sample.names):
+        if record.kind not in NOT_COMPARED and (sample is None or record.name in sample.names):
             yield from record.dense()
 
 
@@ -96,10 +99,9 @@ def survey(
     """
     tally = RestoreTally()
     for record in inventory.tensors:
-        if record.kind in _NOT_COMPARED:
+        if record.kind in NOT_COMPARED:
             tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
     pages = PagesOfFiles(loaded.mapped & stored.native)
-    missing = loaded.missing
     seen: set[tuple[StoredBytes, str]] = set()
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     for record in dense_records(inventory, sample):
@@ -114,9 +116,16 @@ def survey(
         # Tied tensors and shared views are the same bytes under several names.
         if (place, record.dtype) not in seen:
             numbers.look(record, values)
-        if place.file not in missing:
+        pieces = loaded.pieces(place.file)
+        if pieces is not None:
+            tally.compared += 1
+            tally.nbytes += place.span.nbytes
+            compare_pieces(record, values, pieces, tally.pieces)
+        elif loaded.has(place.file):
             _compare(record, place, values, loaded, tally, pages)
         seen.add((place, record.dtype))
+    for part in loaded.distributed:
+        compare_objects(part, tally.pieces)
     return _outcome(tally, loaded, len(inventory.tensors))
 
 
@@ -134,7 +143,7 @@ class LoadedTensors:
         """
         self._loaded = loaded
         self._stored = stored
-        self._missing = loaded.missing
+        self._missing = loaded.missing | loaded.released
         self._instead = instead
         self._places = places(inventory)
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
@@ -215,19 +224,22 @@ def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int) -> CheckResul
         "tensors": total,
         "compared": tally.compared,
         "bytes": tally.nbytes,
-        "differing": tally.differing.count,
+        "differing": tally.differing.count + tally.pieces.differing.count,
         "unreadable": tally.unreadable.count,
         "weights_only": not refused,
     }
     if refused:
         figures["refusal"] = "; ".join(f"{name}: {reason}" if name else reason for name, reason in refused.items())
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
-    if loaded.error:
-        return failed("restore", f"torch.load fails: {loaded.error}", **figures)
+    apart += tally.pieces.said
+    error = loaded.error or str(tally.pieces.errors)
+    if error:
+        return failed("restore", f"torch.load fails: {error}", **figures)
     if tally.unreadable:
         return failed("restore", f"bytes not stored plainly and whole: {tally.unreadable}", **figures)
-    if tally.differing:
-        return failed("restore", f"{loaded.what} something else: {tally.differing}", **figures)
+    differing = "; ".join(str(one) for one in (tally.differing, tally.pieces.differing) if one)
+    if differing:
+        return failed("restore", f"{loaded.what} something else: {differing}", **figures)
     if refused and not tally.compared:
         several = "" not in refused
         detail = (

@@ -30,7 +30,7 @@ from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from ckptmove.evidence import CheckResult
-    from ckptmove.layouts.whole import WholeCheckpoint
+    from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.pairing import Pairing
     from ckptmove.sampling import Sample
@@ -59,7 +59,7 @@ class Bench:
 
     request: VerifyRequest
     site: Site
-    checkpoint: WholeCheckpoint
+    checkpoint: StoredCheckpoint
     stored: StoredTensors
     loaded: LoadedFiles
     original: OriginalTensors | None
@@ -91,7 +91,7 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
     place = bench.site.place()
-    with StoredTensors(bench.checkpoint.files, mapped=False) as again:
+    with StoredTensors(bench.checkpoint.parts, mapped=False) as again:
         second = _second_source(bench, again, around)
         for optimizer, pairing in bench.pairings:
             if not tally.error:
@@ -101,6 +101,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
 
 def _mend(bench: Bench) -> str:
     """The command for an option or a dtype that the target refuses; empty where the file holds none of them."""
+    if bench.checkpoint.inventory.container == "dcp":
+        return ""  # no conversion changes one
     command = _command(bench)
     try:
         plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))
@@ -127,11 +129,14 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
         around.compared_with = where
         return bench.stored
     stepped = {
-        file.name
-        for file in bench.checkpoint.files
-        if any(record.role in {"model", "optimizer"} for record in file.inventory.tensors)
+        part.name
+        for part in bench.checkpoint.parts
+        if any(record.role in {"model", "optimizer"} for record in part.inventory.tensors)
     }
     missing = sorted(stepped & bench.loaded.missing)
+    if stepped & bench.loaded.released and not missing:
+        around.compared_with = f"{where} after a second reading; what torch.load returned was let go, once compared"
+        return again
     if stepped - bench.loaded.missing:
         read = f", {', '.join(missing)} read a second time in its place" if missing else ""
         around.compared_with = f"{where} from what {bench.loaded.what}{read}"

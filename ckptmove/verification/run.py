@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ckptmove.case import CaseUnusable
+from ckptmove.counterparts import find_counterparts
 from ckptmove.devices import parse_target, split
 from ckptmove.errors import TorchBroken, TorchMissing, UsageError
 from ckptmove.evidence import VerifyResult
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.keep import kept_tensors
-from ckptmove.layouts.whole import check_bytes, open_whole
+from ckptmove.layouts.stored import check_bytes, open_stored, side_by_side
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.sampling import choose
-from ckptmove.streams.source import is_folder
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
@@ -33,12 +33,19 @@ if TYPE_CHECKING:
 
     from ckptmove.contracts import Progress
     from ckptmove.evidence import CheckResult, SampleSize
-    from ckptmove.layouts.whole import WholeCheckpoint
+    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Finding
     from ckptmove.verification.child import Answers
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
+
+#: Why there is no placement to check, by container.
+_WITHOUT_DEVICES: Final = {
+    "safetensors": "a safetensors file names no device: the script decides",
+    "dcp": "a distributed checkpoint names no device: each tensor is loaded to where the model has it",
+}
 
 
 def verify_checkpoint(
@@ -62,20 +69,24 @@ def verify_checkpoint(
     Raises:
         TorchMissing: torch is not installed.
         TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, a case that is none, a file against a directory, or no time at all.
+        UsageError: an unknown device or optimizer, a case that is none, an original with none of the same tensors, or
+            no time at all.
         UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than the limits allow.
     """
     _refuse_request(request)
     limits = request.limits
+    kind = ""
     if request.against is not None:
-        with open_whole(request.against, limits) as original:
+        with open_stored(request.against, limits, to_resume=True) as original:
             # One that cannot be read is an error of the input, not an outcome.
-            refuse_excess(original.inventory, original.files, request.against, limits)
+            refuse_excess(original, limits)
+            kind = original.kind
     cases = () if request.case is None else (CASE,)
-    with open_whole(request.path, limits) as checkpoint:
-        _refuse_kinds(request)
-        refuse_excess(checkpoint.inventory, checkpoint.files, request.path, limits)
+    with open_stored(request.path, limits, to_resume=True) as checkpoint:
+        if request.against is not None:
+            _refuse_stranger(checkpoint, request.against, kind, limits)
+        refuse_excess(checkpoint, limits)
         to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
         asked = replace(request, to=parse_target(to), devices=_device_count(request))
         # torch takes seconds to import: meanwhile the CRCs are compared here.
@@ -107,15 +118,18 @@ def _refuse_request(request: VerifyRequest) -> None:
         parse_case(request.case)
 
 
-def _refuse_kinds(request: VerifyRequest) -> None:
-    """Refuse a file against a directory."""
-    if request.against is not None and is_folder(request.against) != is_folder(request.path):
-        kinds = ("a directory", "a file") if is_folder(request.path) else ("a file", "a directory")
-        raise UsageError(f"{request.path} is {kinds[0]}, and --against names {kinds[1]}: {request.against}")
+def _refuse_stranger(checkpoint: StoredCheckpoint, against: str, kind: str, limits: Limits) -> None:
+    """Refuse a file against a directory or an archive that holds none of the same tensors."""
+    if checkpoint.kind == kind:
+        return
+    with open_stored(against, limits) as original:
+        if not find_counterparts(*side_by_side(checkpoint, original)).pairs:
+            kinds = f"{checkpoint.path} is {checkpoint.kind}, and --against names {kind}"
+            raise UsageError(f"{kinds} that holds no tensor of the same name: {against}")
 
 
 def _checks_without_torch(
-    checkpoint: WholeCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
+    checkpoint: StoredCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
 ) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
     """The findings, the checks that this process makes while torch is imported in the other one, and the sample's size.
 
@@ -133,12 +147,14 @@ def _checks_without_torch(
         if one.code not in asked.ignore and not (one.code == "D103" and kept.issuperset(one.where))
     )
     pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
+    placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
+    without_devices = [_WITHOUT_DEVICES.get(one.container, "") for one in placed or [checkpoint.parts[0].inventory]]
     sample = choose(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
     checks = (
-        check_file(checkpoint.files, is_checked=facts is not None),
-        check_placement(inventory, MoveRequest(to=target, keep=asked.keep))
-        if any(file.container.has_devices for file in checkpoint.files)
-        else skipped("placement", "a safetensors file names no device: the script decides"),
+        check_file(checkpoint.parts, is_checked=facts is not None),
+        skipped("placement", without_devices[0])
+        if all(without_devices)
+        else check_placement(inventory, MoveRequest(to=target, keep=asked.keep)),
         check_structure(inventory, pairings, asked.ignore),
     )
     return findings, checks, sample

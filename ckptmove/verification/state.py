@@ -1,7 +1,7 @@
-"""Tensors built from the bytes of a checkpoint as they lie in the file.
+"""Tensors built from the bytes of a checkpoint as they lie in it.
 
-Never unpickles, and never reads more than the tensor that is asked for: large ones are mapped. One file and many are
-the same here: a storage's key says which it lies in.
+Never unpickles, and never reads more than the tensor that is asked for: large ones are mapped, or kept for a while
+where they cannot be. One file and many are the same here: a storage's key says which it lies in.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ckptmove.layouts.whole import StoredFile
+    from ckptmove import elements
+    from ckptmove.layouts.listing import DiskPlace
+    from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.model import TensorRecord
 
 #: Below this a read is cheaper than a mapping.
 _MAP_FROM_BYTES: Final = 2**17
 #: A checkpoint may have thousands of files, and a process may open a thousand or so: its own, torch's and the mapped.
 _MOST_OPEN: Final = 16
+#: Large tensors that are kept where they cannot be mapped: a parameter with its moments is cut into many windows.
+_MOST_KEPT: Final = 4
+#: As much is put together at once: a multiple of the size of any element.
+_BLOCK_BYTES: Final = 2**24
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,25 +50,28 @@ class StoredBytes:
     Attributes:
         file: name of the file in the checkpoint.
         span: the bytes.
+        tensor: whose bytes the span counts, where each tensor's are counted by themselves; else empty.
     """
 
     file: str
     span: Span
+    tensor: str = ""
 
 
 class StoredTensors:
     """The tensors of a checkpoint, each built when it is asked for and gone when it is let go."""
 
-    def __init__(self, files: Iterable[StoredFile], *, mapped: bool = True) -> None:
+    def __init__(self, parts: Iterable[StoredPart], *, mapped: bool = True) -> None:
         """Take down where the bytes of each storage lie.
 
         Args:
-            files: of the checkpoint; each is opened once more when a tensor of it is asked for.
+            parts: of the checkpoint; a file is opened once more when a tensor of it is asked for.
             mapped: whether large tensors are mapped; otherwise every one is read into memory.
         """
-        self._files = {file.name: file for file in files}
+        self._parts = {part.name: part for part in parts}
         self._mapped = mapped
         self._open: dict[str, FileIO] = {}
+        self._kept: dict[tuple[StoredBytes, str], torch.Tensor] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -76,25 +85,27 @@ class StoredTensors:
     @property
     def native(self) -> frozenset[str]:
         """Names of the files in this machine's byte order."""
-        return frozenset(name for name, file in self._files.items() if not _swaps(file))
+        return frozenset(name for name, part in self._parts.items() if not _swaps(part))
 
-    def file_of(self, record: TensorRecord) -> StoredFile | None:
-        """The file that a dense tensor's storage lies in; None where it has none."""
-        return None if record.storage is None else self._file_at(record.storage)
+    def part_of(self, record: TensorRecord) -> StoredPart | None:
+        """The part that a dense tensor's storage lies in; None where it has none."""
+        return None if record.storage is None else self._part_at(record.storage)
 
     def place(self, record: TensorRecord) -> StoredBytes | None:
         """Where a dense tensor's bytes lie, from its first element to its last; None where they are not there.
 
         A tensor has none without a storage, with a storage that is not stored plainly, or one that is too short.
         """
-        file = self.file_of(record)
-        storage = None if file is None else file.span(cast("str", record.storage))
-        if file is None or storage is None:
+        part = self.part_of(record)
+        key = None if part is None else part.own_key(record)
+        storage = None if part is None or key is None else part.span(key)
+        if part is None or key is None or storage is None:
             return None
         item = ITEM_BYTES[record.dtype]
         start = storage.start + record.storage_offset * item
         end = start + extent_elements(record.shape, record.stride) * item
-        return StoredBytes(file.name, Span(start, end)) if end <= storage.end else None
+        whose = key if part.is_distributed else ""
+        return StoredBytes(part.name, Span(start, end), whose) if end <= storage.end else None
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
         """A dense tensor with its dtype, sizes and strides, on the CPU; no file is ever written to.
@@ -103,72 +114,89 @@ class StoredTensors:
             DamagedArchive: its bytes are not in the file, or not as they are in memory.
             SourceChanged: they are no longer there.
             AccessFailed: the file cannot be opened any more.
+            UnreadableInput: a piece of it is not what it should be.
         """
         place = self.place(record)
         if place is None:
-            file = self.file_of(record) or next(iter(self._files.values()))
-            raise DamagedArchive(file.path, f"'{record.name}' is not stored plainly and whole")
+            part = self.part_of(record) or next(iter(self._parts.values()))
+            raise DamagedArchive(part.path, f"'{record.name}' is not stored plainly and whole")
         values = torch.empty(0, dtype=dtype_of(record.dtype))
-        return values.set_(self._extent(place, record.dtype).untyped_storage(), 0, record.shape, record.stride)
+        return values.set_(self._extent(place, record).untyped_storage(), 0, record.shape, record.stride)
 
-    def _file_at(self, key: str) -> StoredFile | None:
-        """The file that a storage's key begins with, a slash after it: no file lies in another one."""
-        if "" in self._files:
-            return self._files[""]
-        ends = (end for end, letter in enumerate(key) if letter == "/" and key[:end] in self._files)
-        return next((self._files[key[:end]] for end in ends), None)
+    def _part_at(self, key: str) -> StoredPart | None:
+        """The part that a storage's key begins with, a slash after it; files may lie in the folder of another one."""
+        ends = (end for end in range(len(key) - 1, 0, -1) if key[end] == "/" and key[:end] in self._parts)
+        return next((self._parts[key[:end]] for end in ends), self._parts.get(""))
 
-    def _extent(self, place: StoredBytes, dtype: str) -> torch.Tensor:
+    def _extent(self, place: StoredBytes, record: TensorRecord) -> torch.Tensor:
         """The bytes as a flat uint8 tensor, in this machine's byte order."""
         if place.span.nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
-        file = self._files[place.file]
-        swaps = _swaps(file) and ITEM_BYTES[dtype] > 1
-        is_aligned = place.span.start % ITEM_BYTES[dtype] == 0
-        is_mapped = self._mapped and is_aligned and not swaps and place.span.nbytes >= _MAP_FROM_BYTES
-        values = self._map(file, place.span) if is_mapped else self._read(file, place.span)
-        if swaps:
-            storage: Any = values.untyped_storage()
-            storage.byteswap(dtype_of(dtype))
+        part, item = self._parts[place.file], ITEM_BYTES[record.dtype]
+        swaps, is_large = _swaps(part) and item > 1, place.span.nbytes >= _MAP_FROM_BYTES
+        disk = part.disk
+        span = place.span if disk is None else Span(disk.start + place.span.start, disk.start + place.span.end)
+        if disk is not None and self._mapped and is_large and not swaps and span.start % item == 0:
+            return self._map(disk, span)
+        values = self._kept.pop((place, record.dtype), None)
+        if values is None:
+            if len(self._kept) == _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            values = _gathered(part, record, span) if disk is None else self._read(disk, span)
+            if swaps:
+                storage: Any = values.untyped_storage()
+                storage.byteswap(dtype_of(record.dtype))
+        if is_large:
+            self._kept[place, record.dtype] = values
         return values
 
-    def _opened(self, file: StoredFile) -> FileIO:
+    def _opened(self, disk: DiskPlace) -> FileIO:
         """A file, opened where it is not; the one that was opened first is let go where there are too many."""
-        opened = self._open.get(file.name)
+        opened = self._open.get(disk.path)
         if opened is None:
             if len(self._open) == _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
             try:
-                opened = self._open[file.name] = Path(file.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
+                opened = self._open[disk.path] = Path(disk.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
             except OSError as error:
-                raise AccessFailed(file.path, error.strerror or str(error)) from error
+                raise AccessFailed(disk.path, error.strerror or str(error)) from error
         return opened
 
-    def _map(self, file: StoredFile, span: Span) -> torch.Tensor:
-        number = self._opened(file).fileno()
+    def _map(self, disk: DiskPlace, span: Span) -> torch.Tensor:
+        number = self._opened(disk).fileno()
         before = span.start % mmap.ALLOCATIONGRANULARITY
         if span.end > os.fstat(number).st_size:
-            raise SourceChanged(file.path)
+            raise SourceChanged(disk.path)
         # A private copy on write: torch warns of a buffer that it could not write to.
         pages = mmap.mmap(number, before + span.nbytes, access=mmap.ACCESS_COPY, offset=span.start - before)
         return torch.frombuffer(pages, dtype=torch.uint8, count=span.nbytes, offset=before)
 
-    def _read(self, file: StoredFile, span: Span) -> torch.Tensor:
-        opened = self._opened(file)
+    def _read(self, disk: DiskPlace, span: Span) -> torch.Tensor:
+        opened = self._opened(disk)
         buffer = bytearray(span.nbytes)
         opened.seek(span.start)
         done = 0
         while done < span.nbytes:  # the system may give less than was asked for
             count = opened.readinto(memoryview(buffer)[done:])
             if not count:
-                raise SourceChanged(file.path)
+                raise SourceChanged(disk.path)
             done += count
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-def _swaps(file: StoredFile) -> bool:
-    """Whether a file is in the other byte order than this machine."""
-    return file.container.byteorder != sys.byteorder
+def _swaps(part: StoredPart) -> bool:
+    """Whether a part is in the other byte order than this machine."""
+    return part.byteorder != sys.byteorder
+
+
+def _gathered(part: StoredPart, record: TensorRecord, span: Span) -> torch.Tensor:
+    """Bytes that lie nowhere on the disk in one run, or not as they are."""
+    stored = cast("elements.StoredBytes", part.storage(cast("str", part.own_key(record))))  # a span of it is known
+    buffer = bytearray(span.nbytes)
+    for start in range(0, span.nbytes, _BLOCK_BYTES):
+        end = min(start + _BLOCK_BYTES, span.nbytes)
+        buffer[start:end] = stored.source.read(span.start + start, span.start + end)
+    return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def extent_elements(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:

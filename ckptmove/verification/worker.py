@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from ckptmove.case import CaseUnusable
 from ckptmove.errors import UsageError
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
 from ckptmove.sampling import choose
-from ckptmove.verification.against import OriginalTensors, casts, differences
-from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
+from ckptmove.verification.against import OriginalTensors, casts, counterparts, differences
+from ckptmove.verification.checks import check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
-from ckptmove.verification.loaded import load_all
+from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ckptmove.evidence import CheckResult
     from ckptmove.sampling import Sample
+    from ckptmove.verification.against import Comparison
 
     Emit = Callable[[dict[str, object]], None]
 
@@ -100,10 +101,10 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         optimizer_class(request.optimizer)
         emit({"imports": ""})
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_whole(request.path, request.limits))
+        checkpoint = stack.enter_context(open_stored(request.path, request.limits, to_resume=True))
         inventory = checkpoint.inventory
-        stored = stack.enter_context(StoredTensors(checkpoint.files))
-        loaded = load_all(checkpoint.files)
+        stored = stack.enter_context(StoredTensors(checkpoint.parts))
+        loaded = LoadedFiles(checkpoint.parts)
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         trained = frozenset(
             record.name
@@ -113,9 +114,9 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         )
         sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
         counters = look_at_counters(inventory, stored)
-        for file in checkpoint.files:
-            for fault in broken_numbers(file.root):
-                counters.faults.add(f"{file.name}.{fault}" if file.name else fault)
+        for part in checkpoint.parts:
+            for fault in broken_numbers(part.tree()):
+                counters.faults.add(part.full_name(fault))
         numbers = NumbersTally.of(inventory, trained, counters)
         restore = survey(inventory, stored, loaded, numbers, sample)
         refused = refused_states(inventory, stored)
@@ -123,11 +124,12 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
-            other = stack.enter_context(open_whole(request.against, request.limits))
-            other_stored = stack.enter_context(StoredTensors(other.files))
-            original = OriginalTensors(inventory, other.inventory, other_stored)
-            lost = differences(checkpoint, stored, other, other_stored, sample)
-            restore = _with_original(restore, request.against, lost, casts(inventory, other.inventory))
+            other = stack.enter_context(open_stored(request.against, request.limits, to_resume=True))
+            other_stored = stack.enter_context(StoredTensors(other.parts))
+            found = counterparts(checkpoint, other)
+            original = OriginalTensors(found, other_stored)
+            compared = differences(checkpoint, stored, other, other_stored, found, sample)
+            restore = _with_original(restore, request.against, compared, casts(found))
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():
@@ -156,13 +158,15 @@ def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
     return replace(check, detail=f"{check.detail}; a sample: {part}")
 
 
-def _with_original(restore: CheckResult, against: str, lost: Offenders, cast: str) -> CheckResult:
+def _with_original(restore: CheckResult, against: str, compared: Comparison, cast: str) -> CheckResult:
     """The restore check, with what the comparison with the original showed."""
+    lost = compared.lost
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
         return replace(restore, evidence=evidence)
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
     made_up = f" and {cast}" if cast else ""
+    made_up += "".join(f"; {note}" for note in compared.notes)
     detail = f"{restore.detail}; and all that {against} holds, devices aside{made_up}"
     return replace(restore, detail=detail, evidence=evidence)

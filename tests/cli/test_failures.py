@@ -188,10 +188,6 @@ ERRORS = {
     ),
     directories.ArchiveOfFiles("a", "a tar archive", "tar"): (3, "torch.save"),
     directories.MustBeUnpacked("a b", "c", "zip"): (3, "python -m zipfile -e 'a b' 'a b.unpacked'"),
-    directories.UnverifiedArchive("a b", "tar"): (
-        3,
-        "python -m tarfile --filter data -e 'a b' 'a b.unpacked' && ckptmove verify 'a b.unpacked'",
-    ),
     directories.MissingShard("a b/c", "d"): (3, "copy or download that file too, into 'a b'"),
     errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
     errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.worker import run
+
 PLACED: dict[int, tuple[object, str]] = {}
 
 
@@ -163,3 +166,15 @@ def snapshot():
         return found
 
     return take
+
+
+@pytest.fixture
+def answers():
+    """The checks of the worker, made in this process, by name."""
+
+    def ask(path, to="cpu", **options):
+        messages = []
+        run(VerifyRequest(path=str(path), to=to, **options), messages.append)
+        return {message["check"]["name"]: message["check"] for message in messages if "check" in message}
+
+    return ask

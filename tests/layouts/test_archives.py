@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove.directories import EmptyDirectory, MissingShard, MustBeUnpacked, UnverifiedArchive
+from ckptmove.directories import EmptyDirectory, MissingShard, MustBeUnpacked
 from ckptmove.errors import (
     CrcMismatch,
     DamagedArchive,
@@ -252,14 +252,6 @@ def test_a_fix_opens_the_member_that_the_path_begins_with(archives, kind):
         tars = SimpleNamespace(open=lambda name: opened.enter_context(tarfile.open(name)))
         names = {"io": io, "tarfile": tars, "torch": torch, "zipfile": zipfile}
         assert list(eval(expression, names)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-
-
-@pytest.mark.parametrize("target", ["model.zip", "model.nemo"])
-def test_verify_takes_one_checkpoint(archives, target):
-    path = archives.make("sb3" if target == "model.zip" else "gnu")
-    with pytest.raises(UnverifiedArchive, match="verify takes one checkpoint") as caught:
-        ckptmove.verify(path)
-    assert (caught.value.path, caught.value.form) == (str(path), "zip" if target == "model.zip" else "tar")
 
 
 # --- convert ----------------------------------------------------------------------------------------------------------

@@ -15,28 +15,14 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.layouts.whole import check_bytes, open_whole
+from ckptmove.layouts.stored import check_bytes, open_stored
 from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure
-from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.worker import run
 
 STEPS = ("step", "parity", "fresh")
-
-
-@pytest.fixture
-def answers():
-    """The checks of the worker, made in this process, by name."""
-
-    def ask(path, to="cpu", **options):
-        messages = []
-        run(VerifyRequest(path=str(path), to=to, **options), messages.append)
-        return {message["check"]["name"]: message["check"] for message in messages if "check" in message}
-
-    return ask
 
 
 @pytest.fixture
@@ -44,11 +30,11 @@ def here():
     """The checks that need no torch, by name."""
 
     def look(path, to="cpu"):
-        with open_whole(str(path), Limits()) as checkpoint:
+        with open_stored(str(path), Limits()) as checkpoint:
             inventory = checkpoint.inventory
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             checks = (
-                check_file(checkpoint.files),
+                check_file(checkpoint.parts),
                 check_placement(inventory, MoveRequest(to=to)),
                 check_structure(inventory, pairings, ()),
             )
@@ -338,7 +324,7 @@ def test_few_files_are_open_at_once(build):
     for number in range(40):
         build.save(folder / "deep" / f"{number:02}.pt", {"w": torch.full((4,), float(number))})
     open_before = open_files()
-    with open_whole(str(folder), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(str(folder), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         for _ in range(2):
             for number, record in enumerate(checkpoint.inventory.tensors):
                 assert stored.tensor(record)[0] == number
@@ -408,12 +394,18 @@ def test_what_is_not_as_in_the_original_is_named(build, answers, change, said):
     assert said in restore["detail"]
 
 
-def test_a_file_is_not_held_against_a_directory(build):
-    folder = build.hf_trainer()
-    with pytest.raises(UsageError, match=r"checkpoint-2 is a directory, and --against names a file: .*optimizer\.pt"):
-        ckptmove.verify(folder, against=folder / "optimizer.pt")
-    with pytest.raises(UsageError, match=r"optimizer\.pt is a file, and --against names a directory: .*checkpoint-2"):
-        ckptmove.verify(folder / "optimizer.pt", against=folder)
+def test_a_file_is_not_held_against_a_directory_of_other_tensors(build):
+    folder, file = build.hf_trainer(), build.root / "other.pt"
+    build.save(file, {"w": torch.ones(3)})
+    none = "that holds no tensor of the same name"
+    with pytest.raises(
+        UsageError, match=rf"checkpoint-2 is a directory, and --against names a file {none}: .*other\.pt"
+    ):
+        ckptmove.verify(folder, against=file)
+    with pytest.raises(
+        UsageError, match=rf"other\.pt is a file, and --against names a directory {none}: .*checkpoint-2"
+    ):
+        ckptmove.verify(file, against=folder)
 
 
 def test_a_model_of_another_folder_may_be_of_another_save(build, answers, tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 
 from ckptmove.api import convert
 from ckptmove.checkpoint import open_checkpoint
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.verification.loaded import load, named_tensors
 from ckptmove.verification.request import VerifyRequest
@@ -66,7 +66,7 @@ def saved(request, tmp_path):
 def test_facts_and_values_are_those_of_torch(saved):
     root = torch.load(saved, weights_only=True)
     expected = list(named_tensors(root))
-    with open_whole(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         records = [part for tensor in checkpoint.inventory.tensors for part in tensor.dense()]
         assert [record.name for record in records] == [name for name, _ in expected]
         for record, (name, own) in zip(records, expected, strict=True):
@@ -90,7 +90,7 @@ def test_the_inventory_is_that_of_the_zip(saved, tmp_path):
 
 def test_verify_loads_it_without_a_mapping(saved):
     with open_checkpoint(str(saved)) as checkpoint:
-        loaded = load(checkpoint.container)
+        loaded = load(checkpoint.container.name, checkpoint.container.source.path)
     assert (loaded.refusal, loaded.error, loaded.is_mapped) == ("", "", False)
 
 
@@ -106,7 +106,7 @@ def test_a_step_is_made_from_a_stream(tmp_path):
 def test_an_untyped_storage_is_read_and_moved(tmp_path, dtype):
     path, moved, back = (tmp_path / name for name in ("saved.pth", "moved.pth", "back.pth"))
     torch.save({"w": torch.arange(7).to(dtype)}, path, _use_new_zipfile_serialization=False)
-    with open_whole(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         (record,) = checkpoint.inventory.tensors
         assert record.dtype == str(dtype).removeprefix("torch.")
         assert torch.equal(bits(stored.tensor(record)), bits(torch.arange(7).to(dtype)))

@@ -13,7 +13,7 @@ from torch import nn
 
 from ckptmove.api import convert, inspect
 from ckptmove.errors import UnsupportedDtype
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.verification.loaded import named_tensors
 from ckptmove.verification.request import VerifyRequest
@@ -82,7 +82,7 @@ def test_facts_and_values_are_those_of_torch(value, protocol, tmp_path):
     path = tmp_path / "saved.pth.tar"
     path.write_bytes(tar_of(value, protocol=protocol))
     expected = list(named_tensors(loaded(path)))
-    with open_whole(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         records = checkpoint.inventory.tensors
         assert [record.name for record in records] == [name for name, _ in expected]
         for record, (name, own) in zip(records, expected, strict=True):

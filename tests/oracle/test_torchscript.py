@@ -14,7 +14,7 @@ from torch import nn
 
 from ckptmove.api import convert, inspect
 from ckptmove.errors import UncastableDtype
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.verification.state import StoredTensors
 
@@ -155,7 +155,7 @@ def test_names_and_facts_are_those_of_the_state_dict(saved):
 
 def test_values_are_those_of_the_state_dict(saved):
     expected = torch.jit.load(saved, map_location="cpu").state_dict()
-    with open_whole(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         for record in checkpoint.inventory.tensors:
             if record.name in expected:
                 assert torch.equal(stored.tensor(record), expected[record.name])

@@ -220,9 +220,3 @@ def test_objects_are_not_tensors(distributed, tmp_path):
     folder = distributed.save_ranks(tmp_path / "run", {}, {"a": (0, b"x")})
     assert isinstance(distributed.metadata_of(folder).state_dict_metadata["a"], BytesStorageMetadata)
     assert read(folder).tensors == ()
-
-
-def test_verify_names_the_tool_that_makes_one_file_of_it(trained):
-    with pytest.raises(UnsupportedContainer, match="whose tensors lie in pieces") as caught:
-        ckptmove.verify(trained)
-    assert (caught.value.container, caught.value.path) == ("dcp", str(trained))

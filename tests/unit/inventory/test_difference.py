@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckptmove.inventory.difference import tree_changes
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.verification.against import device_sites
@@ -92,9 +92,9 @@ def test_what_differs_is_named(ours, theirs, said):
 
 def read(value, path):
     torch.save(value, path)
-    with open_whole(str(path), Limits()) as checkpoint:
-        (file,) = checkpoint.files
-        return file.root, device_sites(file.inventory)
+    with open_stored(str(path), Limits()) as checkpoint:
+        (file,) = checkpoint.parts
+        return file.tree(), device_sites(file.inventory)
 
 
 def compared(ours, theirs, folder):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ckptmove import convert
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
-from ckptmove.verification.against import differences
+from ckptmove.verification.against import counterparts, differences
 from ckptmove.verification.state import StoredTensors
 
 
@@ -143,10 +143,27 @@ def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):
         (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": torch.ones(1), "long": letter * 500}))
     one, other = (str(tmp_path / f"{name}.pkl") for name in "ab")
     with (
-        open_whole(one, Limits()) as mine,
-        open_whole(other, Limits()) as theirs,
-        StoredTensors(mine.files) as stored,
-        StoredTensors(theirs.files) as original,
+        open_stored(one, Limits()) as mine,
+        open_stored(other, Limits()) as theirs,
+        StoredTensors(mine.parts) as stored,
+        StoredTensors(theirs.parts) as original,
     ):
-        assert "long string" in str(differences(mine, stored, theirs, original))
-        assert not differences(mine, stored, mine, stored)
+        found, same = counterparts(mine, theirs), counterparts(mine, mine)
+        assert "long string" in str(differences(mine, stored, theirs, original, found).lost)
+        assert not differences(mine, stored, mine, stored, same).lost
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (torch.empty(2, device="meta"), torch.empty(2, device="meta"), None),
+        (torch.empty(2, device="meta"), torch.ones(2), "w: meta in place of tensor"),
+        (torch.eye(2), torch.eye(2).to_sparse(), "w: another kind of tensor"),
+    ],
+    ids=["both", "lost", "sparse"],
+)
+def test_a_tensor_of_another_kind_is_named(make, answers, ours, theirs, said):
+    original = make.save({"w": theirs, "v": torch.ones(1)}, name="original.pt", device="cpu")
+    path = make.save({"w": ours, "v": torch.ones(1)}, device="cpu")
+    restore = answers(path, "cpu", against=original)["restore"]
+    assert (restore["status"] == "passed") if said is None else said in restore["detail"]

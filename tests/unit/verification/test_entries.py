@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.verification.entries import foreign_kind, leaves, nested_state
 
@@ -19,7 +19,7 @@ TENSOR = torch.arange(3.0)
 def entry_of(state, path):
     group = {"lr": 0.1, "mine": 1, "params": [0]}
     torch.save({"model": {"w": torch.ones(3)}, "optimizer": {"state": {0: state}, "param_groups": [group]}}, path)
-    with open_whole(str(path), Limits()) as whole:
+    with open_stored(str(path), Limits()) as whole:
         return whole.inventory.optimizers[0].state[0]
 
 

@@ -12,7 +12,7 @@ from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE, found
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, Severity
 from ckptmove.moves import MoveRequest
@@ -38,9 +38,9 @@ def structure(path, ignored=()):
 
 @pytest.mark.parametrize("kind", ["short-storage", "missing-storage", "past-end", "crc-mismatch"])
 def test_a_file_with_broken_records_fails(make, kind):
-    with open_whole(make("AdamW"), Limits()) as checkpoint:
+    with open_stored(make("AdamW"), Limits()) as checkpoint:
         whole = checkpoint.inventory
-        check = check_file(checkpoint.files)
+        check = check_file(checkpoint.parts)
         assert check.status == "passed"
         assert check.detail.endswith("every CRC matches")
         broken = replace(whole, facts=(ArchiveFact(kind, "data/0", 120),))
@@ -51,16 +51,16 @@ def test_a_file_with_broken_records_fails(make, kind):
 
 
 def test_what_is_no_fault_of_the_file_does_not_fail_it(make):
-    with open_whole(make("AdamW"), Limits()) as checkpoint:
-        check = check_file(checkpoint.files)
+    with open_stored(make("AdamW"), Limits()) as checkpoint:
+        check = check_file(checkpoint.parts)
         harmless = replace(checkpoint.inventory, facts=(ArchiveFact("orphan-record", "x", 3),))
         assert hold_against(check, find_all(harmless, Context())) is check
 
 
 def test_a_pickle_that_attacks_fails_the_file(make):
-    with open_whole(make("AdamW"), Limits()) as checkpoint:
+    with open_stored(make("AdamW"), Limits()) as checkpoint:
         inventory = replace(checkpoint.inventory, globals=(judge("os.system"), judge("torch.Size")))
-        check = hold_against(check_file(checkpoint.files), find_all(inventory, Context()))
+        check = hold_against(check_file(checkpoint.parts), find_all(inventory, Context()))
     assert check.status == "failed"
     assert "os.system" in check.detail
     assert check.detail.endswith("(S702)")
@@ -86,8 +86,8 @@ def test_a_file_without_crcs_is_said_and_not_failed(make):
         path = make("AdamW")
     finally:
         torch.serialization.set_crc32_options(before)
-    with open_whole(path, Limits()) as checkpoint:
-        check = check_file(checkpoint.files)
+    with open_stored(path, Limits()) as checkpoint:
+        check = check_file(checkpoint.parts)
     assert check.status == "passed"
     assert "saved without CRCs" in check.detail
 

@@ -5,7 +5,6 @@ import sys
 import zipfile
 from argparse import Namespace
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
-from ckptmove.layouts.whole import open_whole
+from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.verification import loaded, pages
 from ckptmove.verification.counters import Counters
-from ckptmove.verification.loaded import Loaded, LoadedFiles, load, load_all, named_tensors
+from ckptmove.verification.loaded import Loaded, LoadedFiles, load, named_tensors
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.pages import PageRelease, PagesOfFiles, is_mapping
 from ckptmove.verification.restore import LoadedTensors, same_bytes, survey
@@ -25,9 +24,9 @@ from ckptmove.verification.state import StoredTensors, bits
 
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
-    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
-        loaded = load_all(checkpoint.files)
-        spoil(loaded.files[""][1])
+    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        loaded = LoadedFiles(checkpoint.parts)
+        spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
         return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), Counters()))
 
@@ -155,19 +154,19 @@ def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
 def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
     path = tmp_path / "text.pt"
     path.write_text("no checkpoint")
-    broken = load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path=str(path))))
+    broken = load("torch-zip", str(path))
     assert broken.error.startswith("RuntimeError: ")
     check = restore_with(make("AdamW"), broken)
     assert check.status == "failed"
     assert check.detail == f"torch.load fails: {broken.error}"
-    refused = load(SimpleNamespace(name="pickle", source=SimpleNamespace(path=str(path))))
+    refused = load("pickle", str(path))
     assert refused.refusal
-    assert load(SimpleNamespace(name="pickle", source=SimpleNamespace(path=str(tmp_path / "none")))).error
+    assert load("pickle", str(tmp_path / "none")).error
 
 
 def restore_with(path, loaded):
-    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
-        loaded = LoadedFiles({"": (checkpoint.files[0], loaded)})
+    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        loaded = LoadedFiles(checkpoint.parts, {"": loaded})
         return survey(
             checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
         )
@@ -180,7 +179,7 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
         raise UnpicklingError
 
     monkeypatch.setattr(torch, "load", refuse)
-    refused = load(SimpleNamespace(name="torch-zip", source=SimpleNamespace(path="x")))
+    refused = load("torch-zip", "x")
     assert refused.refusal == "torch does not say why"
 
 
@@ -207,9 +206,9 @@ def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):
 def test_big_endian_files_are_swapped(make):
     tree = {"w": torch.arange(5.0), "b": torch.tensor([1, 2], dtype=torch.uint8)}
     path = make.save(tree)
-    with open_whole(path, Limits()) as checkpoint:
-        (file,) = checkpoint.files
-        file.container.byteorder = "big"
+    with open_stored(path, Limits()) as checkpoint:
+        (file,) = checkpoint.parts
+        file.byteorder = "big"
         weights, plain = checkpoint.inventory.tensors
         with StoredTensors([file]) as stored:
             twice = stored.tensor(weights)
@@ -221,7 +220,7 @@ def test_big_endian_files_are_swapped(make):
 @pytest.mark.parametrize("size", [10, 100_000], ids=["read", "mapped"])
 def test_a_file_that_becomes_shorter_is_noticed(make, size):
     path = make.save({"w": torch.zeros(size)})
-    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         record = checkpoint.inventory.tensors[0]
         os.truncate(path, 64)
         with pytest.raises(SourceChanged):
@@ -232,7 +231,7 @@ def test_a_file_that_becomes_shorter_is_noticed(make, size):
 
 def test_the_file_is_never_written_to(make):
     path = make.save({"w": torch.zeros(100_000)})
-    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         stored.tensor(checkpoint.inventory.tensors[0]).fill_(1)
         assert stored.tensor(checkpoint.inventory.tensors[0]).sum() == 0
 
@@ -256,9 +255,9 @@ def test_bytes_are_compared_wherever_they_lie(start):
 def test_pages_of_the_mapping_are_given_back_and_come_again(make):
     size = 5_000_000
     path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
-    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         first, second = checkpoint.inventory.tensors
-        loaded = load_all(checkpoint.files)
+        loaded = LoadedFiles(checkpoint.parts)
         source = LoadedTensors(loaded, stored, checkpoint.inventory, stored)
         one, two = source.tensor(first), source.tensor(second)
         assert one.sum() == size
@@ -267,8 +266,8 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
 
 def test_tensors_whose_paths_read_alike_are_told_apart(make):
     tree = {"a": {"b": torch.ones(2)}, "a.b": torch.full((2,), 2.0)}
-    with open_whole(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
-        source = LoadedTensors(load_all(checkpoint.files), stored, checkpoint.inventory, stored)
+    with open_stored(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        source = LoadedTensors(LoadedFiles(checkpoint.parts), stored, checkpoint.inventory, stored)
         assert [source.tensor(record).sum().item() for record in checkpoint.inventory.tensors] == [2.0, 4.0]
 
 
@@ -297,15 +296,15 @@ def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
 
 
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
-    with open_whole(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
-        nothing = LoadedFiles({"": (checkpoint.files[0], Loaded())})
+    with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        nothing = LoadedFiles(checkpoint.parts, {"": Loaded()})
         with pytest.raises(LookupError):
             LoadedTensors(nothing, stored, checkpoint.inventory, stored).tensor(checkpoint.inventory.tensors[0])
 
 
 def test_what_torch_refused_is_read_a_second_time(make):
-    with open_whole(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
-        refused = LoadedFiles({"": (checkpoint.files[0], Loaded(refusal="no"))})
+    with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        refused = LoadedFiles(checkpoint.parts, {"": Loaded(refusal="no")})
         record = checkpoint.inventory.tensors[0]
         assert torch.equal(
             LoadedTensors(refused, stored, checkpoint.inventory, stored).tensor(record), stored.tensor(record)
@@ -314,7 +313,7 @@ def test_what_torch_refused_is_read_a_second_time(make):
 
 def test_a_file_that_has_gone_is_said(make, tmp_path):
     path = make("AdamW")
-    with open_whole(path, Limits()) as checkpoint, StoredTensors(checkpoint.files) as stored:
+    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         (tmp_path / "c.pt").unlink()
         with pytest.raises(AccessFailed):
             stored.tensor(checkpoint.inventory.tensors[0])
