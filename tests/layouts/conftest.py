@@ -7,8 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+import simulation
 import torch
 
+skip_what_this_torch_cannot_simulate = simulation.skip_what_this_torch_cannot_simulate
 PLACED: dict[int, tuple[object, str]] = {}
 
 
