@@ -242,6 +242,7 @@ FAULTS = (
     ),
     Fault("a Namespace among the options", "S701", _set(lambda tree: tree, "args", Namespace(lr=1))),
     Fault("a call of the shell", "S702", _set(lambda tree: tree, "run", _Runs())),
+    Fault("a set among the options", "S703", _set(lambda tree: tree, "frozen", {"model.0"})),
     Fault("a changed byte", "F801", damage=_flip),
     Fault("a storage cut off", "F802", damage=_rewritten(_shorten)),
     Fault("zipped again", "F803", damage=_rewritten(lambda _, content: content, zipfile.ZIP_DEFLATED)),

@@ -12,7 +12,7 @@ from typing import Final
 
 from ckptmove.devices import parse_target
 from ckptmove.errors import UsageError
-from ckptmove.findings.catalogue import codes_of
+from ckptmove.findings.codes import codes_of
 
 _NAME: Final = "pyproject.toml"
 _KEYS: Final = ("checkpoints", "to", "case", "ignore", "strict")

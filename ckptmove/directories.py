@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckptmove.errors import NotACheckpoint, Refused, UnreadableInput, UnsupportedContainer
-from ckptmove.model import ArchiveFact, Inventory
+from ckptmove.model import OLDEST_TORCH, ArchiveFact, Inventory
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class FileRecord:
         tensors: how many tensors it holds.
         devices: their tags, in the order of the file.
         expression: Python that opens it, where it is a member of an archive and no path does; else None.
-        weights_only: whether its pickle has nothing that ``torch.load(weights_only=True)`` has to be told to take.
+        weights_only_since: the first torch, from 2.4 on, whose ``torch.load(weights_only=True)`` takes all that its
+            pickle has without being told to; None where none does.
     """
 
     path: str
@@ -56,7 +57,7 @@ class FileRecord:
     tensors: int
     devices: tuple[str, ...]
     expression: str | None = None
-    weights_only: bool = True
+    weights_only_since: str | None = OLDEST_TORCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,19 +127,29 @@ class Mention:
     tuple_site: int | None = None
 
 
+#: The oldest torch that is supported.
+OLDEST_TORCH: Final = "2.4"
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalUse:
     """A name that the pickle would import.
 
     Attributes:
         name: full name, as torch would look it up.
-        weights_only: whether ``torch.load(weights_only=True)`` takes it without being told to.
+        weights_only_since: the first torch whose ``torch.load(weights_only=True)`` takes it without being told to, of
+            those from 2.4 on; None where none does.
         verdict: ``safe``: known and harmless; ``dangerous``: nothing that a checkpoint needs; else ``unknown``.
     """
 
     name: str
-    weights_only: bool
+    weights_only_since: str | None
     verdict: Literal["safe", "unknown", "dangerous"]
+
+    @property
+    def weights_only(self) -> bool:
+        """Whether the newest ``torch.load(weights_only=True)`` takes it without being told to."""
+        return self.weights_only_since is not None
 
 
 class Opaque(Enum):
@@ -270,6 +280,7 @@ class Inventory:
         mentions: devices named outside of tensors.
         globals: names that the pickle would import.
         foreign_opcodes: names of opcodes that torch's weights-only unpickler lacks.
+        filled_classes: names of classes that it puts no items into, even where it is told to take them.
         optimizers: optimizers' state_dicts.
         facts: about the container's bytes.
         contents: which parts of a resume are there besides tensors: ``scheduler``, ``scaler``, ``rng``, ``counter``.
@@ -289,6 +300,7 @@ class Inventory:
     mentions: tuple[Mention, ...] = ()
     globals: tuple[GlobalUse, ...] = ()
     foreign_opcodes: tuple[str, ...] = ()
+    filled_classes: tuple[str, ...] = ()
     optimizers: tuple[OptimizerRecord, ...] = ()
     facts: tuple[ArchiveFact, ...] = ()
     contents: frozenset[str] = frozenset()

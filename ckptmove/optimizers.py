@@ -2,7 +2,7 @@
 
 Never imports torch; tests hold the table against the real classes.
 
-Keys of groups and of states as torch 2.4 to 2.13 write them; older ones write fewer group keys, which is why a
+Keys of groups and of states as torch 2.4 to 2.14 write them; older ones write fewer group keys, which is why a
 class is found by what it needs and not by what it has.
 """
 

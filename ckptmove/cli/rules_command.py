@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckptmove.cli.outcome import YES
 from ckptmove.cli.streams import Format, suggest
-from ckptmove.findings.catalogue import CATALOGUE, codes_like
+from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.findings.codes import codes_like
 from ckptmove.report import document, github, rules
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.findings.catalogue import CATALOGUE, codes_of
+from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.findings.codes import codes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

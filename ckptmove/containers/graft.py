@@ -39,6 +39,7 @@ def merge(machine: Machine, inner: Machine, place: int) -> None:
         machine.globals.setdefault(name, start)
     for code, start in inner.foreign.items():
         machine.foreign.setdefault(code, start)
+    machine.filled |= inner.filled
     machine.end = inner.end
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from ckptmove.errors import UsageError
 from ckptmove.model import Finding, Severity
 
 if TYPE_CHECKING:
@@ -273,6 +272,17 @@ _ENTRIES: Final = (
         mend="Do not load it. Ask whoever made it for safetensors.",
     ),
     Entry(
+        code="S703",
+        name="weights-only-older",
+        severity=Severity.INFO,
+        when="the pickle uses names that torch.load(weights_only=True) takes in a newer torch and refuses in an older "
+        "one, of those from 2.4 on",
+        why="The list of what it takes has grown: bytes came with torch 2.5; sets, complex numbers and uint16 with "
+        "2.6; float8_e8m0fnu with 2.7. An older torch says 'Unsupported global'.",
+        mend="Load it with the newer torch, or allow in the older one what torch.serialization.add_safe_globals takes "
+        "there: no dtype.",
+    ),
+    Entry(
         code="F801",
         name="crc-mismatch",
         severity=Severity.ERROR,
@@ -323,26 +333,3 @@ _ENTRIES: Final = (
 
 #: Every code that a finding can have, in the order of the contract.
 CATALOGUE: Final[dict[str, Entry]] = {entry.code: entry for entry in _ENTRIES}
-
-
-def codes_of(words: Iterable[str]) -> frozenset[str]:
-    """The codes that some words mean, each of them several with commas between.
-
-    Raises:
-        UsageError: there is none that one of them means.
-    """
-    parts = [part for word in words for part in word.replace(",", " ").split()]
-    return frozenset(code for part in parts for code in codes_like(part))
-
-
-def codes_like(word: str) -> tuple[str, ...]:
-    """The codes that a word means: a code, the beginning of some (``D``), or a name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    begin, name = word.upper(), word.lower()
-    codes = tuple(code for code, entry in CATALOGUE.items() if code.startswith(begin) or entry.name == name)
-    if not codes:
-        raise UsageError(f"'{word}' is no code of a finding; 'ckptmove rules' lists them")
-    return codes

@@ -42,6 +42,7 @@ RULES: Final[tuple[Rule, ...]] = (
     keys.wrapper_prefix,
     safety.weights_only,
     safety.dangerous_global,
+    safety.weights_only_older,
     archive.crc_mismatch,
     archive.truncated,
     archive.compressed_records,

@@ -1,4 +1,4 @@
-"""Rules about what loading a file would import: S701 and S702.
+"""Rules about what loading a file would import: S701 to S703.
 
 Never imports any of it, and never offers to allow what is dangerous.
 """
@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import load_expression
+from ckptmove.model import OF_TORCH_SAVE, OLDEST_TORCH
+from ckptmove.pickles.names import newest
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.findings.context import Context
-    from ckptmove.model import Finding, Inventory
+    from ckptmove.model import Finding, GlobalUse, Inventory
 
 _SHOWN: Final = 4
 #: Modules whose objects have moved: torch compares names, so the one in the file has to be given with the object.
 _MOVED: Final = ("numpy.core.", "numpy._core.", "pathlib.")
+#: The first torch to which such a name can be given with the object (``_get_user_allowed_globals``).
+_PAIRS_SINCE: Final = "2.6"
 #: numpy restores an array through the class of its dtype, which the file does not name.
 _NUMPY_DTYPES: Final = "*{type(numpy.dtype(code)) for code in numpy.typecodes['All']}"
 
@@ -34,14 +38,17 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if inventory.container == "dcp":
         return
     refused = [use for use in inventory.globals if not use.weights_only]
-    opcodes = inventory.foreign_opcodes
+    opcodes, filled = inventory.foreign_opcodes, inventory.filled_classes
     is_tar = inventory.container == "torch-tar"
     if not refused and not opcodes and not is_tar:
         return
     parts = ["every tar of torch 0.1"] if is_tar else []
     parts += [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
+    parts += [f"items in {_some(filled)}"] if filled else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
+    later = _later(inventory)
+    message += f"; before torch {' also '.join(_before(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
     load = load_expression(inventory, files[0] if files else "").removesuffix(")")
     if any(use.verdict == "dangerous" for use in refused):
@@ -50,10 +57,10 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         fix = f"{load})  # runs the code in it: only if you trust its origin"
     elif inventory.container == "pickle":
         fix = f"{load})  # runs what the file says: only if you trust its origin"
-    elif opcodes or is_tar:
+    elif opcodes or is_tar or filled:
         fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:
-        fix = f"{_allow_line(where)}; {load})"
+        fix = _allow(inventory, load)
     yield found("S701", message, files or where, fix)
 
 
@@ -65,10 +72,22 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
         yield found("S702", message, names, _distrust(inventory))
 
 
+def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """S703: the newest ``torch.load(weights_only=True)`` takes the file, and an older one refuses names in it."""
+    later = _later(inventory)
+    if not later or inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals):
+        return
+    message = f"torch.load(weights_only=True) before torch {' refuses '.join(_before(later))}"
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    where = [file.path for file in files if file.weights_only_since != OLDEST_TORCH]
+    load = load_expression(inventory, where[0] if where else "").removesuffix(")")
+    yield found("S703", message, where or [use.name for use in later], _allow(inventory, load))
+
+
 def _refused_files(inventory: Inventory) -> list[str]:
     """Of a directory or an archive, the files that the names and opcodes stand in."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    return [file.path for file in files if not file.weights_only]
+    return [file.path for file in files if file.weights_only_since is None]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -78,6 +97,41 @@ def _some(names: Sequence[str]) -> str:
 
 def _distrust(inventory: Inventory) -> str:
     return f"do not load it; see what it would import: ckptmove inspect --globals {shlex.quote(inventory.path)}"
+
+
+def _allow(inventory: Inventory, load: str) -> str:
+    """The line that has ``weights_only=True`` take a file, with the oldest torch for it where not each will do.
+
+    Args:
+        inventory: what the file holds.
+        load: the call of ``torch.load`` without its end.
+    """
+    names = [use.name for use in inventory.globals if not use.weights_only]
+    later = _later(inventory)
+    pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
+    oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])
+    names += [use.name for use in later if oldest == OLDEST_TORCH]
+    allow = f"{_allow_line(names)}; " if names else ""
+    return f"{allow}{load}, weights_only=True){'' if oldest == OLDEST_TORCH else f'  # torch {oldest} or later'}"
+
+
+def _later(inventory: Inventory) -> list[GlobalUse]:
+    """The names that not every supported torch takes, of those that the newest takes."""
+    if inventory.container not in {*OF_TORCH_SAVE, "directory", "archive"}:
+        return []
+    return [use for use in inventory.globals if use.weights_only_since not in {None, OLDEST_TORCH}]
+
+
+def _before(later: Sequence[GlobalUse]) -> tuple[str, str]:
+    """The first torch that takes all of some names, and what an older one refuses of them."""
+    first = newest(use.weights_only_since for use in later)
+    names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
+    return first, f"{amount(len(names), 'name')}: {_some(names)}"
+
+
+def _is_allowable(use: GlobalUse) -> bool:
+    """Whether the older torch has what a name means, with a ``__name__`` of its own: no dtype has."""
+    return not use.name.startswith("torch.") or use.weights_only_since == "2.5"
 
 
 def _allow_line(names: list[str]) -> str:

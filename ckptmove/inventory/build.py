@@ -16,7 +16,7 @@ from ckptmove.inventory.mentions import code_mentions
 from ckptmove.inventory.shapes import as_dict, key_text
 from ckptmove.inventory.walk import Walk
 from ckptmove.model import ArchiveFact, Inventory, Mention
-from ckptmove.pickles.names import judge
+from ckptmove.pickles.names import judge, modern_name
 
 if TYPE_CHECKING:
     from ckptmove.containers.contract import Container
@@ -63,6 +63,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         mentions=tuple(mentions),
         globals=tuple(judge(name) for name in names),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
+        filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=tuple(draft.freeze() for draft in walk.optimizers),
         facts=(
             *container.locate(storages),

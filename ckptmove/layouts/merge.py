@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ckptmove.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.layouts.places import in_place, place_of
 from ckptmove.model import StateEntry
+from ckptmove.pickles.names import newest
 from ckptmove.scopes import RootKeys
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
         tensors=len(tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
         expression=expression,
-        weights_only=not inventory.foreign_opcodes and all(use.weights_only for use in inventory.globals),
+        weights_only_since=_since(inventory),
     )
     return Part(record, moved, base, (record,))
 
@@ -118,6 +119,7 @@ def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes
         mentions=tuple(chain.from_iterable(one.mentions for one in each)),
         globals=_once(chain.from_iterable(map(_telling, each))),
         foreign_opcodes=_once(chain.from_iterable(one.foreign_opcodes for one in each)),
+        filled_classes=_once(chain.from_iterable(one.filled_classes for one in each)),
         optimizers=tuple(chain.from_iterable(one.optimizers for one in each)),
         facts=tuple(chain.from_iterable(one.facts for one in each)),
         contents=frozenset().union(*(one.contents for one in each)),
@@ -265,6 +267,13 @@ def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
     if inventory.container != "dcp":
         return inventory.globals
     return tuple(use for use in inventory.globals if use.verdict == "dangerous")
+
+
+def _since(inventory: Inventory) -> str | None:
+    """The first torch that takes all of a pickle in weights-only mode; None where none does."""
+    since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
+    is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
+    return None if is_refused else newest(since)
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:

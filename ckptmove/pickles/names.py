@@ -2,17 +2,20 @@
 
 Never imports one of them. The first list is an allow-list; what is on neither list is said to be unknown.
 
-From torch/_weights_only_unpickler.py ``_get_allowed_globals``; a test holds the list against torch.
+From torch/_weights_only_unpickler.py ``_get_allowed_globals``, torch 2.4 to 2.14; a test holds the lists against them.
 """
 
 from __future__ import annotations
 
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES, STORAGE_DTYPE
-from ckptmove.model import GlobalUse
+from ckptmove.model import OLDEST_TORCH, GlobalUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _NARROW_INTS: Final = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
 _TENSOR_TYPES: Final = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
@@ -31,7 +34,7 @@ _STORAGES: Final = tuple(name for name in STORAGE_DTYPE if name != "UntypedStora
 #: Storage classes that have no twin in ``torch.cuda``.
 _CPU_ONLY: Final = frozenset({"QUInt8Storage", "QInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})
 
-WEIGHTS_ONLY_GLOBALS: Final = frozenset({
+_GLOBALS: Final = frozenset({
     "_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set",
     "collections.Counter", "collections.OrderedDict",
     "torch.Size", "torch.Tensor", "torch.device", "torch.nn.parameter.Parameter",
@@ -45,6 +48,24 @@ WEIGHTS_ONLY_GLOBALS: Final = frozenset({
     *(f"torch.cuda.sparse.{kind}Tensor" for kind in _SPARSE_TYPES),
     *(f"torch._utils.{name}" for name in _REBUILDS),
 })  # fmt: skip
+
+#: What came to the list after the oldest torch that is supported, and with which.
+_ADDED: Final[dict[str, tuple[str, ...]]] = {
+    "2.5": ("_codecs.encode", "builtins.bytearray", "torch._utils._rebuild_device_tensor_from_numpy"),
+    "2.6": (
+        "builtins.complex", "builtins.set", "torch._utils._rebuild_device_tensor_from_cpu_tensor", "torch.uint16",
+        "torch.uint32", "torch.uint64",
+    ),
+    "2.7": ("torch.float8_e8m0fnu", *(f"torch.{name}" for name in _NARROW_INTS)),
+    "2.8": ("torch.float4_e2m1fn_x2",),
+    "2.14": ("torch.bcomplex32",),
+}  # fmt: skip
+
+#: Every name that weights-only mode takes, with the first torch that takes it; none was ever taken off the list.
+WEIGHTS_ONLY_SINCE: Final[dict[str, str]] = {
+    **dict.fromkeys(_GLOBALS, OLDEST_TORCH),
+    **{name: version for version, names in _ADDED.items() for name in names},
+}
 
 #: Names that checkpoints hold without harm although weights-only mode refuses them.
 _HARMLESS: Final = frozenset({
@@ -101,11 +122,17 @@ def judge(name: str) -> GlobalUse:
         name: full name as it stands in the pickle.
     """
     modern = modern_name(name)
-    if modern in WEIGHTS_ONLY_GLOBALS:
-        return GlobalUse(modern, weights_only=True, verdict="safe")
+    since = WEIGHTS_ONLY_SINCE.get(modern)
+    if since is not None:
+        return GlobalUse(modern, since, "safe")
     if modern in _DANGEROUS_NAMES or _is_dangerous_module(modern):
-        return GlobalUse(modern, weights_only=False, verdict="dangerous")
-    return GlobalUse(modern, weights_only=False, verdict="safe" if modern in _HARMLESS else "unknown")
+        return GlobalUse(modern, None, "dangerous")
+    return GlobalUse(modern, None, "safe" if modern in _HARMLESS else "unknown")
+
+
+def newest(versions: Iterable[str | None]) -> str:
+    """The newest of some versions of torch (``2.10``), and of the oldest that is supported; None is passed over."""
+    return max((OLDEST_TORCH, *filter(None, versions)), key=lambda version: [int(part) for part in version.split(".")])
 
 
 def _is_dangerous_module(name: str) -> bool:

@@ -119,6 +119,7 @@ def _join(joined: Machine, machine: Machine) -> None:
         joined.globals.setdefault(name, start)
     for code, start in machine.foreign.items():
         joined.foreign.setdefault(code, start)
+    joined.filled |= machine.filled
     for index, start in machine.memo_starts.items():
         if type(machine.memo[index]) is Global:  # an edit asks which of them a STACK_GLOBAL made
             place = len(joined.memo)

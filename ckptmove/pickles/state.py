@@ -33,6 +33,7 @@ class Machine:
         reread: tuples and bytes that are read back from the memo, or from the top of the stack, by their ``id``.
         frames: start of each FRAME operation.
         foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
+        filled: full names of the classes that items are put into, where torch's weights-only unpickler puts none.
         begin: offset of the pickle in ``data``.
         end: offset of the first byte after STOP.
         root: the tree.
@@ -42,6 +43,7 @@ class Machine:
         "begin",
         "data",
         "end",
+        "filled",
         "foreign",
         "frames",
         "globals",
@@ -72,6 +74,7 @@ class Machine:
         self.reread: dict[int, Tuple | bytes] = {}
         self.frames: list[int] = []
         self.foreign: dict[int, int] = {}
+        self.filled: set[str] = set()
         self.end = begin
         self.root: Value = None
 

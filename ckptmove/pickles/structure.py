@@ -225,6 +225,7 @@ def _extend(machine: Machine, items: list[Value], starts: list[int]) -> None:
     if type(target) is Call:
         if target.appended is None:
             target.appended = List([], [])
+            machine.filled.add(target.name)
         target = target.appended
     if type(target) is not List and type(target) is not Set:
         raise TypeError
@@ -256,12 +257,17 @@ def _assign(machine: Machine, flat: list[Value], starts: list[int], position: in
     if type(target) is Call:
         if target.assigned is None:
             target.assigned = Dict([], [])
+            if target.name not in _ASSIGNABLE:
+                machine.filled.add(target.name)
         target = target.assigned
     if type(target) is not Dict:
         raise TypeError
     target.flat += flat
     target.starts += starts
 
+
+#: From torch/_weights_only_unpickler.py ``_check_set_item_target``, since torch 2.10; a dict has an opcode of its own.
+_ASSIGNABLE: Final = frozenset({"collections.OrderedDict", "collections.Counter"})
 
 HANDLERS: Final[dict[int, Handler]] = {
     ord("c"): _global,

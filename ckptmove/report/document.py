@@ -171,7 +171,13 @@ def _checkpoint(answer: InspectAnswer) -> Json:
             {"where": mention.where, "kind": mention.kind, "value": mention.value} for mention in inventory.mentions
         ],
         "globals": [
-            {"name": use.name, "weights_only": use.weights_only, "verdict": use.verdict} for use in inventory.globals
+            {
+                "name": use.name,
+                "weights_only": use.weights_only,
+                "weights_only_since": use.weights_only_since,
+                "verdict": use.verdict,
+            }
+            for use in inventory.globals
         ],
         "findings": [_finding(finding) for finding in answer.inspection.findings],
         "expected": _expected(answer.expectation) if answer.expectation else None,

@@ -229,4 +229,7 @@ def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
 
 def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
     columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
-    return table(page, columns, [(clean(use.name), "yes" if use.weights_only else "no", use.verdict) for use in names])
+    rows = [
+        (clean(use.name), f"since {use.weights_only_since}" if use.weights_only else "no", use.verdict) for use in names
+    ]
+    return table(page, columns, rows)

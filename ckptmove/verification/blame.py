@@ -30,6 +30,8 @@ _TWO_DEVICES: Final = re.compile(
 )
 #: What runs the autograd engine, in which many operations are made.
 _BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
+#: What torch says of a ``.cuda()`` where no CUDA device is: a build without it, and one with it that finds no driver.
+_NO_CUDA: Final = ("not compiled with CUDA", "Found no NVIDIA driver")
 _NAMED: Final = 3
 
 
@@ -88,7 +90,7 @@ def blame(error: BaseException, scene: Scene) -> Blame:
     frames = scene.entrance.frames(error.__traceback__)
     line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else scene.home
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    fix = "take the device that the function is given" if "not compiled with CUDA" in text else ""
+    fix = "take the device that the function is given" if any(words in text for words in _NO_CUDA) else ""
     return Blame(f"{text}, {_at(line)}", fix, {"error": text, **place_of(line)})
 
 

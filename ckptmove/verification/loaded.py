@@ -254,7 +254,7 @@ def _flat(storage: Any) -> torch.Tensor:
 def _reason(error: UnpicklingError) -> str:
     """What the weights-only unpickler said, without the advice to turn it off that ``torch.load`` wraps around it."""
     cause = error.__context__
-    if not isinstance(cause, UnpicklingError):
+    if not isinstance(cause, (UnpicklingError, RuntimeError)):  # torch 2.4 raises the latter
         return "torch does not say why"
     return str(cause).strip().partition("\n")[0].partition(". Please use")[0].rstrip(".")
 

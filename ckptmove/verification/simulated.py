@@ -239,7 +239,7 @@ def unavailable_reason() -> str | None:
     if _register_backend.cache_info().currsize:
         return None
     if not hasattr(backend_registration, _SETUP):
-        return f"torch {torch.__version__} cannot host a backend written in Python"
+        return f"torch {torch.__version__} cannot host a backend written in Python, torch 2.10 and later can"
     name = _get_privateuse1_backend_name()
     if name != "privateuseone":
         return f"the PrivateUse1 backend of this process is already taken by {name!r}"

@@ -195,11 +195,6 @@ def _restored(
     """An optimizer as a script resumes it, its parameters, and what each of them had in the state that it was given."""
     pieces = [draft.piece for draft in drafts]
     parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
-    state = {
-        index: _state(piece, piece.entry, source, place)
-        for index, piece in enumerate(pieces)
-        if with_state and piece.entry is not None
-    }
     used = sorted({piece.group for piece in pieces})
     members: dict[int, list[int]] = {group: [] for group in used}
     for index, piece in enumerate(pieces):
@@ -209,6 +204,11 @@ def _restored(
         {**recipe.groups[group], **_options(recipe.tensors[group], source, place), "params": members[group]}
         for group in used
     ]
+    if with_state:
+        own = [(index, piece, piece.entry) for index, piece in enumerate(pieces)]
+        state = {index: _state(piece, entry, source, place) for index, piece, entry in own if entry is not None}
+    else:
+        state = optimizer.state_dict()["state"]  # Adagrad makes its own when it is built; of old torch, nowhere else
     optimizer.load_state_dict({"state": state, "param_groups": saved})
     return optimizer, parameters, [leaves(state.get(index, {})) for index in range(len(pieces))]
 

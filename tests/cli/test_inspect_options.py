@@ -54,7 +54,7 @@ def test_devices_is_the_size_of_the_target(say) -> None:
 def test_tree_and_globals(say) -> None:
     out = say("inspect", "run.pth", "--tree", "--globals", "--tensors").out
     assert "\n    0.weight: float32 [" in out
-    assert "\ntorch._utils._rebuild_tensor_v2  yes           safe\n" in out
+    assert "\ntorch._utils._rebuild_tensor_v2  since 2.4     safe\n" in out
     assert "\nmodel.0.weight " in out
 
 

@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simulation import on_a_simulated_device  # noqa: E402  # after the skip
+
 from ckptmove import convert  # noqa: E402  # after the skip
 from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  # after the skip
 from ckptmove.verification.checks import CHECKS  # noqa: E402  # after the skip
@@ -35,6 +37,7 @@ def failures(result):
     return [name for name, status in statuses(result).items() if status == "failed"]
 
 
+@on_a_simulated_device
 def test_a_checkpoint_from_a_gpu_that_is_not_here_resumes_on_a_simulated_one():
     result = verify(SAMPLES / "adamw-cuda3.pth", devices=4)
     assert (result.target, result.mode, result.passed) == ("cuda:3", "simulated", True)
@@ -49,6 +52,7 @@ def test_a_target_that_the_user_names_has_that_many_devices():
     assert "D103" not in {finding.code for finding in result.findings}
 
 
+@on_a_simulated_device
 def test_a_device_that_a_machine_with_one_lacks_fails_placement():
     result = verify(SAMPLES / "adamw-cuda3.pth")
     assert (result.target, failures(result)) == ("cuda:3", ["placement"])
@@ -89,12 +93,14 @@ def test_a_changed_byte_fails_the_file_check(tmp_path):
     assert failures(result) == ["file"]
 
 
+@on_a_simulated_device
 def test_a_misplaced_checkpoint_fails_placement_alone():
     result = verify(SAMPLES / "optimizer-left-on-cpu.pth")
     assert failures(result) == ["placement"]
     assert not result.passed
 
 
+@on_a_simulated_device
 def test_a_conversion_verifies_against_its_original(tmp_path):
     from ckptmove.api import convert
 

@@ -7,11 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+import simulation
 import torch
 
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 
+skip_what_this_torch_cannot_simulate = simulation.skip_what_this_torch_cannot_simulate
 PLACED: dict[int, tuple[object, str]] = {}
 
 

@@ -376,6 +376,15 @@ def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):
         assert eval(expression, {"torch": torch}).lr == 0.1
 
 
+def test_the_file_that_an_older_torch_refuses_is_named(build):
+    folder = build.hf_trainer("my run")
+    build.save(folder / "extra.pt", {"w": torch.ones(2), "seen": {1, 2}})
+    (finding,) = [one for one in ckptmove.inspect(folder).findings if one.code == "S703"]
+    assert finding.where == ("extra.pt",)
+    assert finding.message.endswith("before torch 2.6 refuses 1 name: builtins.set")
+    assert f"torch.load({str(folder / 'extra.pt')!r}, " in finding.fix
+
+
 def test_the_folders_of_ranks_are_one_checkpoint(build, tmp_path):
     model, optimizer = build.trained()
     tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from simulation import on_a_simulated_device
 
 import ckptmove
 from ckptmove.errors import UsageError
@@ -98,6 +99,7 @@ def test_the_model_of_one_file_is_stepped_with_the_state_of_another(build, answe
         assert (evidence["proven"], evidence["unproven"]) == (True, "")
 
 
+@on_a_simulated_device
 def test_a_verdict_through_the_child(build):
     folder = in_safetensors(build.hf_trainer())
     told = []
@@ -336,6 +338,7 @@ def test_few_files_are_open_at_once(build):
 # --- against an original ----------------------------------------------------------------------------------------------
 
 
+@on_a_simulated_device
 def test_a_converted_directory_is_what_the_original_was(build):
     folder = in_safetensors(build.hf_trainer(device="cuda:1"))
     output = ckptmove.convert(folder, to="cuda:0").output

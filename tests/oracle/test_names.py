@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import io
+import pickletools
 import zipfile
+from pathlib import Path
 from pickle import PROTO
 
 import pytest
 import torch
-from torch._weights_only_unpickler import _get_allowed_globals
+import weights_only_lists
+from weights_only_lists import numbers
 
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.names import WEIGHTS_ONLY_GLOBALS, judge, modern_name
+from ckptmove.pickles.names import WEIGHTS_ONLY_SINCE, judge, modern_name, newest
+from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
 
 IMPORT_MAPPING = torch._utils.IMPORT_MAPPING
 NAME_MAPPING = torch._utils.NAME_MAPPING
 
 
-def test_the_allow_list_is_torchs():
-    assert frozenset(_get_allowed_globals()) == WEIGHTS_ONLY_GLOBALS
+RECORDED = weights_only_lists.read(Path(__file__).with_name("weights_only_lists.json"))
+OPCODES = {opcode.name for opcode in pickletools.opcodes if ord(opcode.code) in WEIGHTS_ONLY_OPCODES}
 
 
-@pytest.mark.parametrize("name", sorted(WEIGHTS_ONLY_GLOBALS))
+def taken_by(version: str) -> set[str]:
+    names = {name for name, since in WEIGHTS_ONLY_SINCE.items() if numbers(since) <= numbers(version)}
+    return names | OPCODES
+
+
+def test_the_lists_are_those_of_the_torch_that_is_installed():
+    assert set(weights_only_lists.taken_here()) == taken_by(torch.__version__)
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_the_lists_are_those_of_every_torch(version):
+    assert RECORDED[version] == taken_by(version)
+
+
+def test_every_version_that_a_name_came_with_is_recorded():
+    assert {".".join(version.split(".")[:2]) for version in RECORDED} >= set(WEIGHTS_ONLY_SINCE.values())
+
+
+def test_what_is_recorded_can_be_written_again(tmp_path):
+    weights_only_lists.write(tmp_path / "lists.json", RECORDED)
+    assert weights_only_lists.read(tmp_path / "lists.json") == RECORDED
+
+
+def test_versions_are_numbers_and_no_text():
+    assert newest(["2.9", "2.10", None, "2.6"]) == "2.10"
+    assert newest([]) == "2.4"
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTS_ONLY_SINCE))
 def test_what_torch_allows_is_safe(name):
     use = judge(name)
-    assert (use.weights_only, use.verdict) == (True, "safe")
+    assert (use.weights_only, use.weights_only_since, use.verdict) == (True, WEIGHTS_ONLY_SINCE[name], "safe")
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(NAME_MAPPING))
@@ -83,4 +115,5 @@ def test_the_answer_is_that_of_torch_load(name):
         accepted = True
     except torch.serialization.pickle.UnpicklingError:
         accepted = False
-    assert judge(found).weights_only is accepted
+    since = judge(found).weights_only_since
+    assert accepted is (since is not None and numbers(since) <= numbers(torch.__version__))

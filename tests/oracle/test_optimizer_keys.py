@@ -17,8 +17,10 @@ CLASSES = {
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 }
+#: Classes that are younger than the oldest torch that is supported.
+YOUNG = {"Adafactor", "Muon"}
 #: Options that bring further keys into groups or state.
-VARIANTS = [
+OPTIONS = [
     *((name, {}) for name in CLASSES),
     ("SGD", {"momentum": 0.9, "nesterov": True}),
     ("SGD", {"momentum": 0.9, "fused": True}),
@@ -33,6 +35,17 @@ VARIANTS = [
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("LBFGS", {"line_search_fn": "strong_wolfe"}),
 ]
+VARIANTS = [
+    (name, options)
+    for name, options in OPTIONS
+    if options.keys() <= inspect.signature(CLASSES[name]).parameters.keys()  # some are younger than their class
+]
+#: Before torch 2.6 nothing tells the state_dict of the one from that of the other.
+LOOK_ALIKES = (
+    frozenset()
+    if "decoupled_weight_decay" in inspect.signature(torch.optim.Adam).parameters
+    else frozenset({"Adam", "AdamW"})
+)
 IDS = [f"{name}-{'-'.join(options) or 'plain'}" for name, options in VARIANTS]
 
 
@@ -73,7 +86,7 @@ def plain(state: dict[str, object]) -> tuple[set[str], dict[str, object]]:
 
 
 def test_every_class_has_its_row():
-    assert {row.name for row in TABLE} == set(CLASSES)
+    assert {row.name for row in TABLE} == set(CLASSES) | YOUNG
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
@@ -82,7 +95,8 @@ def test_a_class_is_told_from_its_state_dict(name, options, tmp_path):
     inventory = read({"optimizer": saved}, tmp_path)
     (record,) = inventory.optimizers
     expected = "AdamW" if options.get("decoupled_weight_decay") and name == "Adam" else name
-    assert (record.algorithm, record.candidates) == (expected, (expected,))
+    assert set(record.candidates) == (LOOK_ALIKES if name in LOOK_ALIKES else {expected})
+    assert record.algorithm == record.candidates[0]
     assert record.where == "optimizer"
     assert {entry.key for entry in record.state} == set(map(str, saved["state"]))
     for entry in record.state:
@@ -108,7 +122,7 @@ def test_a_class_is_told_from_its_state_dict(name, options, tmp_path):
 def test_a_fresh_state_dict_is_told_too(name, tmp_path):
     (record,) = read(CLASSES[name]([nn.Parameter(torch.ones(2, 2))], lr=0.1).state_dict(), tmp_path).optimizers
     assert record.where == ""
-    assert record.candidates == (name,)
+    assert set(record.candidates) == (LOOK_ALIKES if name in LOOK_ALIKES else {name})
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -132,6 +146,9 @@ def test_scalars_are_the_bookkeeping_tensors(name):
         assert {key for key, dim in shapes.items() if dim == 0} == row.scalars
 
 
+@pytest.mark.skipif(
+    "param_names" not in inspect.getsource(torch.optim.Optimizer), reason="this torch takes no named parameters"
+)
 def test_several_groups_with_names(tmp_path):
     parameters = [(f"layer.{index}", nn.Parameter(torch.ones(2))) for index in range(3)]
     groups = [{"params": parameters[:2], "lr": 0.5}, {"params": parameters[2:], "capturable": True}]
@@ -235,7 +252,7 @@ def test_nothing_is_lost_of_what_torch_writes(name, tmp_path):
         assert lost_keys(record.algorithm, record.groups, record.state) == []
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {"LBFGS"}))
+@pytest.mark.parametrize("name", sorted(CLASSES.keys() - {"LBFGS"}))
 def test_what_begins_at_zero_and_what_is_never_negative(name):
     parameter = nn.Parameter(torch.ones(2, 2))
     optimizer = CLASSES[name]([parameter], lr=0.1)
@@ -257,7 +274,7 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
         (row.name, key)
         for row in TABLE
         for key in sorted(row.group | {"lr"})
-        if row.update != "model" and row.gradients == "dense"
+        if row.update != "model" and row.gradients == "dense" and row.name in CLASSES
     ],
 )
 def test_a_lost_option_is_one_without_which_torch_cannot_step(name, key, tmp_path):

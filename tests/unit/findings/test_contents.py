@@ -1,4 +1,4 @@
-"""R301 to R304, T401, K601 and S701: what each says and spares."""
+"""R301 to R304, T401, K601, S701 and S703: what each says and spares."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TestKeys:
 class TestSafety:
     def test_the_line_imports_what_it_allows(self, make) -> None:
         names = ["numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray", "__main__.Config", "Bare"]
-        uses = tuple(GlobalUse(name, False, "unknown") for name in names)
+        uses = tuple(GlobalUse(name, None, "unknown") for name in names)
 
         [finding] = make.findings(make.inventory(globals=uses))
 
@@ -228,7 +228,7 @@ class TestSafety:
         from ckptmove.findings.safety import weights_only
 
         found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        inventory = make.inventory(path=path, globals=tuple(GlobalUse(name, False, "safe") for name in found))
+        inventory = make.inventory(path=path, globals=tuple(GlobalUse(name, None, "safe") for name in found))
         [finding] = weights_only(inventory, Context())
         before = torch.serialization.get_safe_globals()
         try:
@@ -243,8 +243,82 @@ class TestSafety:
         assert finding.message == "torch.load(weights_only=True) refuses 1 opcode: POP"
         assert "weights_only=False" in finding.fix
 
+    def test_a_class_that_takes_no_items_has_no_line_that_allows_it(self, make) -> None:
+        uses = (GlobalUse("collections.deque", None, "safe"),)
+
+        [finding] = make.findings(make.inventory(globals=uses, filled_classes=("collections.deque",)))
+
+        assert finding.message == (
+            "torch.load(weights_only=True) refuses 1 name: collections.deque and items in collections.deque"
+        )
+        assert "weights_only=False" in finding.fix
+
+    def test_what_an_older_torch_refuses_besides_is_said_and_allowed(self, make) -> None:
+        uses = (GlobalUse("a.B", None, "unknown"), GlobalUse("builtins.set", "2.6", "safe"))
+
+        [finding] = make.findings(make.inventory(globals=uses))
+
+        assert finding.message == (
+            "torch.load(weights_only=True) refuses 1 name: a.B; before torch 2.6 also 1 name: builtins.set"
+        )
+        assert finding.fix == (
+            "import a, builtins, torch; torch.serialization.add_safe_globals([a.B, builtins.set]); "
+            "torch.load('runs/my run.pth', map_location='cpu', weights_only=True)"
+        )
+
+    @pytest.mark.parametrize(
+        ("uses", "oldest"),
+        [
+            ([GlobalUse("pathlib.PosixPath", None, "safe"), GlobalUse("builtins.set", "2.6", "safe")], "2.6"),
+            ([GlobalUse("a.B", None, "safe"), GlobalUse("torch.float4_e2m1fn_x2", "2.8", "safe")], "2.8"),
+        ],
+    )
+    def test_a_line_that_an_older_torch_cannot_take_says_so(self, make, uses, oldest) -> None:
+        [finding] = make.findings(make.inventory(globals=tuple(uses)))
+
+        assert "builtins" not in finding.fix
+        assert finding.fix.endswith(f", weights_only=True)  # torch {oldest} or later")
+
+    def test_what_only_an_older_torch_refuses_is_worth_knowing(self, make) -> None:
+        uses = (
+            GlobalUse("torch.Tensor", "2.4", "safe"),
+            GlobalUse("builtins.set", "2.6", "safe"),
+            GlobalUse("_codecs.encode", "2.5", "safe"),
+        )
+
+        [finding] = make.findings(make.inventory(globals=uses))
+
+        assert (finding.code, finding.where) == ("S703", ("builtins.set", "_codecs.encode"))
+        assert finding.message == (
+            "torch.load(weights_only=True) before torch 2.6 refuses 2 names: builtins.set, _codecs.encode (since 2.5)"
+        )
+        assert finding.fix == (
+            "import _codecs, builtins, torch; torch.serialization.add_safe_globals([builtins.set, _codecs.encode]); "
+            "torch.load('runs/my run.pth', map_location='cpu', weights_only=True)"
+        )
+
+    def test_an_older_torch_cannot_be_told_to_take_a_dtype(self, make) -> None:
+        uses = (GlobalUse("torch.uint16", "2.6", "safe"), GlobalUse("builtins.set", "2.6", "safe"))
+
+        [finding] = make.findings(make.inventory(globals=uses))
+
+        assert (
+            finding.fix == "torch.load('runs/my run.pth', map_location='cpu', weights_only=True)  # torch 2.6 or later"
+        )
+
+    @pytest.mark.parametrize("container", ["torchscript", "pickle", "torch-tar", "dcp"])
+    def test_a_file_that_weights_only_mode_never_reads_is_refused_by_no_older_torch(self, make, container) -> None:
+        uses = (GlobalUse("builtins.set", "2.6", "safe"),)
+
+        assert "S703" not in codes(make.findings(make.inventory(container=container, globals=uses)))
+
+    def test_an_opcode_is_refused_by_every_torch(self, make) -> None:
+        uses = (GlobalUse("builtins.set", "2.6", "safe"),)
+
+        assert codes(make.findings(make.inventory(globals=uses, foreign_opcodes=("POP",)))) == ["S701"]
+
     def test_torch_load_reads_no_script(self, make) -> None:
-        uses = (GlobalUse("torch.jit.demoLoweredModule", False, "unknown"),)
+        uses = (GlobalUse("torch.jit.demoLoweredModule", None, "unknown"),)
 
         [finding] = make.findings(make.inventory(container="torchscript", globals=uses))
 
@@ -253,7 +327,7 @@ class TestSafety:
         )
 
     def test_torch_load_reads_no_bare_pickle(self, make) -> None:
-        uses = (GlobalUse("numpy.dtype", False, "safe"),)
+        uses = (GlobalUse("numpy.dtype", None, "safe"),)
 
         [finding] = make.findings(make.inventory(container="pickle", globals=uses))
 
@@ -263,7 +337,7 @@ class TestSafety:
 
     def test_a_tar_is_refused_whatever_it_names(self, make) -> None:
         tar = replace(make.inventory(), container="torch-tar")
-        other = GlobalUse("a.B", False, "unknown")
+        other = GlobalUse("a.B", None, "unknown")
 
         [plain] = make.findings(tar, "S701")
         [more] = make.findings(replace(tar, globals=(other,)), "S701")
@@ -274,7 +348,7 @@ class TestSafety:
         assert "weights_only=False" in plain.fix
 
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:
-        uses = (GlobalUse("os.system", False, "dangerous"), GlobalUse("a.B", False, "unknown"))
+        uses = (GlobalUse("os.system", None, "dangerous"), GlobalUse("a.B", None, "unknown"))
 
         found = make.findings(make.inventory(globals=uses))
 
@@ -286,7 +360,7 @@ class TestSafety:
 def test_the_line_that_allows_an_optimizer_can_be_run(make) -> None:
     torch = pytest.importorskip("torch")
     name = "torch.optim.adamw.AdamW"
-    inventory = make.inventory(globals=(GlobalUse(name, weights_only=False, verdict="unknown"),))
+    inventory = make.inventory(globals=(GlobalUse(name, None, "unknown"),))
 
     [finding] = make.findings(inventory, "S701")
 

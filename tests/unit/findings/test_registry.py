@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Inventory
 
-EVIL = GlobalUse("os.system", False, "dangerous")
-ODD = GlobalUse("argparse.Namespace", False, "safe")
+EVIL = GlobalUse("os.system", None, "dangerous")
+ODD = GlobalUse("argparse.Namespace", None, "safe")
 
 #: For each code: what trips it, in which context, and what is like it and healthy.
 TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any], Inventory]]] = {
@@ -118,12 +118,17 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
     "S701": (
         lambda make: make.inventory(globals=(ODD,)),
         {},
-        lambda make: make.inventory(globals=(GlobalUse("collections.OrderedDict", True, "safe"),)),
+        lambda make: make.inventory(globals=(GlobalUse("collections.OrderedDict", "2.4", "safe"),)),
     ),
     "S702": (
         lambda make: make.inventory(globals=(EVIL,)),
         {},
         lambda make: make.inventory(globals=(ODD,)),
+    ),
+    "S703": (
+        lambda make: make.inventory(globals=(GlobalUse("builtins.set", "2.6", "safe"),)),
+        {},
+        lambda make: make.inventory(globals=(GlobalUse("torch.float32", "2.4", "safe"),)),
     ),
     **{
         code: (
@@ -181,7 +186,7 @@ class TestEachRule:
         assert make.findings(healthy(make), code, **context) == ()
 
 
-@pytest.mark.parametrize("code", ["K601", "R301", "R303", "S701", "F803", "F804", "F805"])
+@pytest.mark.parametrize("code", ["K601", "R301", "R303", "S701", "S703", "F803", "F804", "F805"])
 def test_a_fix_in_python_can_be_typed(make, code) -> None:
     trip, context, _ = TRIPS[code]
 

@@ -353,6 +353,26 @@ def test_opcodes_that_weights_only_mode_lacks_are_named(read_pickle):
     assert read_pickle(b"\x80\x04\x95\x03\0\0\0\0\0\0\0N\x94.").foreign_opcodes == ("FRAME", "MEMOIZE")
 
 
+@pytest.mark.parametrize(
+    ("body", "classes"),
+    [
+        (b"capp\nD\n)\x81K\x01K\x02s", ("app.D",)),
+        (b"capp\nD\n)\x81(K\x01K\x02u", ("app.D",)),
+        (b"capp\nL\n)\x81K\x01a", ("app.L",)),
+        (b"capp\nL\n)\x81(K\x01e", ("app.L",)),
+        (b"c__builtin__\nset\n)RK\x01a", ("builtins.set",)),
+        (b"ccollections\nOrderedDict\n)RK\x01K\x02s", ()),
+        (b"ccollections\nCounter\n)RK\x01K\x02s", ()),
+        (b"K\x05)RK\x01a", ()),
+        (b"}K\x01K\x02s", ()),
+        (b"]K\x01a", ()),
+        (b"capp\nD\n)\x81", ()),
+    ],
+)
+def test_classes_that_items_are_put_into_are_named(body, classes, read_pickle):
+    assert read_pickle(pickled(body)).filled_classes == classes
+
+
 LAYOUT = call("torch.serialization._get_layout", text("torch.sparse_coo"))
 WHOLE = [
     tensor(),

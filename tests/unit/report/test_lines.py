@@ -66,7 +66,7 @@ def test_findings_wrap_on_a_terminal() -> None:
 def test_odd_tensors_and_names() -> None:
     root = TensorRecord("", "other", "cpu", "float32", (2,), (1,), "0", 0, 8)
     sparse = TensorRecord("a\x1b", "model", "cuda:0", "float32", (2,), (), None, 0, 8, "sparse_coo")
-    use = GlobalUse("os\n.system", weights_only=False, verdict="dangerous")
+    use = GlobalUse("os\n.system", None, "dangerous")
     lines = list(
         inspection.inspection_lines(
             Page(),

@@ -114,7 +114,8 @@ def test_code_that_names_the_target_gets_the_device_that_stands_for_it(case_chec
 
 def test_code_that_names_a_device_that_is_not_the_target_is_told_what_to_take(case_check):
     check = case_check(returning(model="net().cuda()"), to="cpu")
-    assert "Torch not compiled with CUDA enabled" in check["detail"]
+    reason = "Found no NVIDIA driver" if torch.version.cuda else "Torch not compiled with CUDA enabled"
+    assert reason in check["detail"]
     assert check["detail"].endswith("; fix: take the device that the function is given")
 
 
@@ -199,7 +200,8 @@ def test_other_optimizers_take_their_state(case_check, make, name):
     tree = make.tree("SGD")
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
     model.load_state_dict(tree["model"])
-    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
+    kind = getattr(torch.optim, name, None) or pytest.skip(f"this torch has no {name}")
+    optimizer = kind(model.parameters(), lr=0.01)
     torch.manual_seed(1)
     inputs, targets = torch.randn(4, 6), torch.randn(4, 3)
 

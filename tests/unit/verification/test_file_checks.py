@@ -79,6 +79,7 @@ def test_a_check_that_has_failed_keeps_its_own_words():
     assert hold_against(passed("numbers", ""), [fault]).status == "passed"
 
 
+@pytest.mark.skipif(not hasattr(torch.serialization, "set_crc32_options"), reason="this torch writes every CRC")
 def test_a_file_without_crcs_is_said_and_not_failed(make):
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

@@ -65,6 +65,18 @@ class Refusing(Lion):
         raise RuntimeError("no kernel for this device")
 
 
+class Built(Lion):
+    def __init__(self, params, lr, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, lr, betas, weight_decay)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].update(lion_avg=torch.zeros_like(parameter), step=0)
+
+    def step(self, closure=None):
+        assert all(self.state[parameter] for group in self.param_groups for parameter in group["params"])
+        super().step()
+
+
 class Starting(Lion):
     def step(self, closure=None):
         for group in self.param_groups:
@@ -113,7 +125,7 @@ def trained(kind, steps=3, **options):
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:0", "mps"])
-@pytest.mark.parametrize("name", ["Lion", "Factored"])
+@pytest.mark.parametrize("name", ["Lion", "Factored", "Built"])
 def test_one_that_the_user_names_is_stepped(make, answers, theirs, target, name):
     path = make.save(trained(getattr(theirs, name)), device=target)
     found = answers(path, target, optimizer=f"their_optimizers:{name}")
@@ -213,7 +225,7 @@ def test_a_class_of_torch_may_be_named_in_full(make, answers):
         ("their_optimizers.deep:Lion", "there is no module their_optimizers.deep"),
         (
             "their_optimizers:Tiger",
-            "their_optimizers has no Tiger; its optimizers are Factored, Following, Keyed, Lion",
+            "their_optimizers has no Tiger; its optimizers are Built, Factored, Following, Keyed",
         ),
         ("no_optimizers:Lion", "no_optimizers has no Lion; it has no optimizer"),
         ("their_optimizers:make", "that is no torch.optim.Optimizer; name a class that is derived from it"),

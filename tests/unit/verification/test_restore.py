@@ -37,6 +37,10 @@ def with_first(inventory, **changes):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:TypedStorage is deprecated")
+@pytest.mark.skipif(
+    "_codecs.encode" not in torch._weights_only_unpickler._get_allowed_globals(),
+    reason="this torch takes no bytes in weights-only mode",
+)
 def test_every_kind_of_tensor_is_what_torch_load_returns(make):
     base = torch.arange(12.0).view(3, 4)
     tree = {
@@ -144,9 +148,11 @@ class Attack:
 
 def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
     check = restore(make.save({"w": torch.ones(3), "x": Attack()}))
-    assert check.detail.endswith(
-        "refuses the file: Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
-    )
+    if hasattr(torch._weights_only_unpickler, "_blocklisted_modules"):
+        said = "Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
+    else:
+        said = "Unsupported global: GLOBAL posix.system was not an allowed global by default"
+    assert check.detail.endswith(f"refuses the file: {said}")
     operand = restore(make.save({"w": torch.ones(3), "set": frozenset({1})}))
     assert "weights_only" not in operand.detail.partition("refuses the file: ")[2]
 
@@ -183,7 +189,7 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
     assert refused.refusal == "torch does not say why"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
     path = str(tmp_path / "script.pt")
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)

@@ -225,9 +225,9 @@ def test_an_unknown_optimizer_is_skipped(make, answers):
 
 
 def test_a_class_that_this_torch_lacks(make, answers, monkeypatch):
-    path = make("Adafactor")
-    monkeypatch.delattr(torch.optim, "Adafactor")
-    assert "this torch has no Adafactor" in answers(path, "cpu")["step"]["detail"]
+    path = make("Adamax")
+    monkeypatch.delattr(torch.optim, "Adamax")
+    assert "this torch has no Adamax" in answers(path, "cpu")["step"]["detail"]
 
 
 def test_two_optimizers_of_which_one_is_known(make, answers):
@@ -241,7 +241,7 @@ def test_two_optimizers_of_which_one_is_known(make, answers):
 def test_old_adam_and_adamw_look_alike(make, answers):
     tree = make.tree("AdamW")
     for group in tree["optimizer"]["param_groups"]:
-        del group["decoupled_weight_decay"]
+        group.pop("decoupled_weight_decay", None)  # torch 2.6 writes it
     path = make.save(tree)
     assert "--optimizer Adam if that one was trained with" in answers(path, "cpu")["step"]["detail"]
     assert "assumed" not in answers(path, "cpu", optimizer="AdamW")["step"]["detail"]

@@ -1,0 +1,37 @@
+"""Which codes the words of ``--select``, ``--ignore`` and ``rules`` mean.
+
+Never says what a code means: the catalogue does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptmove.errors import UsageError
+from ckptmove.findings.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def codes_of(words: Iterable[str]) -> frozenset[str]:
+    """The codes that some words mean, each of them several with commas between.
+
+    Raises:
+        UsageError: there is none that one of them means.
+    """
+    parts = [part for word in words for part in word.replace(",", " ").split()]
+    return frozenset(code for part in parts for code in codes_like(part))
+
+
+def codes_like(word: str) -> tuple[str, ...]:
+    """The codes that a word means: a code, the beginning of some (``D``), or a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    begin, name = word.upper(), word.lower()
+    codes = tuple(code for code, entry in CATALOGUE.items() if code.startswith(begin) or entry.name == name)
+    if not codes:
+        raise UsageError(f"'{word}' is no code of a finding; 'ckptmove rules' lists them")
+    return codes
