@@ -221,6 +221,7 @@ FAULTS = (
     Fault("more parameters than the model has", "O206", _set(_group, "params", list(range(40)))),
     Fault("a second moment lost", "O207", _drop(_state, "exp_avg_sq")),
     Fault("weight_decay lost", "step", _drop(_group, "weight_decay")),
+    Fault("a stale step count, without the original", "O209", lambda tree: _state(tree)["step"].fill_(1.0)),
     Fault("states of two shapes swapped", "O208", _swap_entries(0, 1)),
     Fault("random states on the GPU", "R301", place=_on("cuda:0", "rng")),
     Fault("no scheduler, no random states", "R302", _only_model),
@@ -289,8 +290,6 @@ FAULTS = (
     Fault("the two moments of a parameter swapped", "N502", _swap_moments),
     Fault("all moments zero after three steps", "fresh", _zero_moments),
     # --- what a file alone does not tell ------------------------------------------------------------------------------
-    Fault("a stale step count, without the original", "numbers", lambda tree: _state(tree)["step"].fill_(1.0),
-          unseen="a layer that was frozen at first has such counts: they are told in the detail of numbers alone"),
     Fault("a weight_decay of another value, without the original", "step", _set(_group, "weight_decay", 0.5),
           unseen=_NO_ORIGINAL),
     Fault("states of one shape swapped, without the original", "step", _swap_entries(0, 4),

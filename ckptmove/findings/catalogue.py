@@ -173,6 +173,16 @@ _ENTRIES: Final = (
         "checkpoint again from the run, or resume with the weights alone.",
     ),
     Entry(
+        code="O209",
+        name="uneven-steps",
+        severity=Severity.INFO,
+        when="the step counts of parameters in one group differ",
+        why="Adam corrects its moments by the count: a stale one makes steps too large. A layer that was frozen or "
+        "unused for a time has such a count rightly.",
+        mend="If no layer was, take another checkpoint: 'ckptmove diff' with an earlier one shows which stood still.",
+        found_by="verify",
+    ),
+    Entry(
         code="R301",
         name="rng-on-accelerator",
         severity=Severity.ERROR,

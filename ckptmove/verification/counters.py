@@ -16,12 +16,33 @@ from ckptmove.verification.state import distinct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, StateEntry
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry
     from ckptmove.verification.state import StoredTensors
 
 
 #: What scalars beside the count can be, by state key: lowest and highest.
 _BOUNDS: Final = {"mu_product": (0.0, 1.0), "mu": (0.0, 1.0), "eta": (0.0, math.inf)}
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A group whose parameters differ in their counts. A layer that was frozen at first makes a healthy one.
+
+    Attributes:
+        where: path of the group.
+        low: the lowest count.
+        high: the highest count.
+        behind: paths of those below the highest.
+    """
+
+    where: str
+    low: float
+    high: float
+    behind: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """From where to where they go, and in which group."""
+        return f"step counts from {self.low:g} to {self.high:g} in {self.where}"
 
 
 @dataclass(slots=True)
@@ -31,13 +52,12 @@ class Counters:
     Attributes:
         negative: paths and values of counts below zero.
         faults: what else no training writes.
-        apart: groups whose parameters differ in their counts: text for people. A layer that was frozen at first makes
-            a healthy one.
+        uneven: groups whose parameters differ in their counts.
     """
 
     negative: list[tuple[str, float]] = field(default_factory=list)
     faults: Offenders = field(default_factory=Offenders)
-    apart: list[str] = field(default_factory=list)
+    uneven: list[Uneven] = field(default_factory=list)
 
 
 def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
@@ -45,7 +65,7 @@ def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
     counters = Counters()
     for optimizer in inventory.optimizers:
         groups = {key: group for group in optimizer.groups for key in group.params}
-        spans: dict[str, tuple[float, float]] = {}
+        counts: dict[str, list[tuple[str, float]]] = {}
         for path, value in _out_of_bounds(optimizer, stored):
             counters.faults.add(f"{path} is {value:g}, which {optimizer.algorithm} never makes it")
         for entry, path, count in _counts(optimizer, stored):
@@ -55,10 +75,9 @@ def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
                 fault = _fault(optimizer.algorithm, entry, count, stored)
                 if fault:
                     counters.faults.add(f"{path} is {count:g}{fault}")
-            _widen(spans, groups.get(entry.key), count)
-        counters.apart += (
-            f"step counts from {low:g} to {high:g} in {where}" for where, (low, high) in spans.items() if low != high
-        )
+            if entry.key in groups and count >= 0:
+                counts.setdefault(groups[entry.key].where, []).append((path, count))
+        counters.uneven += filter(None, (_uneven(where, of_group) for where, of_group in counts.items()))
     return counters
 
 
@@ -97,7 +116,6 @@ def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensor
     return ""
 
 
-def _widen(spans: dict[str, tuple[float, float]], group: ParamGroup | None, count: float) -> None:
-    if group is not None:
-        low, high = spans.get(group.where, (count, count))
-        spans[group.where] = (min(low, count), max(high, count))
+def _uneven(where: str, counts: list[tuple[str, float]]) -> Uneven | None:
+    low, high = min(count for _, count in counts), max(count for _, count in counts)
+    return Uneven(where, low, high, tuple(path for path, count in counts if count < high)) if low < high else None

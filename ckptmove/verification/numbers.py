@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding, Inventory, TensorRecord
-    from ckptmove.verification.counters import Counters
+    from ckptmove.verification.counters import Counters, Uneven
 
 #: Roles whose values training goes on from; a metric may well be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
@@ -121,12 +121,12 @@ class NumbersTally:
             parts = [f"{values} looked at; what is not finite or below zero is ignored"]
         if self._infinite_buffers:
             parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, as masks have")
-        return passed("numbers", "; ".join([*parts, *self.counters.apart]), **figures)
+        return passed("numbers", "; ".join([*parts, *map(str, self.counters.uneven)]), **figures)
 
     def findings(self) -> tuple[Finding, ...]:
-        """N501 and N502, where there is reason."""
+        """O209, N501 and N502, where there is reason."""
         spoiled, negative = self._where["N501"], self._where["N502"]
-        findings = []
+        findings = [_uneven(group) for group in self.counters.uneven]
         if spoiled:
             message = f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}"
             fix = "resume from an earlier checkpoint: training cannot recover from these values"
@@ -166,6 +166,12 @@ class NumbersTally:
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
         self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
         self._where["N501"].append(record.name)
+
+
+def _uneven(group: Uneven) -> Finding:
+    message = f"{group}: {amount(len(group.behind), 'parameter')} behind the others"
+    fix = "nothing, if these were frozen or unused for a time; if not, their state is stale: take another checkpoint"
+    return found("O209", message, group.behind, fix)
 
 
 def _comparable(values: torch.Tensor) -> torch.Tensor:

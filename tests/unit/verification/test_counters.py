@@ -77,6 +77,28 @@ def test_counts_that_differ_are_said(make, answers):
     assert found["detail"].endswith("; step counts from 3 to 9 in optimizer.param_groups.0")
 
 
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3), (3, 3, 9, 3), (1, 9, 9, 2)])
+def test_those_behind_the_others_are_a_note(make, answers, counts):
+    tree = make.tree()
+    for index, count in enumerate(counts):
+        set_step(torch.tensor(float(count)), index)(tree["optimizer"]["state"])
+    findings = answers(make.save(tree), "cpu")["findings"]
+    behind = [index for index, count in enumerate(counts) if count < max(counts)]
+    assert [(one["code"], one["severity"]) for one in findings] == [("O209", "info")] * bool(behind)
+    for one in findings:
+        assert one["where"] == tuple(f"optimizer.state.{index}.step" for index in behind)
+        assert f"from {min(counts)} to {max(counts)} in optimizer.param_groups.0: {len(behind)} param" in one["message"]
+
+
+def test_groups_are_not_held_against_each_other(make, answers):
+    tree = make.tree()
+    (group,) = tree["optimizer"]["param_groups"]
+    tree["optimizer"]["param_groups"] = [{**group, "params": [0, 1]}, {**group, "params": [2, 3]}]
+    for index in (0, 1):
+        set_step(torch.tensor(9.0), index)(tree["optimizer"]["state"])
+    assert answers(make.save(tree), "cpu")["findings"] == []
+
+
 def test_the_counts_of_a_stranger_are_its_own(make, answers):
     tree = make.tree("AdamW")
     tree["optimizer"]["param_groups"][0]["correct_bias"] = True
