@@ -70,7 +70,9 @@ def outcome(result: VerifyResult) -> str:
     """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``."""
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     if not result.passed:
-        return f"failed, {place}"
+        steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
+        is_made = result.mode != "simulated" or all(dict(step.evidence).get("simulated") for step in steps)
+        return f"failed, {place if is_made else clean(result.target)}"
     if result.sample is not None and not result.sample.is_all:
         place = f"{place}, by a sample: {result.sample}"
     if result.proven:
