@@ -38,7 +38,7 @@ def verdicts(monkeypatch):
 
 
 PASSED = ("file", "passed", "8 records", (("bytes", 12),))
-FAILED = ("step", "failed", "device mismatch \x1b[31m<&>", ())
+FAILED = ("step", "failed", "device mismatch \x1b[31m<&>", (("simulated", True),))
 SKIPPED = ("step", "skipped", "no optimizer state", ())
 
 

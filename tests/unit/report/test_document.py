@@ -22,7 +22,9 @@ FAILURE = Failure(kind="missing-file", message="no such file", hint="", path="a\
 def result(*evidence, mode="simulated", passed=True):
     checks = (
         CheckResult(name="file", status="passed", detail="fine", evidence=evidence),
-        CheckResult(name="step", status="passed" if passed else "failed", detail="a\x1b[2Jb"),
+        CheckResult(
+            name="step", status="passed" if passed else "failed", detail="a\x1b[2Jb", evidence=(("simulated", True),)
+        ),
         CheckResult(name="parity", status="skipped", detail="nothing to compare"),
     )
     return VerifyResult(
@@ -106,6 +108,10 @@ def test_the_verdict_never_leaves_out_where_it_ran() -> None:
         "passed, cpu, but a resume is not proven: something stood in for what the file does not hold"
     )
     assert verification.brief_line(result(passed=False)) == "a.pth: failed, simulated cuda:0 (step)"
+    unmade = replace(result(passed=False), checks=(CheckResult(name="step", status="failed", detail="not proven"),))
+    assert verification.outcome(unmade) == "failed, cuda:0", "nothing was simulated"
+    elsewhere = replace(unmade, checks=(CheckResult(name="numbers", status="failed", detail="NaN"),))
+    assert verification.outcome(elsewhere) == "failed, simulated cuda:0"
 
 
 def test_checks_are_lines_that_a_terminal_cannot_obey() -> None:
@@ -115,6 +121,7 @@ def test_checks_are_lines_that_a_terminal_cannot_obey() -> None:
         "✓ file    fine",
         "          figure = x\\x0ay",
         "✗ step    a\\x1b[2Jb",
+        "          simulated = True",
         "– parity  nothing to compare",  # noqa: RUF001  # the sign of a skipped check
         "failed, simulated cuda:0",
     ]
