@@ -80,7 +80,7 @@ def verify_checkpoint(
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = check_bytes(checkpoint, limits, progress)
-            findings, here = _checks_without_torch(checkpoint, facts, asked)
+            findings, here = checks_without_torch(checkpoint, facts, asked)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
@@ -111,10 +111,16 @@ def _refuse_kinds(request: VerifyRequest) -> None:
         raise UsageError(f"{request.path} is {kinds[0]}, and --against names {kinds[1]}: {request.against}")
 
 
-def _checks_without_torch(
+def checks_without_torch(
     checkpoint: WholeCheckpoint, facts: tuple[ArchiveFact, ...], asked: VerifyRequest
 ) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
-    """The findings, and the checks that this process makes, while torch is imported in the other one."""
+    """The findings, and the checks that this process makes, while torch is imported in the other one.
+
+    Args:
+        checkpoint: an open checkpoint.
+        facts: what is to be said of its bytes.
+        asked: what to verify, with its target.
+    """
     inventory, target = checkpoint.inventory, asked.to or "cpu"
     kept = kept_tensors(inventory, asked.keep)
     context = Context(target=target, device_count=asked.devices or 1)
