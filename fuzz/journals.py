@@ -52,7 +52,7 @@ def changes() -> Iterable[bytes]:
         journal = between(CHECKPOINT, was, now).encode()
         yield _folder(was)
         yield _folder(now)
-        for found in (was, now, now[: (len(was) + len(now)) // 2], was[:-40] + bytes(40)):
+        for found in (was, now, now[: (len(was) + len(now)) // 2], now[:-40] + bytes(40)):
             yield _folder(found, (_JOURNAL, journal))
         yield _folder(now, (_JOURNAL, journal[:-9]))
         yield _folder(now, (journal_name("other.pth").encode(), between("other.pth", was, now).encode()))
