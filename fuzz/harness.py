@@ -200,7 +200,7 @@ def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
 
 def _require_different(source: Checkpoint, plan: MovePlan, output: Checkpoint) -> None:
     """``diff`` tells of devices, of what was cast, and of what the plan says of flags and strings."""
-    found = compare_stored(stored_file(source), stored_file(output), lambda *_: None, None)
+    found = compare_stored(stored_file(source), stored_file(output), LIMITS, lambda *_: None, None)
     require(not found.added and not found.removed, "diff finds tensors that only one of them has")
     allowed: set[str] = {"device"}
     if any(edit.cast is not None for edit in plan.edits):
