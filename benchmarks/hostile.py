@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,8 @@ COMMANDS = {
 USUAL = [name for name in COMMANDS if name != "verify"]
 #: In a small process of its own: what a process took before it started another one would count as the other's.
 MEASURE = """
-import os, signal, sys
+import os, signal, sys, time
+began = time.perf_counter()
 pid = os.fork()
 if not pid:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -50,19 +52,38 @@ if not pid:
 signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
 signal.alarm(int(sys.argv[1]))
 _, status, usage = os.wait4(pid, 0)
-print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+seconds = usage.ru_utime + usage.ru_stime, time.perf_counter() - began
+print(os.waitstatus_to_exitcode(status), *seconds, usage.ru_maxrss / 1024)
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """One command on one file."""
+    """One command on one file.
+
+    Attributes:
+        name: of the file.
+        command: what was run.
+        code: its exit code, negative for a signal.
+        seconds: of the processor, in all its processes.
+        clock: seconds by the clock.
+        mib: peak of resident memory, of its largest process.
+    """
 
     name: str
     command: str
     code: int
     seconds: float
+    clock: float
     mib: float
+
+    @property
+    def named(self) -> str:
+        """What was run on which file."""
+        return f"({self.name}, {self.command})"
+
+
+_SECONDS, _CLOCK, _MEMORY = map(attrgetter, ("seconds", "clock", "mib"))
 
 
 def measured(name: str, command: str, words: list[str]) -> Run:
@@ -71,8 +92,8 @@ def measured(name: str, command: str, words: list[str]) -> Run:
         [sys.executable, "-S", "-c", MEASURE, str(PATIENCE), sys.executable, "-m", "ckptmove", *words],
         stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, text=True,
     )  # fmt: skip
-    code, seconds, mib = done.stdout.split()
-    return Run(name, command, int(code), float(seconds), float(mib))
+    code, seconds, clock, mib = done.stdout.split()
+    return Run(name, command, int(code), float(seconds), float(clock), float(mib))
 
 
 def family(name: str, recipes: dict[str, Callable[[Path], None]], commands: dict[str, list[str]]) -> list[Run]:
@@ -87,15 +108,14 @@ def family(name: str, recipes: dict[str, Callable[[Path], None]], commands: dict
                 runs.append(run)
                 subprocess.run(["rm", "-rf", str(out)], check=True)
                 if os.environ.get("EACH"):
-                    print(
-                        f"    {recipe:45} {command:8} {run.code:4} {run.seconds:7.2f} s {run.mib:8.0f} MiB", flush=True
-                    )
+                    figures = f"{run.code:4} {run.seconds:7.2f} s {run.clock:7.2f} s {run.mib:8.0f} MiB"
+                    print(f"    {recipe:45} {command:8} {figures}", flush=True)
             subprocess.run(["rm", "-rf", str(path)], check=True)
-    slowest, largest = max(runs, key=lambda run: run.seconds), max(runs, key=lambda run: run.mib)
+    slowest, longest, largest = (max(runs, key=key) for key in (_SECONDS, _CLOCK, _MEMORY))
     codes = ", ".join(f"{code}: {count}" for code, count in sorted(Counter(run.code for run in runs).items()))
     print(
-        f"| {name} | {len(recipes)} | {codes} | {slowest.seconds:.1f} s ({slowest.name}, {slowest.command})"
-        f" | {largest.mib:.0f} MiB ({largest.name}, {largest.command}) |",
+        f"| {name} | {len(recipes)} | {codes} | {slowest.seconds:.1f} s {slowest.named}"
+        f" | {longest.clock:.1f} s {longest.named} | {largest.mib:.0f} MiB {largest.named} |",
         flush=True,
     )
     return runs
@@ -118,7 +138,7 @@ def main() -> None:
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=USUAL)
     asked = parser.parse_args()
     commands = {name: COMMANDS[name] for name in asked.commands}
-    print("| family | inputs | exit codes | worst time | worst memory |\n|---|---:|---|---|---|")
+    print("| family | inputs | exit codes | worst time | by the clock | worst memory |\n|---|---:|---|---|---|---|")
     runs: list[Run] = []
     every = {
         name: {recipe: written(make) for recipe, make in recipes.items()}
