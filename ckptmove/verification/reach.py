@@ -38,11 +38,16 @@ def refuse_excess(inventory: Inventory, files: Iterable[StoredFile], path: str, 
     Raises:
         LimitExceeded: it asks for more.
     """
-    limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * sum(file.container.source.size for file in files))
+    limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * total_bytes(files))
     stored = sum(storage.nbytes for storage in inventory.storages)
     actual = max(stored, _bytes_of_values(inventory))
     if actual > limit:
         raise LimitExceeded("the bytes that its tensors take in memory", limit=limit, actual=actual, path=path)
+
+
+def total_bytes(files: Iterable[StoredFile]) -> int:
+    """Size of all files of a checkpoint."""
+    return sum(file.container.source.size for file in files)
 
 
 def _bytes_of_values(inventory: Inventory) -> int:

@@ -29,6 +29,7 @@ class VerifyRequest:
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
         timeout: seconds that the child may take, or None for as many as it needs.
         limits: what each file may ask for.
+        nbytes: size of all files, of the original's too: the memory of the child follows it.
     """
 
     path: str
@@ -43,6 +44,7 @@ class VerifyRequest:
     case: str | None = None
     timeout: float | None = None
     limits: Limits = field(default_factory=Limits)
+    nbytes: int = 0
 
     def to_json(self) -> str:
         """The request as one JSON document."""

@@ -25,7 +25,7 @@ from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
-from ckptmove.verification.reach import refuse_excess
+from ckptmove.verification.reach import refuse_excess, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,17 +66,19 @@ def verify_checkpoint(
         LimitExceeded: it asks for more than the limits allow.
     """
     _refuse_request(request)
-    limits = request.limits
+    limits, nbytes = request.limits, 0
     if request.against is not None:
         with open_whole(request.against, limits) as original:
             # One that cannot be read is an error of the input, not an outcome.
             refuse_excess(original.inventory, original.files, request.against, limits)
+            nbytes = total_bytes(original.files)
     cases = () if request.case is None else (CASE,)
     with open_whole(request.path, limits) as checkpoint:
         _refuse_kinds(request)
         refuse_excess(checkpoint.inventory, checkpoint.files, request.path, limits)
         to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
-        asked = replace(request, to=parse_target(to), devices=_device_count(request))
+        nbytes += total_bytes(checkpoint.files)
+        asked = replace(request, to=parse_target(to), devices=_device_count(request), nbytes=nbytes)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = check_bytes(checkpoint, limits, progress)

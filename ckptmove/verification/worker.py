@@ -25,6 +25,7 @@ from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import load_all
+from ckptmove.verification.memory import HINT, explained, limit_memory
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -50,16 +51,21 @@ def main() -> None:
     os.dup2(2, 1)
     # A case is stepped once: what torch.compile would make of it takes minutes, and knows no simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    request = VerifyRequest.from_json(sys.argv[-1])
+    is_limited = limit_memory(request)
     with answers:
 
         def emit(message: dict[str, object]) -> None:
-            answers.write(json.dumps(message) + "\n")
+            said = explained(message) if is_limited else message
+            answers.write(json.dumps(said) + "\n")
             answers.flush()
 
         try:
-            run(VerifyRequest.from_json(sys.argv[-1]), emit)
+            run(request, emit)
         except UsageError as error:
             emit({"refusal": str(error)})
+        except MemoryError as error:
+            raise MemoryError(HINT) from error  # the last line of what a process says is what is told of it
 
 
 def _end_with_parent() -> None:
