@@ -209,6 +209,7 @@ def verify(
     devices: int | None = None,
     case: str | None = None,
     timeout: float | None = None,
+    sample: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
@@ -229,6 +230,8 @@ def verify(
         case: a function of yours that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: your
             model is stepped from the stored state, too.
         timeout: seconds that torch may take for its checks; by default as many as they need.
+        sample: look at so many parameters of each optimizer, with their state, and at so many other tensors, which
+            ``seed`` chooses; by default at all of them.
         limits: what each file may ask for.
         progress: told of bytes checked and bytes in all.
         stage: then told what torch does next.
@@ -255,6 +258,7 @@ def verify(
         devices=devices,
         case=case,
         timeout=timeout,
+        sample=sample,
         limits=limits or Limits(),
     )
     try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ckptmove.wording import amount
+
 if TYPE_CHECKING:
     from ckptmove.model import Finding
 
@@ -33,6 +35,44 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSize:
+    """How much of a checkpoint was looked at.
+
+    Attributes:
+        asked: how many parameters of each optimizer, and how many other tensors, were asked for.
+        parameters: that optimizers step, of those looked at.
+        of_parameters: that they step in all.
+        tensors: whose values were looked at.
+        of_tensors: in all.
+    """
+
+    asked: int
+    parameters: int
+    of_parameters: int
+    tensors: int
+    of_tensors: int
+
+    @property
+    def is_all(self) -> bool:
+        """Whether there is no more than was asked for."""
+        return (self.parameters, self.tensors) == (self.of_parameters, self.of_tensors)
+
+    @property
+    def of_all_parameters(self) -> str:
+        """How many of the parameters, for people."""
+        return f"{self.parameters:,} of {amount(self.of_parameters, 'parameter')}"
+
+    @property
+    def of_all_tensors(self) -> str:
+        """How many of the tensors, for people."""
+        return f"{self.tensors:,} of {amount(self.of_tensors, 'tensor')}"
+
+    def __str__(self) -> str:
+        """How much that is, for people."""
+        return f"{self.of_all_parameters}, {self.of_all_tensors}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
     """The verdict of ``verify`` on one checkpoint.
 
@@ -45,6 +85,7 @@ class VerifyResult:
             False where a step was skipped, or something stood in for what the file does not hold.
         checks: in the order of the contract.
         findings: of the file.
+        sample: how much was looked at where only a sample was to be; else None.
     """
 
     path: str
@@ -54,8 +95,10 @@ class VerifyResult:
     proven: bool
     checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...]
+    sample: SampleSize | None = None
 
     def __str__(self) -> str:
         """The verdict, in one line."""
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
-        return f"{self.path}: {verdict} on {self.target} ({self.mode})"
+        part = f", by a sample: {self.sample}" if self.sample is not None else ""
+        return f"{self.path}: {verdict} on {self.target} ({self.mode}){part}"

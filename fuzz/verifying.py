@@ -56,7 +56,7 @@ def _whole(data: bytes) -> WholeCheckpoint:
 
 def _show(whole: WholeCheckpoint, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
     """What ``verify`` prints where torch says nothing, in every format."""
-    findings, here = checks_without_torch(whole, facts, request)
+    findings, here, _ = checks_without_torch(whole, facts, request)
     made = {check.name: check for check in here}
     checks = tuple(hold_against(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
     result = VerifyResult(

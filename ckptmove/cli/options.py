@@ -176,5 +176,14 @@ Timeout = Annotated[
         show_default="none",
     ),
 ]
+Sample = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Look at N parameters of each optimizer, and at N other tensors, spread over the file; compare no CRC.",
+        show_default="all",
+    ),
+]
 #: As much as ``torch.Generator.manual_seed`` takes, without the negative ones, which it takes for others.
-Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Of the gradients, and of the sample.")]

@@ -48,6 +48,7 @@ class VerifyOptions:
         devices: how many devices the target machine has, or None.
         case: the user's function, or None.
         timeout: seconds that torch may take, or None.
+        sample: how many parameters of each optimizer, and how many other tensors, are looked at, or None.
         limits: what each file may ask for.
         strict: whether a resume that is not proven is a failure.
         junit: file that takes the verdicts as JUnit XML, or None.
@@ -63,6 +64,7 @@ class VerifyOptions:
     devices: int | None
     case: str | None
     timeout: float | None
+    sample: int | None
     limits: Limits
     strict: bool
     junit: str | None
@@ -153,6 +155,7 @@ def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
             devices=options.devices,
             case=options.case,
             timeout=options.timeout,
+            sample=options.sample,
             limits=options.limits,
             ignore=sorted(CATALOGUE.keys() - options.selection.codes),
             progress=progress,

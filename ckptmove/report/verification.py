@@ -71,6 +71,8 @@ def outcome(result: VerifyResult) -> str:
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     if not result.passed:
         return f"failed, {place}"
+    if result.sample is not None and not result.sample.is_all:
+        place = f"{place}, by a sample: {result.sample}"
     if result.proven:
         return f"passed, {place}"
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}

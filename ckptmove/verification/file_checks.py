@@ -43,8 +43,13 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
-def check_file(files: Sequence[StoredFile]) -> CheckResult:
-    """What the files are, and whether their bytes were compared with checksums; findings about them fail the check."""
+def check_file(files: Sequence[StoredFile], *, is_checked: bool = True) -> CheckResult:
+    """What the files are, and whether their bytes were compared with checksums; findings about them fail the check.
+
+    Args:
+        files: those that hold the checkpoint.
+        is_checked: whether CRCs were compared, where there are any.
+    """
     size = sum(file.container.source.size for file in files)
     unchecked = [file.name for file in files if not file.container.has_checksums()]
     crcs = "every CRC matches"
@@ -55,7 +60,10 @@ def check_file(files: Sequence[StoredFile]) -> CheckResult:
     else:
         what = files[0].container.name
         crcs = "saved without CRCs, so that its bytes could not be compared with any" if unchecked else crcs
-    return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=not unchecked)
+    if not is_checked:
+        crcs = "no CRC compared, because only a sample was asked for (ckptmove inspect --check compares them)"
+    checksums = is_checked and not unchecked
+    return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
 
 
 def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:

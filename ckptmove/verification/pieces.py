@@ -13,7 +13,7 @@ from ckptmove.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 from ckptmove.pairing import moments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     import torch
 
@@ -85,7 +85,10 @@ class Piece:
 
 
 def pieces_of(
-    optimizer: OptimizerRecord, parameters: dict[str, TensorRecord | None], algorithm: str
+    optimizer: OptimizerRecord,
+    parameters: dict[str, TensorRecord | None],
+    algorithm: str,
+    chosen: Container[str] | None = None,
 ) -> Iterator[Piece]:
     """The pieces of every parameter that can be stepped, in the order of the groups.
 
@@ -97,12 +100,14 @@ def pieces_of(
         optimizer: the optimizer.
         parameters: by state key, the parameter's record or None.
         algorithm: class in ``torch.optim``, or the name of another one.
+        chosen: the keys of those that are stepped; None for all. One that steps them as one vector takes all.
     """
     entries = {entry.key: entry for entry in optimizer.state}
     for index, group in enumerate(optimizer.groups):
         for key in group.params:
             entry = entries.get(key)
-            if entries and entry is None and not keeps_state_on_first(algorithm):
+            is_apart = not keeps_state_on_first(algorithm)
+            if is_apart and ((entries and entry is None) or not (chosen is None or key in chosen)):
                 continue
             parameter = parameters.get(key)
             known = parameter or _stand_in(entry, algorithm)

@@ -28,6 +28,7 @@ class VerifyRequest:
         devices: how many devices the target machine has, or None for one, or as many as ``to`` speaks of.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
         timeout: seconds that the child may take, or None for as many as it needs.
+        sample: how many parameters of each optimizer, and how many other tensors, are looked at; None for all.
         limits: what each file may ask for.
         nbytes: size of all files, of the original's too: the memory of the child follows it.
     """
@@ -43,6 +44,7 @@ class VerifyRequest:
     devices: int | None = None
     case: str | None = None
     timeout: float | None = None
+    sample: int | None = None
     limits: Limits = field(default_factory=Limits)
     nbytes: int = 0
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.evidence import CheckResult
     from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.sampling import Sample
     from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.numbers import NumbersTally
     from ckptmove.verification.pieces import TensorSource
@@ -65,17 +66,30 @@ def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
     return found
 
 
-def dense_records(inventory: Inventory) -> Iterator[TensorRecord]:
-    """Every dense tensor of a checkpoint that has bytes: the parts of a sparse one in its place."""
+def dense_records(inventory: Inventory, sample: Sample | None = None) -> Iterator[TensorRecord]:
+    """Every dense tensor of a checkpoint, or of a sample, that has bytes: the parts of a sparse one in its place."""
     for record in inventory.tensors:
-        if record.kind not in _NOT_COMPARED:
+        if record.kind not in _NOT_COMPARED and (sample is None or record.name in sample.names):
             yield from record.dense()
 
 
-def survey(inventory: Inventory, stored: StoredTensors, loaded: LoadedFiles, numbers: NumbersTally) -> CheckResult:
+def survey(
+    inventory: Inventory,
+    stored: StoredTensors,
+    loaded: LoadedFiles,
+    numbers: NumbersTally,
+    sample: Sample | None = None,
+) -> CheckResult:
     """Compare every tensor with what ``torch.load`` returned, and look at its numbers while it is at hand.
 
     Those of a file that it did not load are looked at alone.
+
+    Args:
+        inventory: of the checkpoint.
+        stored: its tensors.
+        loaded: what was returned.
+        numbers: told of each tensor.
+        sample: the tensors that are looked at; None for all.
 
     Returns:
         The ``restore`` check.
@@ -88,7 +102,7 @@ def survey(inventory: Inventory, stored: StoredTensors, loaded: LoadedFiles, num
     missing = loaded.missing
     seen: set[tuple[StoredBytes, str]] = set()
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
-    for record in dense_records(inventory):
+    for record in dense_records(inventory, sample):
         place = stored.place(record)
         if place is None:
             if record.storage in encoded:

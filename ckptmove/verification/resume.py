@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.whole import WholeCheckpoint
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.pairing import Pairing
+    from ckptmove.sampling import Sample
     from ckptmove.verification.against import OriginalTensors
     from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.pieces import TensorSource
@@ -53,6 +54,7 @@ class Bench:
         loaded: what ``torch.load`` made of it.
         original: the tensors of the original, where there is one.
         pairings: its optimizers, each with its parameters.
+        sample: the parameters that are stepped; None for all.
     """
 
     request: VerifyRequest
@@ -62,6 +64,7 @@ class Bench:
     loaded: LoadedFiles
     original: OriginalTensors | None
     pairings: list[tuple[OptimizerRecord, Pairing]]
+    sample: Sample | None = None
 
 
 def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
@@ -163,7 +166,8 @@ def _try(
     tally.error = _written_over(optimizer, pairing, recipe)
     if tally.error:
         return
-    pieces = list(pieces_of(optimizer, pairing.by_key(), choice.name))
+    chosen = None if bench.sample is None else bench.sample.keys[optimizer.where]
+    pieces = list(pieces_of(optimizer, pairing.by_key(), choice.name, chosen))
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and len(pieces) < listed:
         lost = f"{listed - len(pieces)} of {amount(listed, 'parameter')} not found in the file"

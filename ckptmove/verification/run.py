@@ -19,6 +19,7 @@ from ckptmove.keep import kept_tensors
 from ckptmove.layouts.whole import check_bytes, open_whole
 from ckptmove.moves import MoveRequest
 from ckptmove.pairing import pair_all
+from ckptmove.sampling import choose
 from ckptmove.streams.source import is_folder
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.contracts import Progress
-    from ckptmove.evidence import CheckResult
+    from ckptmove.evidence import CheckResult, SampleSize
     from ckptmove.layouts.whole import WholeCheckpoint
     from ckptmove.model import ArchiveFact, Finding
     from ckptmove.verification.child import Answers
@@ -81,8 +82,8 @@ def verify_checkpoint(
         asked = replace(request, to=parse_target(to), devices=_device_count(request), nbytes=nbytes)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
-            facts = check_bytes(checkpoint, limits, progress)
-            findings, here = checks_without_torch(checkpoint, facts, asked)
+            facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
+            findings, here, sample = checks_without_torch(checkpoint, facts, asked)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
@@ -92,7 +93,7 @@ def verify_checkpoint(
         raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
-    return _verdict(asked, answers, checks, findings)
+    return _verdict(asked, answers, checks, findings, sample)
 
 
 def _refuse_request(request: VerifyRequest) -> None:
@@ -101,6 +102,8 @@ def _refuse_request(request: VerifyRequest) -> None:
         raise TorchMissing
     if request.timeout is not None and not request.timeout > 0:
         raise UsageError(f"--timeout takes seconds, more than 0, and not {request.timeout:g}")
+    if request.sample is not None and request.sample < 1:
+        raise UsageError(f"--sample takes a number of parameters, at least 1, and not {request.sample}")
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
@@ -114,35 +117,41 @@ def _refuse_kinds(request: VerifyRequest) -> None:
 
 
 def checks_without_torch(
-    checkpoint: WholeCheckpoint, facts: tuple[ArchiveFact, ...], asked: VerifyRequest
-) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
-    """The findings, and the checks that this process makes, while torch is imported in the other one.
+    checkpoint: WholeCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
+) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
+    """The findings, the checks that this process makes while torch is imported in the other one, and the sample's size.
 
     Args:
-        checkpoint: an open checkpoint.
-        facts: what is to be said of its bytes.
-        asked: what to verify, with its target.
+        checkpoint: what is verified.
+        facts: about its bytes; None where they were not compared with their CRCs.
+        asked: what for.
     """
     inventory, target = checkpoint.inventory, asked.to or "cpu"
     kept = kept_tensors(inventory, asked.keep)
     context = Context(target=target, device_count=asked.devices or 1)
     findings = tuple(
         one
-        for one in find_all(replace(inventory, facts=facts), context)
+        for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)
         if one.code not in asked.ignore and not (one.code == "D103" and kept.issuperset(one.where))
     )
     pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
-    return findings, (
-        check_file(checkpoint.files),
+    sample = choose(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
+    checks = (
+        check_file(checkpoint.files, is_checked=facts is not None),
         check_placement(inventory, MoveRequest(to=target, keep=asked.keep))
         if any(file.container.has_devices for file in checkpoint.files)
         else skipped("placement", "a safetensors file names no device: the script decides"),
         check_structure(inventory, pairings, asked.ignore),
     )
+    return findings, checks, sample
 
 
 def _verdict(
-    asked: VerifyRequest, answers: Answers, checks: tuple[CheckResult, ...], findings: tuple[Finding, ...]
+    asked: VerifyRequest,
+    answers: Answers,
+    checks: tuple[CheckResult, ...],
+    findings: tuple[Finding, ...],
+    sample: SampleSize | None,
 ) -> VerifyResult:
     target = asked.to or "cpu"
     passed = all(check.status != "failed" for check in checks)
@@ -155,6 +164,7 @@ def _verdict(
         and any(dict(check.evidence).get("proven") is True for check in checks if check.name in {"step", CASE}),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
+        sample=sample,
     )
 
 

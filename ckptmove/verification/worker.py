@@ -19,6 +19,7 @@ from ckptmove.errors import UsageError
 from ckptmove.layouts.whole import open_whole
 from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
+from ckptmove.sampling import choose
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import Offenders, check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
@@ -33,11 +34,13 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.resume import Bench, resume
 from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.uncompiled import leave_out_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.evidence import CheckResult
+    from ckptmove.sampling import Sample
 
     Emit = Callable[[dict[str, object]], None]
 
@@ -53,6 +56,8 @@ def main() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     request = VerifyRequest.from_json(sys.argv[-1])
     is_limited = limit_memory(request)
+    if request.case is None:  # what the user's model asks of it is the user's
+        leave_out_dynamo()
     with answers:
 
         def emit(message: dict[str, object]) -> None:
@@ -65,7 +70,8 @@ def main() -> None:
         except UsageError as error:
             emit({"refusal": str(error)})
         except MemoryError as error:
-            raise MemoryError(HINT) from error  # the last line of what a process says is what is told of it
+            # The last line of what a process says is what is told of it.
+            raise MemoryError(HINT if is_limited else error) from error
 
 
 def _end_with_parent() -> None:
@@ -111,12 +117,13 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             for _, record in (pairing.matches if pairing.is_certain else ())
             if record is not None
         )
+        sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
         counters = look_at_counters(inventory, stored)
         for file in checkpoint.files:
             for fault in broken_numbers(file.root):
                 counters.faults.add(f"{file.name}.{fault}" if file.name else fault)
         numbers = NumbersTally.of(inventory, trained, counters)
-        restore = survey(inventory, stored, loaded, numbers)
+        restore = survey(inventory, stored, loaded, numbers, sample)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
             restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
@@ -125,15 +132,15 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             other = stack.enter_context(open_whole(request.against, request.limits))
             other_stored = stack.enter_context(StoredTensors(other.files))
             original = OriginalTensors(inventory, other.inventory, other_stored)
-            lost = differences(checkpoint, stored, other, other_stored)
+            lost = differences(checkpoint, stored, other, other_stored, sample)
             restore = _with_original(restore, request.against, lost, casts(inventory, other.inventory))
         for check in (restore, numbers.check(request.ignore)):
-            emit({"check": check_to_json(check)})
+            emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():
             emit({"finding": finding_to_json(finding)})
-        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings)
+        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample)
         for check in resume(bench):
-            emit({"check": check_to_json(check)})
+            emit({"check": check_to_json(_of_sample(check, sample))})
         if request.case is not None:
             _emit_case(bench, request.case, emit)
 
@@ -145,6 +152,14 @@ def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
         emit({"check": check_to_json(check_case(bench, case))})
     except CaseUnusable as error:
         emit({"unusable": error.message.removeprefix("--case: ")})
+
+
+def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
+    """A check that says of how much it speaks; one that has failed, or was not made, speaks for itself."""
+    if sample is None or sample.size.is_all or check.status != "passed":
+        return check
+    part = sample.size.of_all_tensors if check.name in {"restore", "numbers"} else sample.size.of_all_parameters
+    return replace(check, detail=f"{check.detail}; a sample: {part}")
 
 
 def _with_original(restore: CheckResult, against: str, lost: Offenders, cast: str) -> CheckResult:

@@ -57,7 +57,7 @@ ROWS: list[list[str]] = [
     ["containers.*"],
     ["inventory.*"],
     ["pairing", "policy", "rewrite", "notes", "elements"],
-    ["plan", "checkpoint"],
+    ["plan", "checkpoint", "sampling"],
     ["conversion"],
     ["in_place"],
     ["layouts.*"],

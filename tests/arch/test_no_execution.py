@@ -41,7 +41,7 @@ EXECUTING_DOTTED = {
 HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "bisect", "collections", "concurrent", "contextlib",
     "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob", "hashlib",
-    "io", "itertools", "json", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath", "re",
+    "io", "itertools", "json", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath", "random", "re",
     "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "textwrap", "threading", "time", "traceback",
     "types", "typing", "warnings", "weakref", "zlib", "tarfile",
 }  # fmt: skip
@@ -72,6 +72,7 @@ GUARDED_OS = {
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
     "getattr(case if name == 'Case' else api, name)": "the names are those of __init__, asked for by an importer",
+    "getattr(real, name)": "what torch, or an optimizer that the user typed, asks of torch._dynamo",
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",

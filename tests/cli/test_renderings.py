@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ckptmove import api
@@ -177,6 +179,19 @@ def test_verify_says_how_it_was_proven(say, ask) -> None:
     error, last = failed.out.splitlines()
     assert error.startswith("::error file=run.pth,title=verify step::")
     assert last == "::error file=run.pth,title=verify::failed, simulated cuda:3"
+
+
+def test_verify_of_a_sample_says_so_everywhere(say, ask) -> None:
+    pytest.importorskip("torch")
+    (result,) = ask("verify", "run.pth", "--to", "cuda:3", "--sample", "1")["results"]
+    assert result["sample"] == {"asked": 1, "parameters": 1, "of_parameters": 4, "tensors": 4, "of_tensors": 16}
+    ending = "passed, simulated cuda:3, by a sample: 1 of 4 parameters, 4 of 16 tensors\n"
+    assert say("verify", "run.pth", "--to", "cuda:3", "--sample", "1", "--junit", "report.xml").out.endswith(
+        f"\n{ending}"
+    )
+    assert "a sample: 1 of 4 parameters" in Path("report.xml").read_text()
+    (whole,) = ask("verify", "run.pth", "--to", "cuda:3")["results"]
+    assert whole["sample"] is None
 
 
 def test_a_converted_file_is_as_expected_and_verifies(say, ask) -> None:
