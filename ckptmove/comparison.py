@@ -13,6 +13,7 @@ from ckptmove.devices import NO_DEVICE
 from ckptmove.differences import Change, DiffResult, Gap, Uncompared
 from ckptmove.dtypes import PACKED
 from ckptmove.elements import blocks, is_dense, overlaps, raw_blocks
+from ckptmove.errors import LimitExceeded
 from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.remainder import Remainder
 from ckptmove.wording import amount
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 #: Kinds of tensors whose elements are in no storage: there are none, or they are in the pickle.
 _WITHOUT_BYTES: Final = frozenset({"meta", "device-data"})
+#: Bytes that may be read for each byte of the files: each once, but for views that lie over each other.
+_MOST_PER_BYTE: Final = 64
+#: Besides: what any file may ask for.
+_IN_ANY_CASE: Final = 2**30
 
 
 def compare(first: str, second: str, limits: Limits, measure: Measure, progress: Progress | None) -> DiffResult:
@@ -51,27 +56,34 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
         LimitExceeded: one of them asks for more than the limits allow.
     """
     with open_stored(first, limits) as one, open_stored(second, limits) as other:
-        return compare_stored(one, other, measure, progress)
+        return compare_stored(one, other, limits, measure, progress)
 
 
 def compare_stored(
-    one: StoredCheckpoint, other: StoredCheckpoint, measure: Measure, progress: Progress | None
+    one: StoredCheckpoint, other: StoredCheckpoint, limits: Limits, measure: Measure, progress: Progress | None
 ) -> DiffResult:
     """Compare two open checkpoints.
 
     Arguments and errors as of :func:`compare`.
     """
-    return _Comparison(*side_by_side(one, other), measure, progress).result()
+    return _Comparison(*side_by_side(one, other), limits, measure, progress).result()
 
 
 class _Comparison:
     """Goes through both, tensor by tensor in the order of the first."""
 
     def __init__(
-        self, one: StoredCheckpoint, other: StoredCheckpoint, measure: Measure, progress: Progress | None
+        self,
+        one: StoredCheckpoint,
+        other: StoredCheckpoint,
+        limits: Limits,
+        measure: Measure,
+        progress: Progress | None,
     ) -> None:
         self._one = one
         self._other = other
+        self._most_read = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * (one.nbytes + other.nbytes))
+        self._read = 0
         self._measure = measure
         self._progress = progress
         self._done = 0
@@ -147,13 +159,25 @@ class _Comparison:
             return
         place = _elements(one, ours[1]), _elements(two, theirs[1])
         if place not in self._compared:
+            self._spend(ours[1].nbytes + theirs[1].nbytes)
             # Elements without gaps in one order on both sides need not be put into torch's order first.
-            read = raw_blocks if alike and (share or is_dense(mine)) else blocks
+            read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
             sides = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1])
             self._compared[place] = self._gap(zip(*sides, strict=True), mine.dtype, other.dtype)
         differ, gap = self._compared[place]
         if differ:
             self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other), gap))
+
+    def _spend(self, nbytes: int) -> None:
+        """Count what is read: a small file can hold a great many views that lie over each other, all of them others."""
+        self._read += nbytes
+        if self._read > self._most_read:
+            raise LimitExceeded(
+                "the bytes of tensors that lie over each other",
+                limit=self._most_read,
+                actual=self._read,
+                path=self._one.path,
+            )
 
     def _gap(self, pairs: Iterable[tuple[bytes, bytes]], dtype: str, other: str) -> tuple[bool, Gap | None]:
         """Whether any block differs from its counterpart, and how far they lie apart."""

@@ -1,6 +1,6 @@
 """The elements of a tensor as they lie in a file, in the order in which torch counts them.
 
-Never holds more of a tensor in memory than a block, unless its elements do not lie in order.
+Never holds more of a tensor in memory than a block, unless its elements do not lie in order: then its extent, once.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass
-from itertools import product
+from itertools import repeat
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -122,19 +122,28 @@ def _read(stored: StoredBytes, span: Span, nbytes: int) -> Iterator[bytes]:
 
 
 def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
-    """Row after row of a tensor whose elements do not lie in order."""
-    shape, stride = record.shape, record.stride
+    """The elements of a tensor that do not lie in order, some of a row after the other."""
+    axes = [axis for axis in zip(record.shape, record.stride, strict=True) if axis[0] != 1]
     if item > _LARGEST_WORD:
-        item, shape, stride = item // 2, (*shape, 2), (*(2 * step for step in stride), 1)
+        item, axes = item // 2, [*((size, 2 * step) for size, step in axes), (2, 1)]
     words = memoryview(data).cast(_WORDS[item])
-    row, step = shape[-1], stride[-1]
-    for place in product(*(range(0, size * by, by) if by else [0] * size for size, by in _outer(shape, stride))):
-        start = sum(place)
-        yield words[start : start + row * step : step].tobytes() if step else words[start : start + 1].tobytes() * row
+    row, step = axes.pop()
+    for place in _places(axes):
+        for begin in range(0, row, BLOCK_ELEMENTS):
+            count = min(row - begin, BLOCK_ELEMENTS)
+            first = place + begin * step
+            found = words[first : first + count * step : step] if step else words[place : place + 1]
+            yield found.tobytes() if step else found.tobytes() * count
 
 
-def _outer(shape: tuple[int, ...], stride: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    return zip(shape[:-1], stride[:-1], strict=True)
+def _places(axes: list[tuple[int, int]]) -> Iterator[int]:
+    """Where each row begins: one number at a time, as all of them may take more than the tensor."""
+    if not axes:
+        yield 0
+        return
+    *outer, (size, step) = axes  # none has one element alone, so that there are at most 63
+    for place in _places(outer):
+        yield from range(place, place + size * step, step) if step else repeat(place, size)
 
 
 def _cut(pieces: Iterator[bytes], nbytes: int) -> Iterator[bytes]:

@@ -71,7 +71,20 @@ def _memo(size: int) -> dict[str, Callable[[], bytes]]:
         "a long key in every path": _zipped(
             b"\x80\x02" + text("x" * size) + b"q\x000" + b"}h\x00" * 5000 + _TENSOR + b"s" * 5000 + b"."
         ),
+        "windows that lie over each other": lambda: archive_of(_windows(size), {"0": bytes(4 * size)}),
     }
+
+
+def _windows(size: int) -> bytes:
+    """Views of one storage of ``size`` floats, of which no two are the same."""
+    count = struct.pack("<i", size)
+    storage = STORAGE[1 : STORAGE.index(b"Q") + 1].replace(b"K\x04tQ", b"J" + count + b"tQ")
+    views = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n(h\0J" + struct.pack("<i", one) + b"J" + struct.pack("<i", size - one)
+        + b"\x85K\1\x85\x89NtR"
+        for one in range(size // 100)
+    )  # fmt: skip
+    return b"\x80\x02" + storage + b"q\x000(" + b"".join(views) + b"l."
 
 
 def _nesting(size: int) -> dict[str, Callable[[], bytes]]:

@@ -50,7 +50,7 @@ REQUESTS: Final = (
     MoveRequest(to="mps", cast=True),
     MoveRequest(to="cpu", keep=("model*",)),
 )
-_PAGE: Final = Page(columns=100, unicode=True)
+PAGE: Final = Page(columns=100, unicode=True)
 _DETAIL: Final = Detail(tensors=True, tree=True, globals=True, verbose=True)
 
 
@@ -82,7 +82,7 @@ def guarded(target: Callable[[bytes], None], data: bytes) -> str:
     try:
         target(data)
     except CkptMoveError as error:
-        _require_printable([sentence(str(error))])
+        require_printable([sentence(str(error))])
         return error.kind
     return "ok"
 
@@ -111,15 +111,15 @@ def show_inventory(inventory: Inventory, lines: tuple[OutlineLine, ...]) -> None
     answer = InspectAnswer(
         inspection=Inspection(inventory, findings, lines), tensors=inventory.tensors, expectation=None, exit_code=1
     )
-    _require_printable(inspection.inspection_lines(_PAGE, answer, _DETAIL))
-    _require_printable(github.inspection_lines(answer))
-    _require_printable([document.dumps(document.inspect_document([answer], 1, []))])
+    require_printable(inspection.inspection_lines(PAGE, answer, _DETAIL))
+    require_printable(github.inspection_lines(answer))
+    require_printable([document.dumps(document.inspect_document([answer], 1, []))])
 
 
 def show_result(result: ConvertResult) -> None:
     """What ``convert`` prints, in every format."""
-    _require_printable(conversion.conversion_lines(_PAGE, "input", result, verbose=True))
-    _require_printable([document.dumps(document.convert_document(result))])
+    require_printable(conversion.conversion_lines(PAGE, "input", result, verbose=True))
+    require_printable([document.dumps(document.convert_document(result))])
 
 
 def in_each_way(convert_one: Callable[[MoveRequest], None]) -> None:
@@ -200,7 +200,7 @@ def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
 
 def _require_different(source: Checkpoint, plan: MovePlan, output: Checkpoint) -> None:
     """``diff`` tells of devices, of what was cast, and of what the plan says of flags and strings."""
-    found = compare_stored(stored_file(source), stored_file(output), lambda *_: None, None)
+    found = compare_stored(stored_file(source), stored_file(output), LIMITS, lambda *_: None, None)
     require(not found.added and not found.removed, "diff finds tensors that only one of them has")
     allowed: set[str] = {"device"}
     if any(edit.cast is not None for edit in plan.edits):
@@ -237,7 +237,8 @@ def _names(inventory: Inventory) -> set[str]:
     return {use.name for use in inventory.globals if not use.name.endswith("Storage")}
 
 
-def _require_printable(lines: Iterable[str]) -> None:
+def require_printable(lines: Iterable[str]) -> None:
+    """Fail where a terminal would obey a character of what is shown."""
     for line in lines:
         require(line.isprintable(), f"a terminal would obey {line!r}")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fuzz import mutators, seeds, whole_mutators, whole_seeds
+from fuzz import journals, mutators, seeds, whole_mutators, whole_seeds
+from fuzz.changing import examine_changes
 from fuzz.harness import examine_file, examine_pickle
+from fuzz.verifying import examine_resume
 from fuzz.wholes import examine_archive, examine_directory
 
 if TYPE_CHECKING:
@@ -42,14 +44,19 @@ TARGETS: Final[dict[str, Target]] = {
     "archive": Target(examine_archive, whole_mutators.archive_mutator),
     "distributed": Target(examine_directory, whole_mutators.directory_mutator),
     "directory": Target(examine_directory, whole_mutators.directory_mutator),
+    "in-place": Target(examine_changes, journals.change_mutator),
+    "verify": Target(examine_resume, whole_mutators.content_mutator),
 }
 
 
 def seeds_by_target() -> dict[str, list[bytes]]:
     """What each target starts from, by its name."""
-    return seeds.by_target() | {
+    single = seeds.by_target()
+    return single | {
         "torch-tar": list(whole_seeds.old_tars()),
         "archive": list(whole_seeds.archives()),
         "distributed": list(whole_seeds.distributed()),
         "directory": list(whole_seeds.directories()),
+        "in-place": list(journals.changes()),
+        "verify": [data for name, files in single.items() if name != "machine" for data in files],
     }

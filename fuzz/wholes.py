@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.containers.sniff import recognise
 from ckptmove.directories import ArchiveOfFiles
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ckptmove.layouts.reading import Directory
     from ckptmove.moves import MoveRequest
 
+#: What is below a folder, by path: the bytes of a file, what a link leads to, None for a folder.
+Content: TypeAlias = dict[str, "bytes | str | None"]
 #: In memory, where the system has such a folder: every output is made durable, and that takes its time on a disk.
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  # the folders in it are made by tempfile
 _OUTPUTS: Final = frozenset(f"output.{request.to}" for request in REQUESTS)
@@ -69,7 +71,7 @@ def examine_archive(data: bytes) -> None:
     with suppress(ArchiveOfFiles):
         recognise(MemorySource("input", data))
         return  # one checkpoint, which another target is for
-    with _folder() as folder:
+    with folder_in_memory() as folder:
         path = Path(folder, "input")
         path.write_bytes(data)
         _examine(path)
@@ -78,19 +80,20 @@ def examine_archive(data: bytes) -> None:
 
 def examine_directory(data: bytes) -> None:
     """The same of the directory that an input stands for, which is read for ``verify``, too."""
-    with _folder() as folder:
+    with folder_in_memory() as folder:
         path = Path(folder, "input")
         lay_out(data, path)
-        before = _content(path)
+        before = content_of(path)
         try:
             _examine(path)
             with suppress(CkptMoveError), open_stored(str(path), LIMITS, to_resume=True):
                 pass
         finally:
-            require(_content(path) == before, "the source has changed")
+            require(content_of(path) == before, "the source has changed")
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
+    """A new folder, which is removed when the context is left."""
     return tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
 
 
@@ -150,9 +153,9 @@ def _others(directory: Directory, listing: Listing) -> dict[str, bytes | None]:
     return found
 
 
-def _content(folder: Path) -> dict[str, bytes | str | None]:
+def content_of(folder: Path) -> Content:
     """Every file with its bytes, every link with its target, and every folder."""
-    found: dict[str, bytes | str | None] = {}
+    found: Content = {}
     for home, folders, files in os.walk(folder):
         for path in (Path(home, name) for name in (*folders, *files)):
             if path.is_symlink():

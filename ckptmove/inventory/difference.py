@@ -78,13 +78,15 @@ def tree_changes(
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
             continue
+        if (id(mine), id(other)) in seen:
+            continue  # before its members are put side by side: a list may hold itself as often as it has room
         inner = None if tensors is None else _of_tensors(path, mine, other, tensors)
         if inner is None and _MISSING not in (mine, other) and isinstance(mine, Node) and type(mine) is type(other):
             inner = _members(path, mine, other)
         if inner is None:
             if not _is_same(mine, other):
                 yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
-        elif (id(mine), id(other)) not in seen:
+        else:
             seen[id(mine), id(other)] = (mine, other)
             stack += inner
 

@@ -76,6 +76,11 @@ class StoredCheckpoint:
         return "an archive of files" if self.listing.form else "a directory"
 
     @property
+    def nbytes(self) -> int:
+        """Size of the files that its parts are."""
+        return sum(part.inventory.size_bytes for part in self.parts)
+
+    @property
     def is_whole(self) -> bool:
         """Whether names begin with no path: it is one file, or one distributed checkpoint."""
         return [part.name for part in self.parts] == [""]

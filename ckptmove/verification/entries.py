@@ -62,9 +62,14 @@ def _below(path: str, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> It
 def _split(path: str, kinds: Mapping[str, str]) -> tuple[str, str]:
     """A path as that of the innermost holder and the key in it; a key may have dots of its own."""
     parent = path.rpartition(".")[0]
-    while parent and parent not in kinds:
+    while parent and not _holds(kinds.get(parent), path[len(parent) + 1 :]):
         parent = parent.rpartition(".")[0]
     return parent, path[len(parent) + 1 :] if parent else path
+
+
+def _holds(kind: str | None, key: str) -> bool:
+    """Whether what is of a kind can have a member: ``al.key`` is a key of its own beside a list ``al``."""
+    return kind is not None and (kind not in {"list", "tuple"} or key.isdecimal())
 
 
 def _made(kind: str, members: dict[str, object]) -> object:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Elements that are stepped at once: their state fits in a processor's cache, and in memory many times over.
 WINDOW_ELEMENTS: Final = 2**18
 _BATCH_PIECES: Final = 512
+#: An optimizer compares each group that it is given with all before it.
+_BATCH_GROUPS: Final = 32
 
 
 class TensorSource(Protocol):
@@ -129,12 +131,16 @@ def batches(pieces: Iterator[Piece], *, together: bool) -> Iterator[list[Piece]]
         together: whether all of them are stepped at once, as many as there are.
     """
     batch: list[Piece] = []
+    groups: set[int] = set()
     elements = 0
     for piece in pieces:
-        if batch and not together and (elements + piece.elements > WINDOW_ELEMENTS or len(batch) == _BATCH_PIECES):
+        is_full = elements + piece.elements > WINDOW_ELEMENTS or len(batch) == _BATCH_PIECES
+        if batch and not together and (is_full or len(groups | {piece.group}) > _BATCH_GROUPS):
             yield batch
             batch, elements = [], 0
+            groups.clear()
         batch.append(piece)
+        groups.add(piece.group)
         elements += piece.elements
     if batch:
         yield batch

@@ -34,9 +34,7 @@ def refuse_excess(checkpoint: StoredCheckpoint, limits: Limits) -> None:
     Raises:
         LimitExceeded: it asks for more.
     """
-    limit = limits.factor * (
-        _IN_ANY_CASE + _MOST_PER_BYTE * sum(part.inventory.size_bytes for part in checkpoint.parts)
-    )
+    limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * checkpoint.nbytes)
     inventory = checkpoint.inventory
     stored = sum(storage.nbytes for storage in inventory.storages)
     actual = max(stored, _bytes_of_values(inventory))

@@ -120,6 +120,7 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = recipe.optimizer([torch.zeros(1, 1)]).defaults
+    taken: set[str] = set()
     for group, stored, tensors in zip(optimizer.groups, recipe.groups, recipe.tensors, strict=True):
         scalars = {key: source.tensor(record).item() for key, record in tensors.items() if not record.shape}
         options = {**stored, **scalars}
@@ -134,6 +135,9 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
             for key, value in plain.items()
             if isinstance(value, (bool, int, float, tuple))
         }
+        if repr(given) in taken:
+            continue  # to make one takes time, and there may be a great many groups
+        taken.add(repr(given))
         try:
             recipe.optimizer([torch.zeros(1, 1)], **given)
         except (ValueError, TypeError, LookupError) as error:

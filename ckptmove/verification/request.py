@@ -30,6 +30,7 @@ class VerifyRequest:
         timeout: seconds that the child may take, or None for as many as it needs.
         sample: how many parameters of each optimizer, and how many other tensors, are looked at; None for all.
         limits: what each file may ask for.
+        nbytes: size of all files, of the original's too: the memory of the child follows it.
     """
 
     path: str
@@ -45,6 +46,7 @@ class VerifyRequest:
     timeout: float | None = None
     sample: int | None = None
     limits: Limits = field(default_factory=Limits)
+    nbytes: int = 0
 
     def to_json(self) -> str:
         """The request as one JSON document."""

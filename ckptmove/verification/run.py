@@ -75,24 +75,25 @@ def verify_checkpoint(
         LimitExceeded: it asks for more than the limits allow.
     """
     _refuse_request(request)
-    limits = request.limits
+    limits, nbytes = request.limits, 0
     kind = ""
     if request.against is not None:
         with open_stored(request.against, limits, to_resume=True) as original:
             # One that cannot be read is an error of the input, not an outcome.
             refuse_excess(original, limits)
-            kind = original.kind
+            nbytes, kind = original.nbytes, original.kind
     cases = () if request.case is None else (CASE,)
     with open_stored(request.path, limits, to_resume=True) as checkpoint:
         if request.against is not None:
             _refuse_stranger(checkpoint, request.against, kind, limits)
         refuse_excess(checkpoint, limits)
         to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
-        asked = replace(request, to=parse_target(to), devices=_device_count(request))
+        nbytes += checkpoint.nbytes
+        asked = replace(request, to=parse_target(to), devices=_device_count(request), nbytes=nbytes)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
-            findings, here, sample = _checks_without_torch(checkpoint, facts, asked)
+            findings, here, sample = checks_without_torch(checkpoint, facts, asked)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
@@ -128,7 +129,7 @@ def _refuse_stranger(checkpoint: StoredCheckpoint, against: str, kind: str, limi
             raise UsageError(f"{kinds} that holds no tensor of the same name: {against}")
 
 
-def _checks_without_torch(
+def checks_without_torch(
     checkpoint: StoredCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
 ) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
     """The findings, the checks that this process makes while torch is imported in the other one, and the sample's size.

@@ -26,6 +26,7 @@ from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import LoadedFiles
+from ckptmove.verification.memory import HINT, explained, limit_memory
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -55,18 +56,23 @@ def main() -> None:
     # A case is stepped once: what torch.compile would make of it takes minutes, and knows no simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     request = VerifyRequest.from_json(sys.argv[-1])
+    is_limited = limit_memory(request)
     if request.case is None:  # what the user's model asks of it is the user's
         leave_out_dynamo()
     with answers:
 
         def emit(message: dict[str, object]) -> None:
-            answers.write(json.dumps(message) + "\n")
+            said = explained(message) if is_limited else message
+            answers.write(json.dumps(said) + "\n")
             answers.flush()
 
         try:
             run(request, emit)
         except UsageError as error:
             emit({"refusal": str(error)})
+        except MemoryError as error:
+            # The last line of what a process says is what is told of it.
+            raise MemoryError(HINT if is_limited else error) from error
 
 
 def _end_with_parent() -> None:

@@ -49,6 +49,7 @@ HARMLESS_MODULES = {
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
     "ctypes": "verification/pages.py",  # asks the C library for one function of its own
+    "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/user_code.py verification/imports.py",
     "xml": "report/junit.py",  # writes XML, and reads none
     "inspect": "verification/recipe.py verification/case_check.py verification/objective.py",  # read signatures

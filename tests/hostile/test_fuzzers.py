@@ -14,6 +14,7 @@ from fuzz.mutators import mixed
 from fuzz.packing import Entry, lay_out, pack, unpack
 from fuzz.seeds import STORAGE, archive_of
 from fuzz.targets import TARGETS, seeds_by_target
+from fuzz.verifying import examine_resume
 from fuzz.whole_seeds import saved
 
 SEEDS = seeds_by_target()
@@ -60,6 +61,25 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_is_mended(name) -> None:
     assert guarded(examine_file, FOUND[name]()) in {"ok", "damaged-archive", "uneditable-pickle"}
+
+
+def resumed(**entry):
+    stream = io.BytesIO()
+    group = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False, "params": [0]}
+    torch.save({"state": {0: entry}, "param_groups": [group]}, stream)
+    return stream.getvalue()
+
+
+FOUND_BY_VERIFY = {
+    "a key of state beside a list whose members' names begin as it does": lambda: resumed(
+        **{"al": [torch.ones(1)], "al.key": torch.ones(1), "al.0.key": 3, "momentum_buffer": torch.ones(1)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_BY_VERIFY)
+def test_what_was_found_by_verifying_is_mended(name) -> None:
+    assert guarded(examine_resume, FOUND_BY_VERIFY[name]()) == "ok"
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -6,6 +6,8 @@ import argparse
 import builtins
 import math
 import pickle
+import sys
+import tracemalloc
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -17,9 +19,12 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove import comparison, measuring
+from ckptmove import comparison, elements, measuring
 from ckptmove.differences import Change, Gap, Uncompared
-from ckptmove.errors import MissingFile
+from ckptmove.errors import LimitExceeded, MissingFile
+from ckptmove.limits import Limits
+from ckptmove.model import Span, TensorRecord
+from ckptmove.streams.part import MemorySource
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
@@ -668,3 +673,69 @@ def test_the_same_tensor_in_another_container_is_the_same(tmp_path, value):
         torch.save(held, tmp_path / f"{name}.pt", **options)
     for other in "abc":
         assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / f"{other}.pt")).same
+
+
+def test_views_that_lie_over_each_other_are_compared_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "_IN_ANY_CASE", 0)
+    path = str(tmp_path / "a.pt")
+    large = torch.ones(2**14)
+    torch.save([large[index:] for index in range(30)], path)
+    assert ckptmove.diff(path, path).same
+    torch.save([large[index:] for index in range(80)], path)
+    with pytest.raises(LimitExceeded, match="the bytes of tensors that lie over each other") as caught:
+        ckptmove.diff(path, path)
+    assert caught.value.path == path
+    assert ckptmove.diff(path, path, limits=Limits().times(2)).same
+
+
+def test_names_of_one_view_count_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "_IN_ANY_CASE", 0)
+    path = str(tmp_path / "a.pt")
+    torch.save([torch.ones(2**14)] * 200, path)
+    assert ckptmove.diff(path, path).same
+
+
+def test_a_cast_of_a_tensor_in_another_order_is_measured(compare):
+    values = torch.arange(24.0).view(2, 3, 4).transpose(0, 2)
+    assert [change.what for change in compare({"w": values}, {"w": values.half()}).changed] == ["dtype"]
+    [_, change] = compare({"w": values}, {"w": (values + 2).half()}).changed
+    assert change == Change("w", "value", "[4, 3, 2]", "[4, 3, 2]", Gap(2.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda values: values.permute(2, 0, 1),
+        lambda values: values[:, ::2].transpose(0, 2),
+        lambda values: values[1:2, :, 1::3],
+        lambda values: values[:, 1:2].expand(-1, 5, -1).transpose(0, 1),
+        lambda values: values[0, :, 0],
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128])
+def test_elements_come_in_the_order_of_torch(cut, dtype, monkeypatch):
+    monkeypatch.setattr(elements, "BLOCK_ELEMENTS", 3)
+    tensor = cut(torch.arange(60).view(3, 4, 5).to(dtype))
+    found = b"".join(elements.blocks(*held(tensor)))
+    assert found == bytes(tensor.clone(memory_format=torch.contiguous_format).untyped_storage())
+
+
+def test_columns_take_no_more_memory_than_their_bytes():
+    given = held(torch.ones(2, 2**19, dtype=torch.uint8).t())
+    tracemalloc.start()
+    try:
+        assert sum(map(len, elements.blocks(*given))) == 2**20
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
+
+
+def held(tensor):
+    """What the elements of a tensor are read with: its storage in memory, its record, and where it lies."""
+    data = bytes(tensor.untyped_storage())
+    record = TensorRecord(
+        name="w", role="model", device="cpu", dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()), storage="0", storage_offset=tensor.storage_offset(), nbytes=tensor.nbytes,
+    )  # fmt: skip
+    stored = elements.StoredBytes(MemorySource("w", data), Span(0, len(data)), sys.byteorder)
+    return stored, record, elements.extent(stored, record)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
+from ckptmove.inventory import difference
 from ckptmove.inventory.difference import tree_changes
 from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
@@ -161,3 +162,13 @@ def test_out_of_band_buffers_are_compared_by_what_they_are():
     one = pickle.dumps(pickle.PickleBuffer(b"x"), 5, buffer_callback=lambda _: False)
     mine, other = (interpret(one, Limits()).root for _ in range(2))
     assert list(map(str, tree_changes(mine, (), other, ()))) == []
+
+
+def test_a_list_that_holds_itself_many_times_is_gone_through_once(monkeypatch):
+    itself = []
+    itself += [itself] * 50
+    gone_through = []
+    items = difference._items
+    monkeypatch.setattr(difference, "_items", lambda *sides: gone_through.append(sides) or items(*sides))
+    assert differences(itself, itself) == []
+    assert len(gone_through) == 1

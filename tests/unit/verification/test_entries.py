@@ -36,6 +36,7 @@ def made_again(entry):
         {"dotted.key": TENSOR, "other": {"key": 1, "key.of": [2]}},
         {"empty": {}, "none": None, "pair": ()},
         {"ordered": OrderedDict(a=TENSOR, b=[1])},
+        {"al": [TENSOR], "al.key": 3, "al.0.key": TENSOR},
         {},
     ],
     ids=str,

@@ -25,6 +25,12 @@ def test_small_pieces_are_stepped_together_and_large_ones_alone():
     assert list(batches(iter(()), together=False)) == []
 
 
+def test_an_optimizer_is_given_few_groups_at_once():
+    pieces = [replace(piece(), group=index // 2) for index in range(150)]
+    assert [len(batch) for batch in batches(iter(pieces), together=False)] == [64, 64, 22]
+    assert [len(batch) for batch in batches(iter(pieces), together=True)] == [150]
+
+
 @pytest.mark.parametrize(
     ("shape", "stride", "expected"),
     [((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((1, 3), (99, 1), True), ((), (), True), ((3,), (2,), False)],

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from ckptmove.verification import place, resume, trial
+from ckptmove.verification.recipe import Recipe, refused_options
 
 STEPS = ("step", "parity", "fresh")
 
@@ -277,6 +279,20 @@ def test_options_that_the_constructor_refuses(make, answers, option, value, said
     assert statuses(found) == ["failed", "skipped", "skipped"]
     assert said in found["step"]["detail"]
     assert "fix:" not in found["step"]["detail"]
+
+
+def test_options_that_many_groups_share_are_tried_once():
+    tried = []
+
+    def counted(params, lr=0.5):
+        tried.append(lr)
+        return torch.optim.SGD(params, lr=lr)
+
+    rates = [0.1] * 50 + [0.2] * 50 + [-1.0]
+    optimizer = SimpleNamespace(groups=[SimpleNamespace(where=f"groups.{index}") for index in range(len(rates))])
+    recipe = Recipe("SGD", counted, tuple({"lr": lr} for lr in rates), ({},) * len(rates), torch.zeros(1), (), "")
+    assert refused_options(recipe, optimizer, None) == "groups.100: Invalid learning rate: -1.0"
+    assert tried == [0.5, 0.1, 0.2, -1.0]
 
 
 @pytest.mark.parametrize(

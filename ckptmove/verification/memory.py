@@ -1,0 +1,64 @@
+"""How much memory the child process may take, held by the system.
+
+Never limits a process that drives a real accelerator, whose driver reserves far more than it uses, and never one that
+runs the user's own code.
+
+What counts is memory that is private and can be written to (``RLIMIT_DATA``): a file that is mapped counts too, as its
+pages would if they were written to. Address space (``RLIMIT_AS``) would not do: torch reserves more than it uses.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.verification.place import find_site
+
+if TYPE_CHECKING:
+    from ckptmove.verification.request import VerifyRequest
+
+#: What a child may take besides what torch has taken when it is imported: of a small file it takes 100 MiB.
+_IN_ANY_CASE: Final = 2**32
+#: For each byte of the files, as many as their values may take: LBFGS was seen to take 27, every other optimizer 3.
+_PER_BYTE: Final = 64
+#: For each processor, whose thread has a stack and an arena of its own.
+_PER_PROCESSOR: Final = 2**26
+#: Of this process, in pages; the sixth is what it has of its own.
+_FIGURES: Final = Path("/proc/self/statm")
+#: How torch and Python say that there is no memory left.
+_SAID: Final = ("can't allocate memory", "MemoryError", "bad_alloc", "not enough memory")
+#: What to do about it.
+HINT: Final = "it needs more memory than a file of this size may take; if you trust the file: --limit-factor 10"
+
+
+def limit_memory(request: VerifyRequest) -> bool:
+    """Hold this process to a size that follows from that of the files.
+
+    Args:
+        request: what is verified.
+
+    Returns:
+        Whether there is a limit: for a case and on a real accelerator there is none, nor where the system does not
+        say what a process has.
+    """
+    if request.case is not None or find_site(request.to or "cpu").mode == "real":
+        return False
+    try:
+        pages = int(_FIGURES.read_text(encoding="ascii").split()[5])
+    except OSError:
+        return False
+    room = request.limits.factor * (_IN_ANY_CASE + _PER_BYTE * request.nbytes) + _PER_PROCESSOR * (os.cpu_count() or 1)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    least = pages * resource.getpagesize() + room
+    resource.setrlimit(resource.RLIMIT_DATA, (least if most == resource.RLIM_INFINITY else min(least, most), most))
+    return True
+
+
+def explained(message: dict[str, object]) -> dict[str, object]:
+    """An answer of the child, with what to do where a check failed for want of memory."""
+    check = message.get("check")
+    if not isinstance(check, dict) or check["status"] != "failed" or not any(one in check["detail"] for one in _SAID):
+        return message
+    return {"check": {**check, "detail": f"{check['detail']}; {HINT}"}}

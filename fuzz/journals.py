@@ -1,0 +1,172 @@
+"""What the fuzzer of changes in place starts from, and how it lies: a checkpoint, its journal and leftovers beside it.
+
+Never decides what is interesting, as the other mutators, which these hand the checkpoint to.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.model import Span
+from ckptmove.moves import MoveRequest
+from ckptmove.pickles.edits import apply_plan
+from ckptmove.plan import plan_move
+from ckptmove.streams.journal import ANCHOR_BYTES, Journal, Run, decode, journal_name
+from ckptmove.streams.leftovers import temporary_names
+from fuzz.changing import CHECKPOINT
+from fuzz.harness import opened
+from fuzz.mutators import NUMBERS
+from fuzz.packing import Entry, pack, unpack
+from fuzz.seeds import archive_of, tensors
+from fuzz.whole_mutators import content_mutator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from random import Random
+
+    from fuzz.mutators import Plain
+
+_NAME: Final = CHECKPOINT.encode()
+_JOURNAL: Final = journal_name(CHECKPOINT).encode()
+#: Of a process on this machine, which is gone; of one conversion, both have one stem.
+_PART, _OLD = (
+    path.name[: -len("0123456789abcdef.part")].encode() + bytes(8).hex().encode() + path.suffix.encode()
+    for path in temporary_names(Path())
+)
+_OTHER: Final = b".ckptmove-00000000-0000000000000000.part"
+_NAMES: Final = (
+    _NAME, _JOURNAL, _PART, _OLD, _OTHER, _OLD + b"/" + _NAME, _OLD + b"/other", _PART + b"/x", b"sub/" + _NAME,
+    b"sub/" + _JOURNAL, b"other.pth", journal_name("other.pth").encode(), _JOURNAL + b"/x",
+)  # fmt: skip
+
+
+def changes() -> Iterable[bytes]:
+    """A checkpoint that was converted in place, or where that stopped halfway, or with something else beside it."""
+    for pickled in tensors():
+        was = archive_of(pickled, {"0": bytes(16)})
+        now = converted(was)
+        if now == was:
+            continue
+        journal = between(CHECKPOINT, was, now).encode()
+        yield _folder(was)
+        yield _folder(now)
+        for found in (was, now, now[: (len(was) + len(now)) // 2], now[:-40] + bytes(40)):
+            yield _folder(found, (_JOURNAL, journal))
+        yield _folder(now, (_JOURNAL, journal[:-9]))
+        yield _folder(now, (journal_name("other.pth").encode(), between("other.pth", was, now).encode()))
+        yield _folder(was, (_PART, now), (_OLD + b"/" + _NAME, was), (_OTHER, b""))
+        yield pack(
+            [Entry(1, _NAME, b"sub/" + _NAME), Entry(0, b"sub/" + _NAME, now), Entry(0, b"sub/" + _JOURNAL, journal)]
+        )
+
+
+def _folder(checkpoint: bytes, *beside: tuple[bytes, bytes]) -> bytes:
+    return pack([Entry(0, _NAME, checkpoint), *(Entry(0, name, body) for name, body in beside)])
+
+
+def converted(data: bytes) -> bytes:
+    """A checkpoint after its conversion in place."""
+    checkpoint = opened(data)
+    plan = plan_move(checkpoint.inventory, MoveRequest(to="mps"))
+    patch = checkpoint.container.patch(apply_plan(checkpoint.machine, plan))
+    changed = bytearray(data.ljust(patch.size, b"\0"))
+    for start, new in patch.writes:
+        changed[start : start + len(new)] = new
+    return bytes(changed[: patch.size])
+
+
+def between(name: str, old: bytes, new: bytes) -> Journal:
+    """The journal of a change that made other bytes of a file: one run, from the first that differs to the end."""
+    start = next(
+        (at for at, (one, two) in enumerate(zip(old, new, strict=False)) if one != two), min(len(old), len(new))
+    )
+    anchor = Span(max(0, start - ANCHOR_BYTES), start)
+    return Journal(
+        name=name, old_size=len(old), new_size=len(new), runs=(Run(start, old[start:], new[start:]),),
+        anchors=(anchor, Span(0, 0)), anchor_crc=zlib.crc32(old[anchor.start : anchor.end]),
+    )  # fmt: skip
+
+
+def change_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
+    """The checkpoint, its journal or both changed, or what else is beside them."""
+    entries = unpack(data)
+    if not entries:
+        return plain(data)
+    at = random.randrange(len(entries))
+    kind, name, body = entries[at]
+    match random.randrange(14):
+        case 0:
+            del entries[at]
+        case 1:
+            entries[at] = Entry(kind, random.choice(_NAMES), body)
+        case 2:
+            entries.append(Entry(0, random.choice(_NAMES), random.choice([one.body for one in entries])))
+        case 3:
+            entries.insert(0, Entry(random.randrange(1, 3), random.choice(_NAMES), random.choice((*_NAMES, b""))))
+        case 4:
+            other = entries[random.randrange(len(entries))]
+            journal = between(CHECKPOINT, other.body, body).encode()
+            entries.append(Entry(0, _JOURNAL, journal))
+        case 5 | 6 if kind == 0:
+            entries[at] = Entry(kind, name, _half_changed(body, random.choice(entries).body, random))
+        case _ if name.endswith(b".journal"):
+            entries[at] = Entry(kind, name, journal_mutator(body, _body_of(entries), random, plain))
+        case _:
+            entries[at] = Entry(kind, name, content_mutator(body, random, plain))
+    return pack(entries)
+
+
+def journal_mutator(data: bytes, file: bytes, random: Random, plain: Plain) -> bytes:
+    """A journal that says something else, with checksums that fit."""
+    try:
+        journal = decode(data)
+    except ValueError:
+        journal = None
+    if journal is None or random.random() < 0.3:
+        return _summed(plain(data[:-4]))
+    runs, anchors = list(journal.runs), list(journal.anchors)
+    number = random.choice((*NUMBERS, len(file), len(file) // 2, journal.old_size, journal.new_size)) % 2**63
+    old_size, new_size, at = journal.old_size, journal.new_size, random.randrange(max(1, len(runs)))
+    match random.randrange(8):
+        case 0:
+            old_size = number
+        case 1:
+            new_size = number
+        case 2:
+            anchors[random.randrange(2)] = Span(number, number + random.choice((0, 1, ANCHOR_BYTES)))
+        case 3:
+            runs[at:at] = runs[at : at + 1] or [Run(number % 2**16, b"", b"x" * 9)]
+        case 4:
+            del runs[at : at + 1]
+        case 5 if runs:
+            runs[at] = Run(number, runs[at].old, runs[at].new)
+        case 6 if runs:
+            runs[at] = Run(runs[at].start, plain(runs[at].old), runs[at].new)
+        case _ if runs:
+            run, cut = runs[at], random.randrange(1 + len(runs[at].new))
+            runs[at : at + 1] = (
+                Run(run.start, run.old[:cut], run.new[:cut]),
+                Run(run.start + cut, run.old[cut:], run.new[cut:]),
+            )
+    crc = zlib.crc32(b"".join(file[span.start : span.end] for span in anchors))
+    name = random.choice((*[journal.name] * 9, "other.pth"))
+    return Journal(
+        name=name, old_size=old_size, new_size=new_size, runs=tuple(runs), anchors=(anchors[0], anchors[1]),
+        anchor_crc=crc,
+    ).encode()  # fmt: skip
+
+
+def _summed(body: bytes) -> bytes:
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def _half_changed(one: bytes, two: bytes, random: Random) -> bytes:
+    """A file whose beginning is of one and whose end is of another, or was lost."""
+    cut = random.randrange(1 + len(one))
+    return one[:cut] + random.choice((two[cut:], b"", bytes(len(one) - cut)))
+
+
+def _body_of(entries: list[Entry]) -> bytes:
+    return next((entry.body for entry in entries if entry.name == _NAME), b"")

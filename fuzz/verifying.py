@@ -1,0 +1,77 @@
+"""What a fuzzer does with an input for ``verify``, as far as that goes without torch, and what must hold of it.
+
+Never imports torch, and never writes a file: a source is bytes in memory.
+
+The invariant is that of the harness: only errors of our own escape, and what is shown is printable; besides, what is
+stepped is bounded by what the file lists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.evidence import VerifyResult
+from ckptmove.layouts.stored import check_bytes, stored_file
+from ckptmove.pairing import pair_all
+from ckptmove.report import document, github, verification
+from ckptmove.verification.checks import CHECKS, skipped
+from ckptmove.verification.entries import leaves, nested_state
+from ckptmove.verification.file_checks import hold_against
+from ckptmove.verification.optimizers import choose
+from ckptmove.verification.pieces import batches, pieces_of
+from ckptmove.verification.plain_numbers import broken_numbers
+from ckptmove.verification.reach import refuse_excess
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.run import checks_without_torch
+from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
+
+if TYPE_CHECKING:
+    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.model import ArchiveFact
+
+_REQUESTS: Final = (
+    VerifyRequest(path="input", to="cuda:0", devices=1, limits=LIMITS),
+    VerifyRequest(path="input", to="mps", keep=("model*",), limits=LIMITS),
+    VerifyRequest(path="input", to="cpu", ignore=("O204",), limits=LIMITS),
+)
+
+
+def examine_resume(data: bytes) -> None:
+    """A file of any kind: every check that needs no torch, for three devices, and what the steps would be made of."""
+    whole = stored_file(opened(data))
+    refuse_excess(whole, LIMITS)
+    facts = check_bytes(whole, LIMITS)
+    for request in _REQUESTS:
+        _show(whole, facts, VerifyRequest.from_json(request.to_json()))
+    for fault in broken_numbers(whole.parts[0].tree()):
+        require(bool(fault), "a fault that says nothing")
+    _plan_steps(whole)
+
+
+def _show(whole: StoredCheckpoint, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
+    """What ``verify`` prints where torch says nothing, in every format."""
+    findings, here, _ = checks_without_torch(whole, facts, request)
+    made = {check.name: check for check in here}
+    checks = tuple(hold_against(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
+    result = VerifyResult(
+        path="input", target=request.to or "cpu", mode="cpu", passed=False, proven=False, checks=checks,
+        findings=findings,
+    )  # fmt: skip
+    require_printable(verification.verification_lines(PAGE, result, verbose=True))
+    require_printable(github.verification_lines(result))
+    require_printable([document.dumps(document.verify_document([result], 1, []))])
+
+
+def _plan_steps(whole: StoredCheckpoint) -> None:
+    """What the steps would be made of: every parameter that is listed once, its elements each once."""
+    inventory = whole.inventory
+    for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
+        name = choose(optimizer, None).name or "SGD"
+        listed = sum(len(group.params) for group in optimizer.groups)
+        named = 0
+        for batch in batches(pieces_of(optimizer, pairing.by_key(), name), together=False):
+            named += sum(piece.offset == 0 for piece in batch)
+        require(named <= listed, "more is stepped than the groups list")
+        for entry in optimizer.state:
+            state = nested_state(entry, dict(entry.tensors))
+            require(len(leaves(state)) <= len(entry.tensors) + len(entry.scalars), "state comes from nowhere")

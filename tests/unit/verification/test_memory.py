@@ -1,0 +1,86 @@
+"""How much the child process may take: what a small file asks for beyond that is refused in words."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+import ckptmove
+from ckptmove.limits import Limits
+from ckptmove.verification import memory
+from ckptmove.verification.memory import HINT, explained, limit_memory
+from ckptmove.verification.place import Site
+from ckptmove.verification.request import VerifyRequest
+from fuzz.payloads import text
+from fuzz.seeds import STORAGE, archive_of
+
+DENSE = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE.replace(b"cuda:0", b"cpu").replace(
+    b"X\6\0\0\0cpu", b"X\3\0\0\0cpu"
+)
+#: Bytes that torch makes for an operation of a weights-only pickle, in as many letters.
+ASKED = 9 * 2**30
+
+
+@pytest.fixture
+def set_to(monkeypatch, tmp_path):
+    """The limits that were set, which this process does not get; it has ten pages."""
+    found = []
+    (tmp_path / "statm").write_text("900 800 700 600 500 10 0\n")
+    monkeypatch.setattr(memory, "_FIGURES", tmp_path / "statm")
+    monkeypatch.setattr(memory.resource, "setrlimit", lambda which, limits: found.append((which, limits)))
+    monkeypatch.setattr(memory.os, "cpu_count", lambda: 2)
+    return found
+
+
+def test_a_small_file_that_asks_for_gigabytes_is_refused_in_words(tmp_path):
+    asked = b"cbuiltins\nbytearray\n\x8a\x05" + ASKED.to_bytes(5, "little") + b"\x85R"
+    path = tmp_path / "hostile.pt"
+    path.write_bytes(archive_of(b"\x80\x02}(" + text("w") + DENSE + text("b") + asked + b"u.", {"0": bytes(16)}))
+    checks = {check.name: check for check in ckptmove.verify(path, to="cpu").checks}
+    assert checks["restore"].status == "failed"
+    assert checks["restore"].detail.endswith(f"MemoryError: {HINT}")
+    checks = {check.name: check for check in ckptmove.verify(path, to="cpu", limits=Limits().times(10)).checks}
+    assert HINT not in checks["restore"].detail
+
+
+def test_the_limit_follows_the_size_of_the_files(set_to):
+    page = resource.getpagesize()
+    for nbytes, factor in ((0, 1), (1000, 1), (1000, 3)):
+        assert limit_memory(VerifyRequest(path="a.pt", nbytes=nbytes, limits=Limits().times(factor)))
+        which, (soft, _) = set_to.pop()
+        assert which == resource.RLIMIT_DATA
+        assert soft == 10 * page + factor * (2**32 + 64 * nbytes) + 2 * 2**26
+
+
+@pytest.mark.parametrize(("hard", "expected"), [(2**20, 2**20), (2**60, 10 * resource.getpagesize() + 2**32 + 2**27)])
+def test_a_lower_limit_of_the_system_stays(set_to, monkeypatch, hard, expected):
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (5, hard))
+    assert limit_memory(VerifyRequest(path="a.pt"))
+    assert set_to == [(resource.RLIMIT_DATA, (expected, hard))]
+
+
+def test_a_case_takes_what_it_needs(set_to):
+    assert not limit_memory(VerifyRequest(path="a.pt", case="mine.py:make"))
+    assert set_to == []
+
+
+def test_a_real_accelerator_reserves_what_it_needs(set_to, monkeypatch):
+    monkeypatch.setattr(memory, "find_site", lambda target: Site(target, "real"))
+    assert not limit_memory(VerifyRequest(path="a.pt", to="cuda:0"))
+    assert set_to == []
+
+
+def test_where_the_system_does_not_tell_there_is_no_limit(set_to, monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_FIGURES", tmp_path / "nowhere")
+    assert not limit_memory(VerifyRequest(path="a.pt"))
+    assert set_to == []
+
+
+def test_a_check_that_failed_for_want_of_memory_says_what_to_do():
+    said = "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+    check = {"name": "restore", "status": "failed", "detail": said}
+    assert explained({"check": check}) == {"check": {**check, "detail": f"{said}; {HINT}"}}
+    others = {"check": {**check, "detail": "no"}}, {"check": {**check, "status": "passed"}}, {"mode": "cpu"}
+    for other in others:
+        assert explained(other) is other
