@@ -144,14 +144,24 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert say("rules", "N", "--quiet").out == "N501 not-finite\nN502 negative-moment\n"
     first, second = say("rules", "N", "--verbose").out.split("\n\n")
     assert [row.endswith(" (only verify finds it)") for row in rows if row[0] == "N"] == [True, True]
-    assert sum("(only " in row for row in rows) == 2
+    assert [row[:4] for row in rows if "(only " in row] == ["O209", "N501", "N502"]
     assert first.startswith("N501 not-finite (error)\nwhen  ")
     assert first.endswith("\nfound by ckptmove verify")
     assert second.startswith("N502 ")
 
 
-def test_verify_says_how_it_was_proven(say, ask) -> None:
+def test_verify_says_how_it_was_proven(say, ask, monkeypatch) -> None:
     pytest.importorskip("torch")
+    verify, verdicts = api.verify, {}
+
+    def once(path, **options):
+        """The same verdict is shown in several ways: torch is asked for it once."""
+        asked = path, options["to"], options["require_device"], tuple(options["ignore"])
+        if asked not in verdicts:
+            verdicts[asked] = verify(path, **options)
+        return verdicts[asked]
+
+    monkeypatch.setattr(api, "verify", once)
     document = ask("verify", "run.pth", "--to", "cpu", "--select", "R")
     (result,) = document["results"]
     assert document["exit_code"] == 1, "the file says cuda:3, and the CPU is another place"

@@ -218,11 +218,20 @@ def test_no_payload_runs_in_a_folder(host, unmoved) -> None:
         said("inspect", "hostile", *INSPECT)
         said("convert", "hostile", *MOVE)
         said("diff", "hostile", "hostile")
-        said("verify", "hostile", "--to", "cuda:0", "--against", "hostile")
+        with suppress(CkptMoveError):
+            run(VerifyRequest(path="hostile", to="cuda:0", against="hostile"), lambda _: None)
         for path in Path("hostile").iterdir():
             said("diff", str(path), str(path))
         shutil.rmtree("hostile")
         assert not unmoved.exists(), name
+
+
+@pytest.mark.parametrize("host", FOLDERS)
+def test_no_payload_in_a_folder_runs_in_the_child_of_verify(host, unmoved) -> None:
+    Path("hostile").mkdir()
+    for path, data in FOLDERS[host](every_payload(unmoved)).items():
+        Path("hostile", path).write_bytes(data)
+    said("verify", "hostile", "--to", "cuda:0", "--against", "hostile")
 
 
 def test_a_directory_of_payloads(trap, tmp_path, monkeypatch) -> None:

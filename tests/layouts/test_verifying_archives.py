@@ -97,11 +97,13 @@ def test_every_check_is_made_of_the_members(packer, answers, kind, to):
 
 
 def test_a_verdict_through_the_child(packer):
-    path, told = packer.pack(packer.members("cuda:0")), []
-    result = ckptmove.verify(path, progress=lambda done, total: told.append((done, total)))
+    members, told = packer.members("cuda:0"), []
+    path, folder = packer.pack(members), str(packer.unpack(members))
+    result = ckptmove.verify(path, against=folder, progress=lambda done, total: told.append((done, total)))
     assert (str(result), result.proven) == (f"{path}: passed on cuda:0 (simulated)", True)
     details = {check.name: check.detail for check in result.checks}
     assert details["file"].startswith("2 checkpoint files of ")
+    assert details["restore"].endswith(f"and all that {folder} holds, devices aside")
     assert details["placement"] == "16 tensors placed as cuda:0 wants it"
     assert told
 
