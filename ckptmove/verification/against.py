@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.counterparts import Counterparts
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.layouts.stored_part import StoredPart
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.sampling import Sample
     from ckptmove.verification.state import StoredTensors
 
@@ -39,13 +39,15 @@ class OriginalTensors:
         is_cast: whether any of them has another dtype there.
     """
 
-    def __init__(self, found: Counterparts, stored: StoredTensors) -> None:
+    def __init__(self, found: Counterparts, original: Inventory, stored: StoredTensors) -> None:
         """Look up the original's tensors.
 
         Args:
             found: tensors of the checkpoint, whose records will be asked for, with those of the original.
-            stored: the original's tensors.
+            original: the original.
+            stored: its tensors.
         """
+        self._optimizers = original.optimizers
         self.is_cast = bool(casts(found))
         self._records = {_key(mine): theirs for mine, theirs in _dense_pairs(found)}
         self._stored = stored
@@ -56,7 +58,20 @@ class OriginalTensors:
         Raises:
             LookupError: the original has no such tensor.
         """
-        return self._stored.tensor(self._records[_key(record)]).to(dtype_of(record.dtype))
+        theirs = self._records.get(_key(record))
+        if theirs is None:
+            raise LookupError(f"the original has no {record.name}")
+        return self._stored.tensor(theirs).to(dtype_of(record.dtype))
+
+    def groups(self, optimizer: OptimizerRecord) -> tuple[ParamGroup, ...]:
+        """The groups of an optimizer in the original; none where it has no such one, or other groups.
+
+        Args:
+            optimizer: one of the checkpoint's.
+        """
+        alike = [one for one in self._optimizers if one.where == optimizer.where] or self._optimizers
+        groups = alike[0].groups if len(alike) == 1 else ()
+        return groups if len(groups) == len(optimizer.groups) else ()
 
 
 @dataclass(frozen=True, slots=True)

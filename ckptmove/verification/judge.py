@@ -39,8 +39,11 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         tally.stirred.add(name)
     for fault in _state_faults(trial, piece, after):
         tally.faults.add(f"{name}: {fault}")
-    if not _all_finite(after.parameter) and bool((before.isfinite() & ~after.parameter.isfinite()).any()):
-        tally.faults.add(f"{name} is not finite after the step")
+    if not _all_finite(after.parameter):
+        if bool((before.isfinite() & ~after.parameter.isfinite()).any()):
+            tally.faults.add(f"{name} is not finite after the step")
+        else:
+            tally.spoiled.add(name)
     for cast in after.casts if not piece.offset else ():
         tally.casts[cast] = tally.casts.get(cast, 0) + 1
     _count(trial, piece, after, tally)
@@ -90,7 +93,8 @@ def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
         tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
         return
     tally.counted += 1
-    tally.first_count = now if tally.first_count is None else tally.first_count
+    low, high = tally.counts or (now, now)
+    tally.counts = min(low, now), max(high, now)
 
 
 def stored_count(piece: Piece, source: TensorSource) -> float | None:

@@ -29,7 +29,7 @@ NOISE_PERIOD: Final = 65_537
 #: Of LBFGS in one step; it makes 20 by default.
 _MOST_ITERATIONS: Final = 1000
 #: Options that say how a step is made and not which; whether they are refused depends on the device.
-_HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
+HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
     for group, stored, tensors in zip(optimizer.groups, recipe.groups, recipe.tensors, strict=True):
         scalars = {key: source.tensor(record).item() for key, record in tensors.items() if not record.shape}
         options = {**stored, **scalars}
-        plain = {key: value for key, value in options.items() if key in known and key not in _HOW}
+        plain = {key: value for key, value in options.items() if key in known and key not in HOW}
         for key, value in plain.items():
             if value is None and type(defaults.get(key)) in {int, float}:
                 return f"{group.where}.{key} is None"

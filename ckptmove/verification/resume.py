@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ckptmove.devices import supports_capturable
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
+from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.optimizers import keeps_state_on_first
 from ckptmove.plan import plan_move
@@ -20,7 +21,7 @@ from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.optimizers import choose
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, pieces_of
 from ckptmove.verification.place import TorchDevice
-from ckptmove.verification.recipe import make_recipe, refused_options
+from ckptmove.verification.recipe import HOW, make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
 from ckptmove.verification.tally import Trial, TrialTally
@@ -29,9 +30,11 @@ from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, 
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckptmove.evidence import CheckResult
     from ckptmove.layouts.stored import StoredCheckpoint
-    from ckptmove.model import Inventory, OptimizerRecord
+    from ckptmove.model import Inventory, OptimizerRecord, ParamGroup
     from ckptmove.pairing import Pairing
     from ckptmove.sampling import Sample
     from ckptmove.verification.against import OriginalTensors
@@ -187,6 +190,10 @@ def _try(
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
     around.exact &= exact
+    if bench.original is not None:
+        groups = bench.original.groups(optimizer)
+        reference = _with_options(reference, groups)
+        around.notes += [] if groups else [f"{bench.request.against} is stepped with the options of this checkpoint"]
     trial = Trial(
         optimizer=optimizer,
         recipe=recipe,
@@ -237,6 +244,22 @@ def _for_cpu(recipe: Recipe) -> Recipe:
         recipe,
         groups=tuple(
             {name: False if name == "capturable" else value for name, value in group.items()} for group in recipe.groups
+        ),
+    )
+
+
+def _with_options(recipe: Recipe, groups: Sequence[ParamGroup]) -> Recipe:
+    """The same recipe with the original's options, but for those that say how a step is made; a cut one as it is."""
+    if not groups or recipe.cut:
+        return recipe
+    options = [
+        {name: value for name, value in group.options if name not in HOW and value is not OPAQUE} for group in groups
+    ]
+    return replace(
+        recipe,
+        groups=tuple(
+            {name: theirs.get(name, value) for name, value in ours.items()}
+            for ours, theirs in zip(recipe.groups, options, strict=True)
         ),
     )
 

@@ -60,7 +60,8 @@ class TrialTally:
         stirred: parameters that did not move in any value, but whose moments did.
         idle: parameters whose group has a learning rate of 0.
         counted: step counts that went up by one.
-        first_count: the first of them, after the step.
+        counts: the lowest and the highest of them, after the step.
+        spoiled: parameters that were not finite before the step either.
         casts: moments that ``load_state_dict`` gave another dtype, with both dtypes.
         faults: what is wrong with the step.
         error: what torch refused, with the parameter; empty where it did not.
@@ -78,7 +79,8 @@ class TrialTally:
     stirred: set[str] = field(default_factory=set)
     idle: set[str] = field(default_factory=set)
     counted: int = 0
-    first_count: float | None = None
+    counts: tuple[float, float] | None = None
+    spoiled: set[str] = field(default_factory=set)
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     faults: Offenders = field(default_factory=Offenders)
     error: str = ""

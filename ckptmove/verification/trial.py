@@ -85,7 +85,9 @@ def _refusal(trial: Trial, draft: Draft) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """An exception on one line."""
+    """An exception on one line; of our own, its words alone."""
+    if isinstance(error, UnreadableInput):
+        return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 

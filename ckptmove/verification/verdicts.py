@@ -138,9 +138,12 @@ def _failure(tally: TrialTally, around: Circumstances) -> str:
 
 def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
     names = " and ".join(dict.fromkeys(around.classes))
-    count = f", step counts went up by one to {tally.first_count:g}" if tally.first_count is not None else ""
+    low, high = tally.counts or (0, 0)
+    most = f" in some and {high:g} in others" if low < high else ""
+    count = f", step counts went up by one to {low:g}{most}" if tally.counts is not None else ""
+    finite = f"{len(tally.spoiled):,} not finite, as before" if tally.spoiled else "all finite"
     size = f"{amount(len(tally.parameters), 'parameter')} ({amount(tally.elements, 'value')})"
-    parts = [f"{names} on {around.target}: {size} stepped, {len(tally.moved):,} moved, all finite{count}"]
+    parts = [f"{names} on {around.target}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
     still = tally.stirred - tally.moved
     if still:
         parts.append(f"{amount(len(still), 'parameter')} with an update below its precision")

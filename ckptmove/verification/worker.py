@@ -133,7 +133,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             other = stack.enter_context(open_stored(request.against, request.limits, to_resume=True))
             other_stored = stack.enter_context(StoredTensors(other.parts))
             found = counterparts(checkpoint, other)
-            original = OriginalTensors(found, other_stored)
+            original = OriginalTensors(found, other.inventory, other_stored)
             compared = differences(checkpoint, stored, other, other_stored, found, sample)
             restore = _with_original(restore, request.against, compared, casts(found))
         for check in (restore, numbers.check(request.ignore)):

@@ -465,6 +465,18 @@ def test_what_is_not_as_in_the_original_is_named(distributed, tmp_path, answers,
     assert said in restore["detail"]
 
 
+def test_options_of_another_original_make_another_step(distributed, tmp_path, answers):
+    folder, file = distributed.save(tmp_path / "run", tree_of()), tmp_path / "run.pt"
+    torch.save(tree_of(), file)
+    for path, against in ((folder, file), (file, folder)):
+        assert answers(path, against=str(against))["parity"]["status"] == "passed"
+    tree = tree_of()
+    tree["optim"]["param_groups"][0]["lr"] = 5.0
+    torch.save(tree, file)
+    for path, against in ((folder, file), (file, folder)):
+        assert answers(path, against=str(against))["parity"]["status"] == "failed"
+
+
 def test_the_file_that_torch_makes_of_it_is_the_same(distributed, tmp_path, answers):
     folder, file = distributed.save(tmp_path / "run", tree_of(NAMED)), tmp_path / "run.pt"
     dcp_to_torch_save(folder, file)

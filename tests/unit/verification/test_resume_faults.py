@@ -78,7 +78,62 @@ def test_parity_with_an_original_that_lacks_a_moment_fails(make, answers):
     del tree["optimizer"]["state"][1]["exp_avg"]
     found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
     assert statuses(found) == ["passed", "failed", "skipped"]
-    assert "the other step is refused: KeyError" in found["parity"]["detail"]
+    assert "refused: LookupError: the original has no optimizer.state.1.exp_avg" in found["parity"]["detail"]
+
+
+def test_parity_is_with_a_step_that_has_the_options_of_the_original(make, answers):
+    tree = make.tree("AdamW")
+    same, path = make.save(tree, name="same.pt"), make.save(tree)
+    tree["optimizer"]["param_groups"][0]["lr"] = 5.0
+    other = make.save(tree, name="other.pt")
+    for target in ("cpu", "cuda:0"):
+        assert statuses(answers(path, target, against=same)) == ["passed"] * 3
+        found = answers(path, target, against=other)
+        assert statuses(found) == ["passed", "failed", "passed"]
+        assert "model.0.weight: differs by up to" in found["parity"]["detail"]
+
+
+def test_an_option_that_differs_by_little_is_no_matter_of_tolerance(make, answers):
+    tree = make.tree("AdamW", lr=1e-6)
+    path = make.save(tree, device="cpu")
+    tree["optimizer"]["param_groups"][0]["lr"] = 2e-6
+    found = answers(path, "cpu", against=make.save(tree, name="other.pt", device="cpu"))
+    assert found["parity"]["status"] == "failed"
+
+
+def test_how_a_step_is_made_is_no_option_of_the_original(make, answers):
+    tree = make.tree("Adam")
+    path = make.save(tree)
+    tree["optimizer"]["param_groups"][0] |= {"capturable": True, "fused": True}
+    original = make.save(tree, name="original.pt", stay=())
+    assert statuses(answers(path, "cuda:0", against=original)) == ["passed"] * 3
+
+
+def test_an_original_of_other_groups_is_stepped_with_the_options_at_hand(make, answers):
+    tree = make.tree("AdamW")
+    path = make.save(tree)
+    (group,) = tree["optimizer"]["param_groups"]
+    tree["optimizer"]["param_groups"] = [{**group, "params": [0, 1]}, {**group, "params": [2, 3]}]
+    original = make.save(tree, name="original.pt")
+    step = answers(path, "cpu", against=original)["step"]
+    assert step["detail"].endswith(f"{original} is stepped with the options of this checkpoint")
+
+
+@pytest.mark.parametrize("steps", [3, (3, 9, 3, 3)])
+def test_the_counts_are_said_as_they_are(make, answers, steps):
+    tree = make.tree("AdamW")
+    for index, count in enumerate(steps if isinstance(steps, tuple) else ()):
+        tree["optimizer"]["state"][index]["step"].fill_(count)
+    said = answers(make.save(tree), "cpu")["step"]["detail"]
+    assert said.endswith("up by one to 4" if steps == 3 else "up by one to 4 in some and 10 in others")
+
+
+def test_values_that_were_not_finite_before_are_not_called_so(make, answers):
+    tree = make.tree("AdamW")
+    tree["model"]["0.weight"][1, 1] = torch.nan
+    said = answers(make.save(tree), "cpu")["step"]
+    assert said["status"] == "passed"
+    assert "4 moved, 1 not finite, as before, step counts" in said["detail"]
 
 
 def test_parity_out_of_tolerance_fails(make, answers, monkeypatch):
