@@ -62,6 +62,7 @@ def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairi
         listed += len(own)
         found = [(key, record.name) for key, record in pairing.matches if record is not None]
         found += [(entry.key, record.name) for entry in optimizer.state for _, record in entry.tensors]
+        found = [(key, name) for key, name in found if key in own]  # state that no group lists is one of the others
         trained.update(name for _, name in found)
         names.update(name for key, name in found if key in chosen)
     others = dict.fromkeys(record.name for record in inventory.tensors if record.name not in trained)

@@ -139,7 +139,7 @@ RewriteStrings = Annotated[bool, typer.Option("--rewrite-strings", help="Move de
 
 Against = Annotated[
     str | None,
-    typer.Option(metavar="ORIGINAL", help="The file that it was made from: values must be equal.", show_default=False),
+    typer.Option(metavar="ORIGINAL", help="What it was made from: values must be equal.", show_default=False),
 ]
 Optimizer = Annotated[
     str | None,

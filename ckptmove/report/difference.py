@@ -55,8 +55,8 @@ def brief_line(result: DiffResult) -> str:
 
 def _answer(result: DiffResult) -> str:
     if result.same:
-        rest = "all else that was compared" if result.notes else "all else"
-        return f"the same: {amount(result.tensors, 'tensor')} bit for bit, on the same devices, and {rest}"
+        rest = "and all else that was compared" if result.notes else "on the same devices, and all else"
+        return f"the same: {amount(result.tensors, 'tensor')} bit for bit, {rest}"
     if result.uncompared and not (result.changed or result.added or result.removed):
         return f"no difference was found, and {_uncompared(result)} could not be compared"
     counts: dict[str, int] = {}

@@ -24,7 +24,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.counterparts import Counterparts
+    from ckptmove.counterparts import Counterparts, Stored
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
@@ -109,7 +109,7 @@ def differences(
     for theirs in found.added:
         lost.add(f"{theirs.record.name} is missing")
     for mine, theirs in found.pairs:
-        for text in _pair_differences(mine.record, stored, theirs.record, original_stored, sample):
+        for text in _pair_differences(mine, stored, theirs, original_stored, sample):
             lost.add(text)
     for mine in found.removed:
         lost.add(f"{mine.record.name} is not in the original")
@@ -226,13 +226,10 @@ def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
 
 
 def _pair_differences(
-    ours: TensorRecord,
-    stored: StoredTensors,
-    theirs: TensorRecord,
-    original_stored: StoredTensors,
-    sample: Sample | None,
+    one: Stored, stored: StoredTensors, two: Stored, original_stored: StoredTensors, sample: Sample | None
 ) -> Iterator[str]:
     """How two tensors differ; those without bytes of their own are compared as a part of the tree."""
+    ours, theirs = one.record, two.record
     if NOT_COMPARED & {ours.kind, theirs.kind}:
         if ours.kind != theirs.kind:
             yield f"{ours.name}: {ours.kind} in place of {theirs.kind}"
@@ -241,22 +238,26 @@ def _pair_differences(
     if len(mine) != len(others):
         yield f"{ours.name}: another kind of tensor"
         return
+    # A distributed checkpoint keeps no strides: its tensors are contiguous, whatever they were.
+    has_strides = not (one.part.is_distributed or two.part.is_distributed)
     for record, other in zip(mine, others, strict=True):
-        text = _form_difference(record, other)
+        text = _form_difference(record, other, has_strides=has_strides)
         if not text and (sample is None or ours.name in sample.names):
             text = _bits_difference(record, stored, other, original_stored)
         if text:
             yield f"{record.name}: {text}"
 
 
-def _form_difference(ours: TensorRecord, theirs: TensorRecord) -> str:
+def _form_difference(ours: TensorRecord, theirs: TensorRecord, *, has_strides: bool) -> str:
     if ours.shape != theirs.shape:
         return f"shape {ours.shape} in place of {theirs.shape}"
     if ours.dtype == CAST_DOWN.get(theirs.dtype):
         return ""  # a cast tensor is written anew, without gaps
     if ours.dtype != theirs.dtype:
         return f"dtype {ours.dtype} in place of {theirs.dtype}"
-    return f"stride {ours.stride} in place of {theirs.stride}" if ours.stride != theirs.stride else ""
+    if has_strides and ours.stride != theirs.stride:
+        return f"stride {ours.stride} in place of {theirs.stride}"
+    return ""
 
 
 def _bits_difference(
@@ -265,7 +266,8 @@ def _bits_difference(
     if stored.place(ours) is None or original_stored.place(theirs) is None:
         return "its bytes are not stored plainly"
     values, reference = stored.tensor(ours), original_stored.tensor(theirs)
-    if ours.dtype == theirs.dtype:
+    if ours.dtype == theirs.dtype and ours.stride == theirs.stride:
         return "" if same_bytes(raw_bytes(values), raw_bytes(reference)) else "other bits"
     same = torch.equal(bits(values), bits(reference.to(values.dtype)))
-    return "" if same else f"other bits than {theirs.dtype} cast to {ours.dtype}"
+    cast = f" than {theirs.dtype} cast to {ours.dtype}" if ours.dtype != theirs.dtype else ""
+    return "" if same else f"other bits{cast}"

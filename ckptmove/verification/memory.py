@@ -1,7 +1,7 @@
 """How much memory the child process may take, held by the system.
 
 Never limits a process that drives a real accelerator, whose driver reserves far more than it uses, and never one that
-runs the user's own code.
+runs the user's own code: a case, or an optimizer that torch does not have.
 
 What counts is memory that is private and can be written to (``RLIMIT_DATA``): a file that is mapped counts too, as its
 pages would if they were written to. Address space (``RLIMIT_AS``) would not do: torch reserves more than it uses.
@@ -10,10 +10,10 @@ pages would if they were written to. Address space (``RLIMIT_AS``) would not do:
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.optimizers import BY_NAME
 from ckptmove.verification.place import find_site
 
 if TYPE_CHECKING:
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 #: What a child may take besides what torch has taken when it is imported: of a small file it takes 100 MiB.
 _IN_ANY_CASE: Final = 2**32
-#: For each byte of the files, as many as their values may take: LBFGS was seen to take 27, every other optimizer 3.
-_PER_BYTE: Final = 64
+#: For each byte of the files, as many as their values may take: LBFGS was seen to take 83, every other optimizer 3.
+_PER_BYTE: Final = 256
 #: For each processor, whose thread has a stack and an arena of its own.
 _PER_PROCESSOR: Final = 2**26
+#: Threads with larger stacks than this are somebody's own setting, by one of these names or by ``ulimit -s``.
+_USUAL_STACK: Final = 2**24
+_STACKS: Final = frozenset({"OMP_STACKSIZE", "KMP_STACKSIZE", "GOMP_STACKSIZE"})
 #: Of this process, in pages; the sixth is what it has of its own.
 _FIGURES: Final = Path("/proc/self/statm")
 #: How torch and Python say that there is no memory left.
-_SAID: Final = ("can't allocate memory", "MemoryError", "bad_alloc", "not enough memory")
+_SAID: Final = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc", "not enough memory")
 #: What to do about it.
 HINT: Final = "it needs more memory than a file of this size may take; if you trust the file: --limit-factor 10"
 
@@ -40,14 +43,20 @@ def limit_memory(request: VerifyRequest) -> bool:
         request: what is verified.
 
     Returns:
-        Whether there is a limit: for a case and on a real accelerator there is none, nor where the system does not
-        say what a process has.
+        Whether there is a limit: for the user's own code and on a real accelerator there is none, nor where the system
+        does not say what a process has, or threads have stacks of a size that somebody has chosen.
     """
-    if request.case is not None or find_site(request.to or "cpu").mode == "real":
+    is_foreign = request.case is not None or not (request.optimizer is None or request.optimizer in BY_NAME)
+    if is_foreign or find_site(request.to or "cpu").mode == "real":
         return False
     try:
         pages = int(_FIGURES.read_text(encoding="ascii").split()[5])
     except OSError:
+        return False
+    import resource  # noqa: PLC0415  # a system without those figures may not have it
+
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if stack > _USUAL_STACK or not _STACKS.isdisjoint(os.environ):
         return False
     room = request.limits.factor * (_IN_ANY_CASE + _PER_BYTE * request.nbytes) + _PER_PROCESSOR * (os.cpu_count() or 1)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)

@@ -126,6 +126,7 @@ def survey(
         seen.add((place, record.dtype))
     for part in loaded.distributed:
         compare_objects(part, tally.pieces)
+    loaded.release()
     return _outcome(tally, loaded, len(inventory.tensors))
 
 

@@ -57,7 +57,8 @@ def main() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     request = VerifyRequest.from_json(sys.argv[-1])
     is_limited = limit_memory(request)
-    if request.case is None:  # what the user's model asks of it is the user's
+    # What the user's model, or the user's optimizer, asks of it is the user's.
+    if request.case is None and (request.optimizer is None or request.optimizer in BY_NAME):
         leave_out_dynamo()
     with answers:
 
@@ -172,7 +173,8 @@ def _with_original(restore: CheckResult, against: str, compared: Comparison, cas
         return replace(restore, evidence=evidence)
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
+    what = "every tensor" if compared.notes else "all"
     made_up = f" and {cast}" if cast else ""
     made_up += "".join(f"; {note}" for note in compared.notes)
-    detail = f"{restore.detail}; and all that {against} holds, devices aside{made_up}"
+    detail = f"{restore.detail}; and {what} that {against} holds, devices aside{made_up}"
     return replace(restore, detail=detail, evidence=evidence)

@@ -209,9 +209,7 @@ def test_what_was_left_out_is_said_beside_the_answer(say, runs) -> None:
     shutil.copytree("other", "one", ignore=shutil.ignore_patterns("optimizer.pt", "model-00002*"))
     said = say("diff", "half.pt", "one")
     assert said.code == 0
-    assert said.out.splitlines()[-1] == (
-        "the same: 2 tensors bit for bit, on the same devices, and all else that was compared"
-    )
+    assert said.out.splitlines()[-1] == ("the same: 2 tensors bit for bit, and all else that was compared")
     assert "note: vocab.txt of one: not compared, as the other side is one file" in said.out.splitlines()
 
 

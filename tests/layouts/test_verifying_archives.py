@@ -134,6 +134,19 @@ def test_one_member_is_held_at_a_time(packer):
         loaded.release()
 
 
+def test_none_is_held_once_all_were_compared(packer, answers, monkeypatch):
+    made, held = LoadedFiles.__init__, []
+
+    def watch(self, *given):
+        made(self, *given)
+        held.append(self)
+
+    monkeypatch.setattr(LoadedFiles, "__init__", watch)
+    assert answers(packer.pack(packer.members()))["restore"]["status"] == "passed"
+    (loaded,) = held
+    assert [loaded.at(name).tensors for name in ("policy.pth", "policy.optimizer.pth")] == [{}, {}]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensors_are_what_torch_loads(packer, kind):
     large = {"w": torch.arange(100_000.0), "b": torch.arange(7, dtype=torch.int16)}

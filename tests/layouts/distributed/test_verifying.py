@@ -477,6 +477,21 @@ def test_options_of_another_original_make_another_step(distributed, tmp_path, an
         assert answers(path, against=str(against))["parity"]["status"] == "failed"
 
 
+def test_strides_that_are_not_kept_are_not_missed(distributed, tmp_path, answers):
+    tree = tree_of()
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].t().contiguous().t()
+    folder, file = distributed.save(tmp_path / "run", tree), tmp_path / "run.pt"
+    torch.save(tree, file)
+    for path, against in ((folder, file), (file, folder)):
+        assert answers(path, against=str(against))["restore"]["status"] == "passed"
+    tree["model"]["0.weight"][1, 2] += 1
+    torch.save(tree, file)
+    for path, against in ((folder, file), (file, folder)):
+        restore = answers(path, against=str(against))["restore"]
+        assert restore["status"] == "failed"
+        assert "model.0.weight: other bits" in restore["detail"]
+
+
 def test_the_file_that_torch_makes_of_it_is_the_same(distributed, tmp_path, answers):
     folder, file = distributed.save(tmp_path / "run", tree_of(NAMED)), tmp_path / "run.pt"
     dcp_to_torch_save(folder, file)

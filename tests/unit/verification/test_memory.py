@@ -28,8 +28,10 @@ def set_to(monkeypatch, tmp_path):
     found = []
     (tmp_path / "statm").write_text("900 800 700 600 500 10 0\n")
     monkeypatch.setattr(memory, "_FIGURES", tmp_path / "statm")
-    monkeypatch.setattr(memory.resource, "setrlimit", lambda which, limits: found.append((which, limits)))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: found.append((which, limits)))
     monkeypatch.setattr(memory.os, "cpu_count", lambda: 2)
+    for name in memory._STACKS:
+        monkeypatch.delenv(name, raising=False)
     return found
 
 
@@ -50,12 +52,12 @@ def test_the_limit_follows_the_size_of_the_files(set_to):
         assert limit_memory(VerifyRequest(path="a.pt", nbytes=nbytes, limits=Limits().times(factor)))
         which, (soft, _) = set_to.pop()
         assert which == resource.RLIMIT_DATA
-        assert soft == 10 * page + factor * (2**32 + 64 * nbytes) + 2 * 2**26
+        assert soft == 10 * page + factor * (2**32 + 256 * nbytes) + 2 * 2**26
 
 
 @pytest.mark.parametrize(("hard", "expected"), [(2**20, 2**20), (2**60, 10 * resource.getpagesize() + 2**32 + 2**27)])
 def test_a_lower_limit_of_the_system_stays(set_to, monkeypatch, hard, expected):
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (5, hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, hard))
     assert limit_memory(VerifyRequest(path="a.pt"))
     assert set_to == [(resource.RLIMIT_DATA, (expected, hard))]
 
@@ -84,3 +86,23 @@ def test_a_check_that_failed_for_want_of_memory_says_what_to_do():
     others = {"check": {**check, "detail": "no"}}, {"check": {**check, "status": "passed"}}, {"mode": "cpu"}
     for other in others:
         assert explained(other) is other
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "pkg.mod:Shampoo"])
+def test_an_optimizer_of_the_users_is_not_limited(set_to, optimizer):
+    assert limit_memory(VerifyRequest(path="a.pt", optimizer=optimizer)) is (":" not in optimizer)
+    assert len(set_to) == (":" not in optimizer)
+
+
+@pytest.mark.parametrize(("stack", "limited"), [(2**23, True), (resource.RLIM_INFINITY, True), (2**30, False)])
+def test_stacks_of_a_size_that_somebody_chose_are_not_held_to_ours(set_to, monkeypatch, stack, limited):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (stack, 2**60))
+    assert limit_memory(VerifyRequest(path="a.pt")) is limited
+    assert len(set_to) == limited
+
+
+@pytest.mark.parametrize("name", ["OMP_STACKSIZE", "KMP_STACKSIZE", "GOMP_STACKSIZE"])
+def test_nor_are_those_that_a_variable_speaks_of(set_to, monkeypatch, name):
+    monkeypatch.setenv(name, "1G")
+    assert limit_memory(VerifyRequest(path="a.pt")) is False
+    assert set_to == []

@@ -123,6 +123,15 @@ def test_every_check_that_looked_at_a_sample_says_of_how_much(checkpoint, answer
     assert not [name for name in ends if "a sample" in whole[name]["detail"]]
 
 
+def test_state_that_no_group_lists_is_looked_at_as_the_other_tensors_are(tmp_path, checkpoint, answers):
+    tree = torch.load(checkpoint)
+    tree["optimizer"]["state"][99] = {**tree["optimizer"]["state"][0], "exp_avg": torch.full((4, 4), nan)}
+    path = str(tmp_path / "orphan.pt")
+    torch.save(tree, path)
+    assert sampled(path, 24)[1].size.is_all
+    assert answers(path, "cpu", sample=24)["numbers"]["status"] == "failed"
+
+
 def test_an_optimizer_that_steps_one_vector_is_stepped_whole(make, answers):
     path = make.save(make.tree("LBFGS", steps=0) | {"optimizer": lbfgs_state()}, device="cpu")
     assert answers(path, "cpu", sample=1)["step"]["evidence"]["parameters"] == 4
