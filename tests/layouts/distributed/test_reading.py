@@ -173,7 +173,7 @@ def test_a_file_of_it_alone_is_not_read(distributed, trained, tmp_path):
 def test_a_file_of_it_that_begins_or_ends_as_no_archive_is_not_read_alone_either(trained):
     shard = trained / "__0_0.distcp"
     whole = shard.read_bytes()
-    for data in (b"raw bytes" + whole, whole[:-100], whole[:5000]):
+    for data in (b"raw bytes" + whole, whole[:-100], whole[:500]):
         (trained / "0.distcp").write_bytes(data)
         with pytest.raises((DistributedFile, NotACheckpoint)) as caught:
             ckptmove.inspect(trained / "0.distcp")
