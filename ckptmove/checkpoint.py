@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptmove.collector import collector_paused
 from ckptmove.containers.opening import open_container
 from ckptmove.directories import DistributedFile
-from ckptmove.errors import CkptMoveError
+from ckptmove.errors import CkptMoveError, DamagedArchive
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
 from ckptmove.limits import Limits
@@ -62,7 +62,7 @@ def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource 
     with naming(path):
         if source is None:
             recover(path)
-        container = open_container(path, limits, source)
+        container = _opened(path, limits, source)
         try:
             if container.name == "torch-zip" and path.endswith(".distcp"):
                 raise DistributedFile(path)  # with one piece in it, it looks like any other torch.save
@@ -72,6 +72,15 @@ def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource 
             yield checkpoint
         finally:
             container.source.close()
+
+
+def _opened(path: str, limits: Limits, source: ByteSource | None) -> Container:
+    try:
+        return open_container(path, limits, source)
+    except DamagedArchive as error:
+        if path.endswith(".distcp"):  # between its archives may stand objects that wrote their own bytes
+            raise DistributedFile(path) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)

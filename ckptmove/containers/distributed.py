@@ -56,7 +56,7 @@ class DistributedCheckpoint(Container):
         Raises:
             DamagedPickle: it is no pickle.
             MissingShard: it names a file that is not there.
-            DamagedArchive: it is not as torch writes it, or lays pieces over each other.
+            DamagedArchive: it is not as torch writes it.
             UnsupportedContainer: it names what only its writer could read.
             LimitExceeded: it asks for more than the limits allow.
         """
@@ -70,12 +70,26 @@ class DistributedCheckpoint(Container):
         if lost:
             raise MissingShard(source.path, lost[0], len(lost) - 1)
         self.sizes = {file: sizes[file] for file in named}
-        self._require_apart()
         self._chunks = {
             (tensor.name, chunk.offsets): (tensor, chunk)
             for tensor in self.metadata.tensors
             for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)  # of an empty one and a full one
         }
+
+    def require_apart(self) -> None:
+        """Refuse pieces that share bytes: torch writes one after the other, so that one of them is not what it was.
+
+        Only once the files are seen to be of ``torch.save``: those of safetensors have places that are none.
+
+        Raises:
+            DamagedArchive: two of them do.
+        """
+        solid = [piece for piece in self.metadata.pieces if piece.span.nbytes]
+        solid.sort(key=lambda piece: (piece.file, piece.span.start))
+        for one, other in pairwise(solid):
+            if one.file == other.file and other.span.start < one.span.end:
+                names = f"'{one.name:.80}' and '{other.name:.80}'"
+                raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{one.file:.80}'")
 
     def read(self) -> Machine:
         """The tree of the object that was saved, nested as its keys tell, without a place in any pickle.
@@ -161,15 +175,6 @@ class DistributedCheckpoint(Container):
         """The dtype and the shape of the chunk that a piece holds; None where it holds none."""
         found = None if piece.offsets is None else self._chunks.get((piece.name, piece.offsets))
         return None if found is None else (found[0].dtype, found[1].sizes)
-
-    def _require_apart(self) -> None:
-        """Refuse pieces that share bytes: torch writes one after the other, so that one of them is not what it was."""
-        solid = [piece for piece in self.metadata.pieces if piece.span.nbytes]
-        solid.sort(key=lambda piece: (piece.file, piece.span.start))
-        for one, other in pairwise(solid):
-            if one.file == other.file and other.span.start < one.span.end:
-                names = f"'{one.name:.80}' and '{other.name:.80}'"
-                raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{one.file:.80}'")
 
     def _amiss_in_files(self) -> Iterator[ArchiveFact]:
         for piece in self.metadata.pieces:

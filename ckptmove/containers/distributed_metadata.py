@@ -12,11 +12,12 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from ckptmove.containers.chunks import Chunk, flaw_of
+from ckptmove.containers.distributed_classes import METADATA, differs_by_one, is_plain, properties_of, require_loadable
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.model import Span
 from ckptmove.pickles.arguments import LARGEST, NotATensor, bytes_of, items, sizes
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.pickles.tree import Call, Dict, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_TENSOR: Final = "TensorStorageMetadata"
-_OBJECT: Final = "BytesStorageMetadata"
-#: Place of ``requires_grad`` in the state of ``TensorProperties``.
-_REQUIRES_GRAD: Final = 2
+_TENSOR: Final = f"{METADATA}.TensorStorageMetadata"
+_OBJECT: Final = f"{METADATA}.BytesStorageMetadata"
+_ROOT: Final = f"{METADATA}.Metadata"
+_CHUNK: Final = f"{METADATA}.ChunkStorageMetadata"
+_INDEX: Final = f"{METADATA}.MetadataIndex"
+_PLACE: Final = "torch.distributed.checkpoint.filesystem._StorageInfo"
 #: Keys and values of one object in it: those of torch have six fields at most, and trainers add a few.
 _MOST_FIELDS: Final = 128
 #: As many as torch's operators take.
@@ -128,10 +131,12 @@ def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:
         path: of the file, for errors.
 
     Raises:
+        DamagedPickle: ``pickle.load`` refuses it.
         DamagedArchive: it is not as torch writes it, or its chunks do not fit their tensor.
         UnsupportedContainer: it names a dtype that torch does not have, or pieces that were transformed.
         LimitExceeded: its tensors share more chunks, or its pieces longer names, than its bytes account for.
     """
+    require_loadable(machine)
     return _Parser(machine, path).run()
 
 
@@ -143,24 +148,30 @@ class _Parser:
         # Each chunk takes more than a byte, unless tensors share a list of them: none does that torch writes.
         self._most_chunks = machine.limits.factor * (machine.end - machine.begin)
         self._letters = 0
+        # A planner of somebody else may join keys by a slash: then no name is made up by dots.
+        self._misnamed: tuple[str, str] | None = None
+        self._has_joined = False
         self._most_letters = machine.limits.factor * _LETTERS + _LETTERS_PER_BYTE * self._most_chunks
 
     def run(self) -> DistributedMetadata:
-        root = self._fields(self._root, "Metadata")
+        root = self._fields(self._root, "the root", _ROOT)
         entries = self._table(root, "state_dict_metadata")
         planner = root.get("planner_data")
         paths = {key: value for key, value, _ in planner.pairs()} if type(planner) is Dict else {}
         read = tuple(self._entry(name, value, self._keys(name, paths.get(name))) for name, value in entries)
+        if self._misnamed and self._has_joined:
+            name, joined = self._misnamed
+            self._damage(f"the name {name[:_SHOWN]!r} is not that of its keys, {joined[:_SHOWN]!r}")
         pieces = tuple(self._piece(index, info) for index, info in self._pairs(root, "storage_data"))
         return DistributedMetadata(read, pieces)
 
     def _entry(self, name: str, value: Value, path: Path) -> StoredTensor | StoredObject:
-        kind = value.name.rpartition(".")[2] if type(value) is Call else ""
+        kind = value.name if type(value) is Call and is_plain(value) else ""
         if kind == _OBJECT:
             return StoredObject(name, path)
         if kind != _TENSOR:
             self._damage(f"{name[:_SHOWN]!r} is neither a tensor nor an object")
-        fields = self._fields(value, name)
+        fields = self._fields(value, name, _TENSOR)
         dtype, requires_grad = self._properties(fields.get("properties"), name)
         try:
             shape = sizes(fields.get("size"))
@@ -177,14 +188,14 @@ class _Parser:
 
     def _properties(self, value: Value, name: str) -> tuple[str, bool]:
         """The dtype and ``requires_grad`` of ``TensorProperties``, whose state has been a tuple in each version."""
-        state = value.state if type(value) is Call else None
-        if type(state) is not Tuple or len(state.items) <= _REQUIRES_GRAD or type(state.items[0]) is not Global:
+        state = properties_of(value)
+        if state is None:
             self._damage(f"the properties of tensor {name[:_SHOWN]!r} are not as torch writes them")
-        dtype = state.items[0].name
+        dtype, requires_grad = state
         if dtype not in ITEM_BYTES:
             described = f"a distributed checkpoint with dtype {dtype[:_SHOWN]!r}"
             raise UnsupportedContainer(self._path, "dcp", described)
-        return dtype, state.items[_REQUIRES_GRAD] is True
+        return dtype, requires_grad
 
     def _counted(self, chunks: list[Value] | tuple[Value, ...]) -> list[Value] | tuple[Value, ...]:
         self._chunks += len(chunks)
@@ -193,11 +204,12 @@ class _Parser:
         return chunks
 
     def _chunk(self, value: Value) -> Chunk:
-        fields = self._fields(value, "a chunk")
+        fields = self._fields(value, "a chunk", _CHUNK)
         return Chunk(sizes(fields.get("offsets")), sizes(fields.get("sizes")))
 
     def _piece(self, index: Value, info: Value) -> Piece:
-        key, fields = self._fields(index, "an index"), self._fields(info, "a place")
+        key = self._fields(index, "an index", _INDEX)
+        fields = self._fields(info, "a place", _PLACE)
         name, offsets = key.get("fqn"), key.get("offset")
         file, start, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         if type(name) is not str or type(file) is not str or type(start) is not int or type(length) is not int:
@@ -220,15 +232,21 @@ class _Parser:
     def _keys(self, name: str, path: Value) -> Path:
         """The keys that lead to an entry, where they make up its name; else that is the only one."""
         keys = path.items if type(path) is Tuple else ()
-        if 1 < len(keys) <= _DEEPEST_PATH:
+        if 0 < len(keys) <= _DEEPEST_PATH:
             texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
             # Texts that many paths share are not joined for each of them.
-            if sum(map(len, texts)) + len(texts) - 1 == len(name) and ".".join(texts) == name:
+            joined = ".".join(texts) if sum(map(len, texts)) + len(texts) - 1 == len(name) else ""
+            if joined == name:
+                self._has_joined = self._has_joined or len(texts) > 1
                 return tuple(key if type(key) is int else text for key, text in zip(keys, texts, strict=True))
+            if joined and differs_by_one(joined, name):
+                self._misnamed = self._misnamed or (name, joined)
         return (name,)
 
-    def _fields(self, value: Value, what: str) -> Dict:
-        state = value.state if type(value) is Call else None
+    def _fields(self, value: Value, what: str, name: str) -> Dict:
+        """The fields of an object of torch's class of that name, or of a class of somebody else in its place."""
+        is_one = type(value) is Call and is_plain(value) and (value.name == name or not value.name.startswith("torch."))
+        state = value.state if type(value) is Call and is_one else None
         if type(state) is not Dict or len(state.flat) > _MOST_FIELDS:
             self._damage(f"{what[:_SHOWN]!r} in it is not as torch writes it")
         return state

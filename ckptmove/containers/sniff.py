@@ -10,7 +10,7 @@ import zlib
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.zip_index import ZipDirectory, read_directory
+from ckptmove.containers.zip_index import END_BYTES, END_SIGNATURE, ZipDirectory, read_directory
 from ckptmove.containers.zip_names import object_folder
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import DamagedArchive, NotACheckpoint
@@ -88,7 +88,7 @@ def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirec
     head = source.read(0, min(_HEAD, source.size))
     if head.startswith(b"PK\x03\x04"):
         directory = read_directory(source, limits)
-        return _zip_kind(directory, source.path), directory
+        return _zip_kind(directory, source), directory
     found = next((found for magic, found in _MAGIC if head.startswith(magic)), None)
     if found is not None:
         raise NotACheckpoint(source.path, f"a tar archive in {found}" if _is_tar_in_gzip(head) else found)
@@ -119,7 +119,8 @@ def _is_tar_in_gzip(head: bytes) -> bool:
         return False
 
 
-def _zip_kind(directory: ZipDirectory, path: str) -> ContainerName:
+def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:
+    path = source.path
     inside = [record.name.partition("/")[2] for record in directory.records]
     if any(name in _SCRIPT_RECORDS or name.startswith("code/") for name in inside):
         return "torchscript"
@@ -127,8 +128,11 @@ def _zip_kind(directory: ZipDirectory, path: str) -> ContainerName:
     if directory.shift == 0:
         return "torch-zip"
     if directory.records[0].name.endswith("/data.pkl"):
-        # torch.distributed.checkpoint's FileSystemWriter appends one torch.save after the other.
-        return "dcp"
+        # torch.distributed.checkpoint's FileSystemWriter appends one torch.save after the other: where one begins, one
+        # has ended. Else it is the last whole file in an archive of such.
+        if source.read(max(0, directory.shift - END_BYTES), directory.shift).startswith(END_SIGNATURE):
+            return "dcp"
+        raise DamagedArchive(path, "truncated: the directory at its end is missing")
     raise DamagedArchive(path, f"{directory.shift} bytes stand before its first record")
 
 

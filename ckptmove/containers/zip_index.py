@@ -33,7 +33,9 @@ U32_MAX: Final = 0xFFFFFFFF
 _CENTRAL: Final = struct.Struct("<4s4x2H4x3L3H8xL")
 _CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
 _END: Final = struct.Struct("<4s4H2LH")
-_END_SIGNATURE: Final = b"PK\x05\x06"
+END_SIGNATURE: Final = b"PK\x05\x06"
+#: Of an end record without a comment, which torch has none of.
+END_BYTES: Final = _END.size
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _LOCATOR_SIGNATURE: Final = b"PK\x06\x07"
 _END64: Final = struct.Struct("<4sQ2H2L4Q")
@@ -134,7 +136,7 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     path = source.path
     tail_start = max(0, source.size - _END.size - U16_MAX)
     tail = source.read(tail_start, source.size)
-    at = tail.rfind(_END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(_END_SIGNATURE)))
+    at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(END_SIGNATURE)))
     if at < 0:
         raise DamagedArchive(path, "truncated: the directory at its end is missing")
     end_offset = tail_start + at

@@ -67,8 +67,9 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
 
 
 def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F804: what is kept for an undo, bytes of storages that no tensor reaches, and records of no storage."""
+    """F804: what is kept for an undo, bytes that no tensor reaches, records of no storage, files of no checkpoint."""
     yield from _kept_for_undo(inventory)
+    yield from _unnamed(inventory)
     wasted = _wasted(inventory)
     nbytes = sum(wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
@@ -98,6 +99,15 @@ def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
         undo = f"ckptmove convert {shlex.quote(first)} --undo"
         message = f"converted in place: {nbytes:,} bytes were added, and what they replace is kept for {undo}"
         yield found("F804", message, [name for name in files if name], "")
+
+
+def _unnamed(inventory: Inventory) -> Iterator[Finding]:
+    """Files beside a ``.metadata`` that it does not name: a load leaves them alone."""
+    facts = [fact for fact in inventory.facts if fact.kind == "unnamed-file"]
+    if facts:
+        nbytes = sum(fact.nbytes for fact in facts)
+        message = f"{nbytes:,} bytes in {amount(len(facts), 'file')} that the .metadata does not name"
+        yield found("F804", message, [fact.record for fact in facts], "")
 
 
 def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:

@@ -324,7 +324,7 @@ _ENTRIES: Final = (
         name="dead-bytes",
         severity=Severity.INFO,
         when="bytes of the file are reached by no tensor (at least 1 KiB and 1 % of the file), or a record by no "
-        "storage, or a conversion in place has kept what it replaced",
+        "storage, or a file by no .metadata, or a conversion in place has kept what it replaced",
         why="torch.save writes the whole storage of a view: four rows of an embedding cost the whole table. Nothing "
         "fails; the file is larger than what it holds, and may tell more than was meant.",
         mend="Save tensor.clone() in place of the view. convert --undo takes back what was done in place.",

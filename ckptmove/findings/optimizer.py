@@ -217,4 +217,10 @@ def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str:
 
 
 def _weights_alone(inventory: Inventory) -> str:
+    if inventory.container == "dcp":
+        names = [tensor.name for tensor in inventory.tensors if tensor.role == "model"]
+        roots = {key for key in inventory.root_keys if names and all(name.startswith(f"{key}.") for name in names)}
+        state = "".join(f"{{{key!r}: model.state_dict()}}" for key in roots) or "model.state_dict()"
+        load = f"torch.distributed.checkpoint.load(state, checkpoint_id={inventory.path!r})"
+        return f"state = {state}; {load}  # the model alone: this state is not its own"
     return f"checkpoint = {load_expression(inventory)}  # and restore the model alone: this state is not its own"

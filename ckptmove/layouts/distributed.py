@@ -18,6 +18,7 @@ from ckptmove.directories import FileRecord
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
+from ckptmove.model import ArchiveFact
 from ckptmove.streams.part import PartSource
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.model import TensorRecord
     from ckptmove.pickles.state import Machine
 
 _SHARD: Final = ".distcp"
@@ -133,13 +134,14 @@ def survey_distributed(
     home = listing.full(part.folder).rstrip("/")
     with _opened(listing, part.metadata) as source, naming(source.path):
         container = DistributedCheckpoint(source, part.files, limits)
+        _require_streams(listing, part, container)
+        container.require_apart()
         machine = container.read_with(_read_objects(listing, part, container, limits)) if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
     # Keys that are numbers are text there, and a load puts them back under whatever the training has.
     inventory = replace(inventory, optimizers=tuple(replace(one, mistyped=()) for one in inventory.optimizers))
-    _require_streams(listing, part, container)
-    facts = inventory.facts
+    facts = inventory.facts + tuple(_unnamed(part, container))
     if check:
         facts += tuple(_check(listing, part, container, limits, progress))
     lines = make_outline(machine.root, limits, machine.end) if outline else ()
@@ -196,9 +198,16 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
             continue
         seen.add(piece.file)
         with _opened(listing, part.full(piece.file)) as source:
-            head = source.read(piece.span.start, piece.span.start + _HEAD_BYTES)
-        if head.endswith(b"{"):
+            heads = [source.read(start, start + _HEAD_BYTES) for start in {0, piece.span.start}]
+        if any(head.endswith(b"{") for head in heads):
             raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
+
+
+def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:
+    """Files that nothing refers to, as an earlier save by more ranks leaves them."""
+    for name in sorted(part.spare):
+        if name not in container.sizes and part.files[name]:
+            yield ArchiveFact("unnamed-file", name, part.files[name])
 
 
 def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:

@@ -53,6 +53,8 @@ def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> Check
     size = sum(part.inventory.size_bytes for part in parts)
     unchecked = [part.name or part.path for part in parts if not part.has_checksums]
     crcs = "every CRC matches"
+    if any(part.is_distributed for part in parts):
+        crcs += ", except that .metadata has none"
     if len(parts) > 1 or parts[0].name:
         what = _counted(parts)
         rest = f"without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"

@@ -158,6 +158,16 @@ def test_an_archive_cut_short(name_of):
         name_of(saved()[:-40])
 
 
+@pytest.mark.parametrize("cut", [10, 100, 1000])
+def test_an_archive_of_files_of_torch_cut_short(name_of, cut):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as writer:
+        for name in ("policy.pth", "policy.optimizer.pth", "more.pth"):
+            writer.writestr(name, saved())
+    with pytest.raises(DamagedArchive, match="truncated: the directory at its end is missing"):
+        name_of(stream.getvalue()[:-cut])
+
+
 def test_a_tar_that_begins_with_no_header(name_of):
     with pytest.raises(DamagedArchive, match="no header of a tar stands at byte 0"):
         name_of(bytes(257) + b"ustar")

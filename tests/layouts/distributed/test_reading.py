@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 import ckptmove
 from ckptmove.directories import DistributedFile, MissingShard
-from ckptmove.errors import DamagedArchive, MissingFile, UnsupportedContainer
+from ckptmove.errors import DamagedArchive, MissingFile, NotACheckpoint, UnsupportedContainer
 
 HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
 
@@ -170,6 +170,19 @@ def test_a_file_of_it_alone_is_not_read(distributed, trained, tmp_path):
             ckptmove.convert(path, to="cuda:0")
 
 
+def test_a_file_of_it_that_begins_or_ends_as_no_archive_is_not_read_alone_either(trained):
+    shard = trained / "__0_0.distcp"
+    whole = shard.read_bytes()
+    for data in (b"raw bytes" + whole, whole[:-100], whole[:500]):
+        (trained / "0.distcp").write_bytes(data)
+        with pytest.raises((DistributedFile, NotACheckpoint)) as caught:
+            ckptmove.inspect(trained / "0.distcp")
+        assert isinstance(caught.value, DistributedFile) == data.startswith(b"PK")
+    (trained / "0.pth").write_bytes(whole[:500])
+    with pytest.raises(DamagedArchive, match="truncated"):
+        ckptmove.inspect(trained / "0.pth")
+
+
 def test_metadata_of_every_protocol_is_known(distributed, trained):
     metadata = distributed.metadata_of(trained)
     for protocol in range(2, 6):
@@ -199,6 +212,18 @@ def test_files_of_safetensors_are_refused_by_name(distributed, tmp_path):
     with pytest.raises(UnsupportedContainer, match="a safetensors file in a distributed checkpoint") as caught:
         read(folder)
     assert (caught.value.container, caught.value.path) == ("safetensors", str(folder / "__0_0.distcp"))
+
+
+def test_safetensors_are_refused_by_name_where_their_places_overlap(distributed, tmp_path):
+    tree = {"weight": torch.ones(4, 3), "bias": torch.ones(4), "step": 3}
+    folder = distributed.save(tmp_path / "run", tree, serialization_format=SerializationFormat.SAFETENSORS)
+
+    def edit(metadata):
+        first, second, *_ = (place for index, place in metadata.storage_data.items() if index.offset is not None)
+        second.offset, second.length = first.offset, first.length
+
+    with pytest.raises(UnsupportedContainer, match="a safetensors file in a distributed checkpoint"):
+        read(distributed.change(folder, edit))
 
 
 def test_transformed_pieces_are_refused_by_name(distributed, halves):

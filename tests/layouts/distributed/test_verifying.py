@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 import ckptmove
 from ckptmove.directories import MissingShard
 from ckptmove.errors import DamagedArchive
+from ckptmove.findings.context import Context
+from ckptmove.findings.registry import find_all
 from ckptmove.layouts.stored import check_bytes, open_stored
 from ckptmove.limits import Limits
 from ckptmove.pairing import pair_all
@@ -47,6 +49,25 @@ def tree_of(form=NUMBERED, **options):
     else:
         states = dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True))
     return {**states, "scheduler": schedule, "epoch": 2, "rng": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize("form", [{"net": 0}, {}])
+def test_where_the_state_lacks_something_the_model_alone_is_loaded(distributed, tmp_path, form):
+    model, optimizer = training()
+    state = optimizer.state_dict()
+    del state["state"][1]["exp_avg_sq"]
+    tree = {"net": model.state_dict()} if form else dict(model.state_dict())
+    folder = distributed.save(tmp_path / "run", {**tree, "optim": state})
+    with opened(folder) as checkpoint:
+        (finding,) = (one for one in find_all(checkpoint.inventory, Context()) if one.code == "O207")
+    assert finding.where == ("optim.state.1.exp_avg_sq",)
+    fresh, _ = training(steps=0)
+    names = {"torch": torch, "model": fresh}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(finding.fix, names)  # the line that people paste
+    loaded = names["state"]["net"] if form else names["state"]
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
 
 
 def in_halves(distributed, folder, tree, objects=None):
