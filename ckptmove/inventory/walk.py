@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, cast
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import mentions, objects, shapes
 from ckptmove.inventory.budget import Budget
+from ckptmove.inventory.flattened import is_flat_optimizer, sort_out
 from ckptmove.inventory.numpy_scalars import scalar_value
-from ckptmove.inventory.optimizers import draft_optimizer
+from ckptmove.inventory.optimizers import draft_flat_optimizer, draft_optimizer
 from ckptmove.inventory.place import Place, settled_role
 from ckptmove.model import Mention
 from ckptmove.pickles.lore import TensorReader
@@ -233,6 +234,9 @@ class Walk:
             if state is not None:
                 self._enter_optimizer(pairs, state, node, inner)
                 return
+            if is_flat_optimizer(keys):
+                pairs = self._enter_flat_optimizer(pairs, keys, inner)
+                keys = shapes.string_keys(pairs)
             if inner.role in _BY_KEYS:
                 inner.role = shapes.role_of_keys(keys) or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
@@ -262,6 +266,17 @@ class Walk:
         self._push(rest, inner, node)
         below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
         self._push(objects.state_members(state, draft), below, state)
+
+    def _enter_flat_optimizer(self, pairs: Dict, keys: set[str], inner: Place) -> Dict:
+        """Note the optimizer in a dict of dotted keys; what it returns of the dict is not the optimizer's."""
+        self._budget.write(sum(map(len, keys)))  # each is cut into pieces, once for each path to the dict
+        flat = sort_out(pairs)
+        draft = draft_flat_optimizer(flat, inner.path, self._budget.spend)
+        self.optimizers.append(draft)
+        self._push(flat.option_members(), Place(inner.prefix, "optimizer", inner.depth), flat.options)
+        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        self._push(objects.state_members(flat.state, draft), below, flat.state)
+        return flat.others
 
     def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
         if id(value) in self._open:
