@@ -45,7 +45,7 @@ def test_every_parameter_has_its_state_and_its_options(inventory_of):
     inventory = inventory_of({"model": model, "optimizer": flat})
     (record,) = inventory.optimizers
     assert (record.where, record.algorithm, record.is_flat) == ("optimizer", "AdamW", True)
-    assert told(inventory) == dict.fromkeys(model, ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"])
+    assert told(inventory) == {key: ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"] for key in model}
     assert [group.params for group in record.groups] == [(name,) for name in model]
     for group in record.groups:
         options = {f"{group.where}.{key}": value for key, value in group.options}
