@@ -197,3 +197,11 @@ def test_objects_among_the_options_are_walked(inventory_of):
         {RATE: 0.1, "param_groups.w.device": torch.device("cuda:1"), "args": argparse.Namespace(a=1)}
     )
     assert [mention.where for mention in inventory.mentions] == ["param_groups.w.device"]
+
+
+@pytest.mark.parametrize("key", ["state.w.again", "param_groups.w.again", "again"])
+def test_a_dict_that_holds_itself_is_entered_once(key, inventory_of):
+    flat = {RATE: 0.1, "state.w.exp_avg": tensor()}
+    flat[key] = flat
+    inventory = inventory_of(flat)
+    assert ([one.name for one in inventory.tensors], len(inventory.optimizers)) == (["state.w.exp_avg"], 1)
