@@ -231,6 +231,7 @@ class OptimizerRecord:
         algorithm: class in ``torch.optim`` that its keys point to, or None.
         candidates: every class in ``torch.optim`` that writes these keys; several for Adam and AdamW of old torch.
         mistyped: keys that are text in the state and numbers in the groups, or the other way round.
+        is_flat: whether the file has options for each parameter in place of groups: each is a group of its own here.
     """
 
     where: str
@@ -239,6 +240,7 @@ class OptimizerRecord:
     algorithm: str | None = None
     candidates: tuple[str, ...] = ()
     mistyped: tuple[str, ...] = ()
+    is_flat: bool = False
 
 
 @dataclass(frozen=True, slots=True)

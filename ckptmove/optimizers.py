@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from ckptmove.model import OPAQUE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -174,10 +176,19 @@ def state_keys(entry: StateEntry) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name, _ in (*entry.tensors, *entry.scalars))
 
 
-def lost_keys(algorithm: str | None, groups: Iterable[ParamGroup], state: Iterable[StateEntry]) -> list[str]:
+def lost_keys(
+    algorithm: str | None, groups: Iterable[ParamGroup], state: Iterable[StateEntry], *, is_flat: bool = False
+) -> list[str]:
     """What an optimizer's step needs and the file lacks, as paths below the optimizer: ``state.3.exp_avg_sq``.
 
-    Empty for an optimizer that is not known, and for entries without any value: those of parameters never stepped.
+    Empty for an optimizer that is not known, and for entries without any value: those of parameters never stepped. An
+    option whose value is not known brings nothing.
+
+    Args:
+        algorithm: the class.
+        groups: its groups.
+        state: its state.
+        is_flat: whether options stand under the name of their parameter, rather than under the number of their group.
     """
     row = BY_NAME.get(algorithm or "")
     if row is None:
@@ -187,14 +198,19 @@ def lost_keys(algorithm: str | None, groups: Iterable[ParamGroup], state: Iterab
     for index, group in enumerate(groups):
         options = dict(group.options)
         needed_options = (row.group | {"lr"}) - _DEFAULTED.get(row.name, frozenset()) - _DEFAULTED[""]
-        lost += (f"param_groups.{index}.{key}" for key in sorted(needed_options - options.keys()))
-        own = row.state | {key for option, key in row.brought if options.get(option)}
+        place = group.params[0] if is_flat else index
+        lost += (f"param_groups.{place}.{key}" for key in sorted(needed_options - options.keys()))
+        own = row.state | {key for option, key in row.brought if _is_set(options.get(option))}
         needed.update(dict.fromkeys(group.params, own))
     for entry in state:
         if entry.tensors or any(value is not None for _, value in entry.scalars):
             own = needed.get(entry.key, row.state)
             lost += (f"state.{entry.key}.{key}" for key in sorted(own - state_keys(entry)))
     return lost
+
+
+def _is_set(option: object) -> bool:
+    return bool(option) and option is not OPAQUE
 
 
 def is_elementwise(algorithm: str) -> bool:
@@ -235,7 +251,7 @@ def _fits_but_for_one(row: OptimizerFacts, options: frozenset[str], usual: froze
 
 def _adam_or_adamw(options: dict[str, object]) -> tuple[str, ...]:
     decoupled = options.get("decoupled_weight_decay")
-    if decoupled is not None:
+    if decoupled is not None and decoupled is not OPAQUE:
         return ("AdamW",) if decoupled else ("Adam",)
     # Without weight decay the two compute the same; the defaults are 1e-2 for AdamW and 0 for Adam.
     return ("AdamW", "Adam") if options.get("weight_decay") else ("Adam", "AdamW")

@@ -114,7 +114,10 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 
 def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """O205: part of a group has no state. LBFGS is left out: it keeps all its state on its first parameter."""
+    """O205: part of a group has no state, or of an optimizer of which the groups are not known.
+
+    LBFGS is left out: it keeps all its state on its first parameter.
+    """
     for optimizer in inventory.optimizers:
         if optimizer.algorithm == "LBFGS":
             continue
@@ -123,12 +126,13 @@ def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             for entry in optimizer.state
             if entry.tensors or any(value is not None for _, value in entry.scalars)
         }
-        partial = [group for group in optimizer.groups if not known.isdisjoint(group.params)]
+        is_one = optimizer.is_flat and bool(known)
+        partial = [group for group in optimizer.groups if is_one or not known.isdisjoint(group.params)]
         missing = [(group, key) for group in partial for key in group.params if key not in known]
         if missing:
             total = sum(len(group.params) for group in partial)
             message = f"{len(missing)} of {amount(total, 'parameter')} have no state: frozen, or lost"
-            where = [f"{group.where}.params.{key}" for group, key in missing]
+            where = [group.where if optimizer.is_flat else f"{group.where}.params.{key}" for group, key in missing]
             fix = f"save {inventory.path} again from the run, unless those parameters were frozen: then nothing"
             yield found("O205", message, where, fix)
 
@@ -171,7 +175,7 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """O207: a group or a state entry has lost a key that its optimizer reads."""
     for optimizer in inventory.optimizers:
-        lost = lost_keys(optimizer.algorithm, optimizer.groups, optimizer.state)
+        lost = lost_keys(optimizer.algorithm, optimizer.groups, optimizer.state, is_flat=optimizer.is_flat)
         if lost:
             where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
             more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""

@@ -5,7 +5,7 @@ Never matches state with parameters: that is ``pairing``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.inventory.numpy_scalars import scalar_value
@@ -17,6 +17,7 @@ from ckptmove.pickles.tree import Call, Node, Sequence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckptmove.inventory.flattened import FlatOptimizer
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Dict, Value
 
@@ -45,6 +46,7 @@ class OptimizerDraft:
     groups: tuple[ParamGroup, ...]
     object_keys: dict[int, str]
     mistyped: tuple[str, ...]
+    is_flat: bool = False
     entries: list[EntryDraft] = field(default_factory=list)
 
     def open_entry(self, key: str) -> EntryDraft:
@@ -57,7 +59,8 @@ class OptimizerDraft:
         """The optimizer as a value, named by its keys."""
         state = tuple(entry.freeze() for entry in self.entries)
         names = candidates(self.groups, state)
-        return OptimizerRecord(self.where, self.groups, state, names[0] if names else None, names, self.mistyped)
+        algorithm = names[0] if names else None
+        return OptimizerRecord(self.where, self.groups, state, algorithm, names, self.mistyped, self.is_flat)
 
 
 def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
@@ -77,11 +80,34 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
     for index, item in enumerate(listed.items if isinstance(listed, Sequence) else ()):
         group = as_dict(item)
         if group is not None:
-            spend(len(group.flat) + sum(len(_items(value)) for value in group.flat[1::2]))
+            spend(_extent(group))
             groups.append(
                 _group(group, f"{where}.param_groups.{index}" if where else f"param_groups.{index}", object_keys)
             )
     return OptimizerDraft(where, tuple(groups), object_keys, _mistyped(pairs))
+
+
+def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
+    """Begin an optimizer from a dict of dotted keys: a group for each parameter, where its own options stand.
+
+    Args:
+        flat: that dict, sorted out.
+        where: its path.
+        spend: told of what is copied out of the options of each parameter, before it is: they may share lists.
+
+    Raises:
+        LimitExceeded: as ``spend``.
+    """
+    groups = []
+    prefix = f"{where}.param_groups." if where else "param_groups."
+    for name, options in flat.groups:
+        spend(_extent(options))
+        groups.append(replace(_group(options, f"{prefix}{name}", {}), params=(name,)))
+    return OptimizerDraft(where, tuple(groups), {}, (), is_flat=True)
+
+
+def _extent(group: Dict) -> int:
+    return len(group.flat) + sum(len(_items(value)) for value in group.flat[1::2])
 
 
 def _mistyped(pairs: Dict) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, cast
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import mentions, objects, shapes
 from ckptmove.inventory.budget import Budget
+from ckptmove.inventory.flattened import is_flat_optimizer, sort_out
 from ckptmove.inventory.numpy_scalars import scalar_value
-from ckptmove.inventory.optimizers import draft_optimizer
+from ckptmove.inventory.optimizers import draft_flat_optimizer, draft_optimizer
 from ckptmove.inventory.place import Place, settled_role
 from ckptmove.model import Mention
 from ckptmove.pickles.lore import TensorReader
@@ -23,6 +24,7 @@ from ckptmove.roles import role_of_key, role_of_leaf
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.inventory.flattened import FlatOptimizer
     from ckptmove.inventory.optimizers import OptimizerDraft
     from ckptmove.inventory.shapes import Member
     from ckptmove.limits import Limits
@@ -224,7 +226,7 @@ class Walk:
         if id(node) in self._open:
             return
         self._budget.spend(len(pairs.flat))
-        inner = self._inner(key, place)
+        inner, flat = self._inner(key, place), None
         if place.entry is not None:
             self._nest(key, place, objects.dict_kind(node, pairs))
         if inner.entry is None:
@@ -233,6 +235,10 @@ class Walk:
             if state is not None:
                 self._enter_optimizer(pairs, state, node, inner)
                 return
+            if is_flat_optimizer(keys):
+                self._budget.write(sum(map(len, keys)))  # each is cut up, once for each path to the dict
+                flat = sort_out(pairs)
+                pairs, keys = flat.others, shapes.string_keys(flat.others)
             if inner.role in _BY_KEYS:
                 inner.role = shapes.role_of_keys(keys) or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
@@ -241,6 +247,8 @@ class Walk:
                 self.contents.add(inner.role)
         members = objects.dict_members(node, pairs) if type(node) is Call else shapes.members(pairs)
         self._push(members, inner, node)
+        if flat is not None:
+            self._enter_flat_optimizer(flat, inner)
 
     def _looks_like_state_dict(self, pairs: Dict, keys: set[str], node: Node) -> bool:
         """Mostly tensors, under the keys of a module: a dict of data has tensors too, but no dotted keys."""
@@ -262,6 +270,13 @@ class Walk:
         self._push(rest, inner, node)
         below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
         self._push(objects.state_members(state, draft), below, state)
+
+    def _enter_flat_optimizer(self, flat: FlatOptimizer, inner: Place) -> None:
+        draft = draft_flat_optimizer(flat, inner.path, self._budget.spend)
+        self.optimizers.append(draft)
+        self._push(flat.option_members(), Place(inner.prefix, "optimizer", inner.depth), flat.options)
+        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        self._push(objects.state_members(flat.state, draft), below, flat.state)
 
     def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
         if id(value) in self._open:

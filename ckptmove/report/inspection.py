@@ -190,7 +190,7 @@ def _optimizer(optimizer: OptimizerRecord) -> str:
     Where the step is a tensor, as since torch 1.12, its value is among the bytes that are not read.
     """
     names = " or ".join(optimizer.candidates) or "of no class in torch.optim"
-    groups = amount(len(optimizer.groups), "group")
+    groups = "no groups (flat)" if optimizer.is_flat else amount(len(optimizer.groups), "group")
     parameters = amount(sum(len(group.params) for group in optimizer.groups), "parameter")
     steps = [value for entry in optimizer.state for key, value in entry.scalars if key == "step"]
     counts = [value for value in steps if type(value) is int]

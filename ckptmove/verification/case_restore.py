@@ -5,11 +5,12 @@ Never loads what does not fit: it says what, by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckptmove.scopes import strip_wrappers
 from ckptmove.verification.stored_state import Mismatch, model_state, optimizer_state
 from ckptmove.verification.trial import STEP_ERRORS
 from ckptmove.wording import amount
@@ -59,7 +60,7 @@ def restore(bench: Bench, case: Case) -> Restored:
     if not bench.pairings:
         detail = f"{amount(len(state), 'tensor')} restored, and no optimizer state is there: it begins anew"
         return Restored(detail, 0, {**figures, "optimizer_state": "", "entries": 0})
-    record = _matching(bench.pairings, case, where)
+    record = _matching([(_in_groups(record, case), pairing) for record, pairing in bench.pairings], case, where)
     if record is None:
         raise Mismatch(_sizes(bench.pairings, case))
     _refuse_stranger(record, case.optimizer)
@@ -71,6 +72,30 @@ def restore(bench: Bench, case: Case) -> Restored:
     named = record.where or "the optimizer's file"
     detail = f"{amount(len(state), 'tensor')} and the state of {amount(entries, 'parameter')} restored from {named}"
     return Restored(detail, entries, {**figures, "optimizer_state": record.where, "entries": entries})
+
+
+def _in_groups(record: OptimizerRecord, case: Case) -> OptimizerRecord:
+    """An optimizer in the groups of the case's, by name as ``set_state_dict`` has it, where the file has no groups.
+
+    Raises:
+        Mismatch: parameters of one group of the case's have different options.
+    """
+    if not record.is_flat:
+        return record
+    names = {id(parameter): name for name, parameter in case.model.named_parameters(remove_duplicate=False)}
+    stored = {strip_wrappers(name)[1]: group for group in record.groups for name in group.params}
+    groups = []
+    for own in case.optimizer.param_groups:
+        found = [stored.get(strip_wrappers(names.get(id(parameter), ""))[1]) for parameter in own["params"]]
+        if not found or None in found:
+            return record
+        of_group = [one for one in found if one is not None]
+        first = of_group[0]
+        apart = next((one for one in of_group if one.options != first.options), None)
+        if apart is not None:
+            raise Mismatch(f"{first.where} and {apart.where} differ, and are one group in the case's optimizer")
+        groups.append(replace(first, params=tuple(key for one in of_group for key in one.params)))
+    return replace(record, groups=tuple(groups), is_flat=False)
 
 
 def _matching(pairings: list[tuple[OptimizerRecord, Pairing]], case: Case, where: str) -> OptimizerRecord | None:

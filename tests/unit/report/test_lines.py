@@ -92,6 +92,7 @@ def optimizer(where="optim", step: object = None, **facts) -> OptimizerRecord:
         (optimizer(candidates=("AdamW",), step=1000), "optim: AdamW, 2 groups, 4 parameters, step 1,000"),
         (optimizer(candidates=("AdamW", "Adam")), "optim: AdamW or Adam, 2 groups, 4 parameters"),
         (optimizer("", step="x\x1b"), "optimizer: of no class in torch.optim, 2 groups, 4 parameters"),
+        (optimizer(candidates=("SGD",), is_flat=True), "optim: SGD, no groups (flat), 4 parameters"),
         (optimizer("a\x1b", step=True), "a\\x1b: of no class in torch.optim, 2 groups, 4 parameters"),
     ],
 )

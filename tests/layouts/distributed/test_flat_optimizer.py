@@ -1,0 +1,64 @@
+"""Distributed checkpoints whose optimizer is flat, as torchtitan saves it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+import ckptmove
+
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+CHECKS = ("restore", "numbers", "step", "parity", "fresh")
+
+
+def tree_of(kind=torch.optim.AdamW, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    groups = [
+        {"params": list(layer.parameters()), "weight_decay": decay}
+        for layer, decay in zip(model, (0, 0.1), strict=True)
+    ]
+    optimizer = kind(groups, lr=0.01, **options)
+    for _ in range(3):
+        model(torch.randn(4, 6)).square().sum().backward()
+        optimizer.step()
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=OPTIONS), strict=True))
+
+
+@pytest.mark.parametrize("to", ["cpu", "cuda:0"])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("AdamW", {}), ("Adam", {}), ("RMSprop", {"momentum": 0.9}), ("SGD", {"momentum": 0.9})]
+)
+def test_every_check_is_made(distributed, tmp_path, answers, kind, options, to):
+    folder = distributed.save(tmp_path / "run", tree_of(getattr(torch.optim, kind), **options))
+    found = answers(folder, to)
+    assert {name: found[name]["status"] for name in CHECKS} == dict.fromkeys(CHECKS, "passed"), found
+    evidence = found["step"]["evidence"]
+    assert (evidence["optimizer"], evidence["parameters"], evidence["standins"]) == (kind, 4, 0)
+    assert (evidence["proven"], evidence["unproven"]) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("AdamW", ("AdamW", "Adam")), ("Adam", ("AdamW", "Adam")), ("RMSprop", ("RMSprop",))]
+)
+def test_options_that_are_not_read_decide_nothing(distributed, tmp_path, kind, names):
+    folder = distributed.save(tmp_path / "run", tree_of(getattr(torch.optim, kind)))
+    found = ckptmove.inspect(folder)
+    (record,) = found.inventory.optimizers
+    assert (record.where, record.candidates) == ("optimizer", names)
+    assert {finding.code for finding in found.findings} == {"R302"}
+
+
+def test_a_lost_moment_fails(distributed, tmp_path):
+    tree = tree_of()
+    del tree["optimizer"]["state.1.weight.exp_avg_sq"]
+    found = ckptmove.verify(distributed.save(tmp_path / "run", tree), to="cpu")
+    assert not found.passed
+    assert "O207" in {finding.code for finding in found.findings}
+
+
+def test_a_value_that_is_not_finite_fails(distributed, tmp_path, answers):
+    tree = tree_of()
+    tree["optimizer"]["state.1.weight.exp_avg"][0, 0] = torch.nan
+    assert answers(distributed.save(tmp_path / "run", tree), "cpu")["numbers"]["status"] == "failed"
