@@ -42,8 +42,6 @@ def test_a_small_file_that_asks_for_gigabytes_is_refused_in_words(tmp_path):
     checks = {check.name: check for check in ckptmove.verify(path, to="cpu").checks}
     assert checks["restore"].status == "failed"
     assert checks["restore"].detail.endswith(f"MemoryError: {HINT}")
-    checks = {check.name: check for check in ckptmove.verify(path, to="cpu", limits=Limits().times(10)).checks}
-    assert HINT not in checks["restore"].detail
 
 
 def test_the_limit_follows_the_size_of_the_files(set_to):
