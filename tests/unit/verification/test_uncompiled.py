@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+import ckptmove
 from ckptmove.verification.uncompiled import Uncompiled, leave_out_dynamo
 
 NAMES = sorted(
@@ -35,6 +36,7 @@ def steps(name):
 """
 CHILD = f"""
 import json, sys
+import ckptmove
 from ckptmove.verification.uncompiled import leave_out_dynamo
 leave_out_dynamo()
 {STEPS}
@@ -87,3 +89,13 @@ def test_what_a_step_does_not_ask_for_is_taken_from_the_real_module(monkeypatch)
 def test_what_nobody_has_is_an_attribute_error(name):
     absent = Uncompiled("torch._dynamo")
     assert hasattr(absent, name) is hasattr(__import__("torch._dynamo")._dynamo, name)
+
+
+def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\nclass Mine(torch.optim.SGD):\n    @torch.compiler.disable(recursive=False)\n"
+        "    def step(self, closure=None):\n        return super().step(closure)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = make("SGD", device="cpu", lr=0.1, momentum=0.9)
+    assert ckptmove.verify(path, to="cpu", optimizer="mine:Mine").proven
