@@ -19,8 +19,9 @@ CUDA = torch.zeros(16, dtype=torch.uint8)
     ids=["cpu", "zeros", "short", "cuda", "old-cuda", "list"],
 )
 def test_a_random_state_is_tried_in_a_generator(make, answers, state, said):
+    path = make.save({**make.tree("AdamW"), "rng_state": state}, device="cpu")
     before = torch.get_rng_state()
-    found = answers(make.save({**make.tree("AdamW"), "rng_state": state}, device="cpu"), "cpu")["restore"]
+    found = answers(path, "cpu")["restore"]
     assert found["status"] == ("failed" if said else "passed"), found
     assert said in found["detail"]
     assert torch.equal(before, torch.get_rng_state())
