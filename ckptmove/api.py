@@ -290,9 +290,9 @@ def default_output(path: str, to: str) -> str:
     target = parse_target(to).replace(":", "") if to != "moved" else to
     if is_folder(path):
         plain = path.rstrip("/")
-        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path may become a URL: it stays text
+        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         return f"{plain if has_name else os.path.realpath(path)}.{target}"
-    root, extension = os.path.splitext(path)  # noqa: PTH122  # a path may become a URL: it stays text
+    root, extension = os.path.splitext(path)  # noqa: PTH122  # a path stays as it was typed: a Path would drop "./" and a slash at its end
     if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
         root, extension = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{target}{extension}"

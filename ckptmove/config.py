@@ -58,7 +58,7 @@ def load_config(folder: Path) -> Config:
         return Config()  # the working directory has been removed: nothing is above it
     paths = (home / _NAME for home in (folder, *folder.parents))
     # Path.is_file raises PermissionError where a folder may not be searched: whatever is in it is not for this user.
-    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # a path may become a URL: it stays text
+    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # a path stays as it was typed: a Path would drop "./" and a slash at its end
     if found is None:
         return Config()
     table = _table(found)

@@ -147,7 +147,7 @@ def require_output(request: ConvertRequest) -> None:
     target = request.target
     clear_leftovers(Path(target).parent)
     if is_folder(target) or target.endswith(os.sep):
-        raise OutputIsFolder(target, os.path.join(target, os.path.basename(request.beside)))  # noqa: PTH118, PTH119  # a path may become a URL: it stays text
+        raise OutputIsFolder(target, os.path.join(target, os.path.basename(request.beside)))  # noqa: PTH118, PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
     if same_file(request.path, target):
         raise OutputIsSource(target)
     if not request.force and os.path.lexists(target):

@@ -144,7 +144,7 @@ def _(error: directories.DistributedFile) -> str:
 
 
 def _folder_of(path: str) -> str:
-    return os.path.dirname(path) or "."  # noqa: PTH120  # a path may become a URL: it stays text
+    return os.path.dirname(path) or "."  # noqa: PTH120  # a path stays as it was typed: a Path would drop "./" and a slash at its end
 
 
 @hint_for.register(errors.UnsupportedContainer)

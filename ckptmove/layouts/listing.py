@@ -282,7 +282,7 @@ class _Lister:
                     self._file(path, entry, is_hidden=is_hidden)
 
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
-        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path may become a URL: it stays text
+        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         with os.scandir(full) as entries:
             # One more than may be: whoever counts them says so. What is being written, or was broken off, is no part.
             whole = (entry for entry in entries if not is_unfinished(entry.name))
@@ -308,5 +308,5 @@ class _Lister:
             return
         if os.path.commonpath([real, self._real]) != self._real:
             raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
-        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  # a path may become a URL: it stays text
+        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         self.links.append(ListedLink(path, os.path.relpath(real, home)))

@@ -149,4 +149,4 @@ def home_of(path: str) -> tuple[str, str]:
 def journal_path(path: str) -> str:
     """Where the journal of a file is: beside it."""
     folder, name = home_of(path)
-    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # a path may become a URL: it stays text
+    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # a path stays as it was typed: a Path would drop "./" and a slash at its end

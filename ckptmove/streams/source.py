@@ -122,7 +122,7 @@ class FileSource:
 
 def is_folder(path: str) -> bool:
     """Whether a path leads to a directory; False, too, where it cannot be looked at."""
-    return os.path.isdir(path)  # noqa: PTH112  # a path may become a URL: it stays text
+    return os.path.isdir(path)  # noqa: PTH112  # a path stays as it was typed: a Path would drop "./" and a slash at its end
 
 
 def open_source(path: str) -> FileSource:
@@ -134,7 +134,7 @@ def open_source(path: str) -> FileSource:
         AccessFailed: the system refuses.
     """
     try:
-        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  # the path may become a URL: it stays text
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         if kind is not None:
             raise NotACheckpoint(path, kind)
         return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  # closed by `close`
