@@ -6,7 +6,7 @@ Never takes one of several for the counterpart: what more than one would fit is 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -113,7 +113,7 @@ def _spelled(tensors: dict[str, list[Stored]], alike: set[str]) -> dict[int, Spe
     found: dict[int, Spelling] = {}
     for group in groups.values():
         part = group[0].part
-        own = [replace(stored.record, name=stored.own_name, storage=part.own_key(stored.record)) for stored in group]
+        own = [stored.record._replace(name=stored.own_name, storage=part.own_key(stored.record)) for stored in group]
         with naming(part.path):
             told = spellings(part.tree(), {record.name for record in own}, own, part.budget())
         pairs = zip(own, group, strict=True)

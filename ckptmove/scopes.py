@@ -111,6 +111,7 @@ class RootKeys:
 
     def __init__(self, inventory: Inventory) -> None:
         self._keys = frozenset(inventory.root_keys)
+        self._has_dots = any("." in key for key in self._keys)
 
     @cached_property
     def _hashes(self) -> frozenset[int]:
@@ -118,6 +119,9 @@ class RootKeys:
 
     def first(self, path: str) -> int:
         """Where the shortest key of the root ends that a path begins with, a dot after it; -1 where none does."""
+        if not self._has_dots:
+            end = path.find(".")
+            return end if path[: max(end, 0)] in self._keys else -1
         for end, value in _hashes(path):
             if end < len(path) and value in self._hashes and path[:end] in self._keys:
                 return end

@@ -97,7 +97,7 @@ class BarePickle(Container):
             if at is None:
                 facts.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
             else:
-                own[at].append(replace(storage, key=key))
+                own[at].append(storage._replace(key=key))
         for place, (stream, named) in enumerate(zip(self._streams, own, strict=True)):
             # Deflated bytes deceive who maps a file, and nobody maps a stream inside of a pickle.
             found = [fact for fact in stream.container.locate(named) if fact.kind != "compressed-storage"]

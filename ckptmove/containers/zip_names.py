@@ -49,16 +49,17 @@ def refuse_doubles(directory: ZipDirectory, path: str) -> None:
     Raises:
         DamagedArchive: there is one.
     """
-    seen: set[bytes] = set()
+    seen: set[str | bytes] = set()
     for record in directory.records:
-        folded = directory.raw_name(record).lower()
+        lowered = record.name.lower()
+        folded = lowered if record.name.isascii() else directory.raw_name(record).lower()
         if folded in seen:
-            raise DamagedArchive(path, f"two of its records have the same name but for its case: {record.name.lower()}")
+            raise DamagedArchive(path, f"two of its records have the same name but for its case: {lowered}")
         seen.add(folded)
-        own = record.name.lower().rpartition("/")[2]
+        own = lowered.rpartition("/")[2] if lowered != record.name else ""
         if own in KNOWN_RECORDS and not record.name.endswith(own):
             raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
-        if b"\0" in folded:
+        if "\0" in lowered:
             raise DamagedArchive(path, f"the name of record '{record.name}' goes on behind its end")
 
 

@@ -26,10 +26,10 @@ def complete(inventory: Inventory) -> Inventory:
     parts = [tensor.name.rpartition(".") for tensor in inventory.tensors]
     states = {holder for holder, _, leaf in parts if leaf in _MOMENTS}
     tensors = tuple(
-        replace(tensor, role="optimizer") if holder in states or _is_optimizers(tensor.name) else tensor
+        tensor._replace(role="optimizer") if holder in states or _is_optimizers(tensor.name) else tensor
         for tensor, (holder, _, _) in zip(inventory.tensors, parts, strict=True)
     )
-    storages = tuple(replace(storage, tag_sites=(), class_sites=()) for storage in inventory.storages)
+    storages = tuple(storage._replace(tag_sites=(), class_sites=()) for storage in inventory.storages)
     return replace(inventory, tensors=tensors, storages=storages)
 
 

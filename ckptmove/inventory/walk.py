@@ -140,7 +140,7 @@ class Walk:
         record = self.reader.tensor(call, self._name(key, place), role)
         settled = settled_role(record, key, place)
         if settled != role:
-            record = replace(record, role=settled)
+            record = record._replace(role=settled)
         self._keep(record, place)
         if self.modules:
             self._registered.add(id(call))

@@ -74,7 +74,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
         inventory,
         root_keys=_root_keys(path, inventory),
         tensors=tensors,
-        storages=tuple(replace(one, class_sites=()) if is_code else one for one in storages),
+        storages=tuple(one._replace(class_sites=()) if is_code else one for one in storages),
         mentions=tuple(map(mover.mention, inventory.mentions)),
         optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
         facts=tuple(map(mover.fact, inventory.facts)),
@@ -179,8 +179,7 @@ class _Mover:
         moved = self._tensors.get(id(record))
         if moved is None:
             moved = self._tensors[id(record)] = in_place(
-                replace(
-                    record,
+                record._replace(
                     name=self.name(record.name),
                     storage=None if record.storage is None else self.key(record.storage),
                     parts=tuple(map(self.tensor, record.parts)),
@@ -191,8 +190,7 @@ class _Mover:
         return moved
 
     def storage(self, storage: StorageRef) -> StorageRef:
-        return replace(
-            storage,
+        return storage._replace(
             key=self.key(storage.key),
             tag_sites=self.sites(storage.tag_sites),
             class_sites=self.sites(storage.class_sites),

@@ -8,7 +8,6 @@ Names from transformers/trainer.py, accelerate/utils/constants.py and deepspeed/
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.roles import role_of_key
@@ -68,4 +67,4 @@ def in_place(record: TensorRecord, place: Role | None) -> TensorRecord:
         return record
     if place == "ema" and record.role == "other":
         return record
-    return replace(record, role=place)
+    return record._replace(role=place)

@@ -8,7 +8,6 @@ The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and its
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ckptmove.devices import NO_DEVICE
@@ -66,6 +65,8 @@ class TensorReader:
         self.attached: list[Node] = []
         self.overruns: list[tuple[str, int]] = []
         self._storages: dict[str, StorageRef] = {}
+        #: Those by the node that names them: the walk meets each again that was gathered.
+        self._gathered: dict[int, StorageRef] = {}
         #: Of storages that are met again: all tag sites and class sites. Most are met once.
         self._sites: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
         self._functions: dict[int, _Rebuild | None] = {}
@@ -74,14 +75,14 @@ class TensorReader:
     def storages(self) -> tuple[StorageRef, ...]:
         """Every storage met so far, in the order of first use."""
         for key, (tags, classes) in self._sites.items():
-            self._storages[key] = replace(self._storages[key], tag_sites=tuple(tags), class_sites=tuple(classes))
+            self._storages[key] = self._storages[key]._replace(tag_sites=tuple(tags), class_sites=tuple(classes))
         return tuple(self._storages.values())
 
     def gather(self, persistents: Iterable[Persistent]) -> None:
         """Take in every storage that a pickle names, also those that hang on nothing: torch makes them all."""
         for node in persistents:
             try:
-                self._storage(node)
+                self._gathered[id(node)] = self._storage(node)
             except (NotATensor, ValueError):  # noqa: PERF203  # a try that nothing leaves costs nothing since Python 3.11
                 continue  # the id of something else
 
@@ -182,7 +183,7 @@ class TensorReader:
         subclass = kind.full_name
         if subclass in _PLAIN_TYPES:
             return record
-        return replace(record, subclass=subclass)
+        return record._replace(subclass=subclass)
 
     def _attach(self, args: Tuple, index: int) -> None:
         value = args.items[index] if len(args.items) > index else None
@@ -193,6 +194,9 @@ class TensorReader:
 
     def _storage(self, value: Value) -> StorageRef:
         """``('storage', class, key, location, numel)``; a legacy stream adds a sixth field, see :func:`view_of`."""
+        gathered = self._gathered.get(id(value))
+        if gathered is not None:
+            return gathered
         pid = value.pid if type(value) is Persistent else None
         if type(pid) is not Tuple:
             raise NotATensor
@@ -263,17 +267,17 @@ class TensorReader:
         record = self._inner(args.items[0], name, role)
         self._attach(args, 3)
         kind = "parameter" if record.kind == "tensor" else record.kind
-        return replace(record, kind=kind, requires_grad=args.items[1] is True)
+        return record._replace(kind=kind, requires_grad=args.items[1] is True)
 
     def _quantized(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(storage, storage_offset, size, stride, quantizer_params, requires_grad, hooks)``."""
         storage = self._storage(args.items[0])
-        record = replace(self._view(storage, storage.dtype, args, name, role), requires_grad=args.items[5] is True)
-        parts: list[TensorRecord] = [replace(record, name=f"{name}.values" if name else "values")]
+        record = self._view(storage, storage.dtype, args, name, role)._replace(requires_grad=args.items[5] is True)
+        parts: list[TensorRecord] = [record._replace(name=f"{name}.values" if name else "values")]
         for label, value in zip(("scheme", "scales", "zero_points"), items(args.items[4]), strict=False):
             if type(value) is Call:  # per-channel parameters are tensors themselves
                 parts.append(self._part(value, name, label, role))
-        return replace(record, kind="quantized", parts=tuple(parts) if len(parts) > 1 else ())
+        return record._replace(kind="quantized", parts=tuple(parts) if len(parts) > 1 else ())
 
     def _sparse(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """A tensor of several dense ones; see :func:`sparse_parts`."""
@@ -290,7 +294,7 @@ class TensorReader:
         """``(buffer, sizes, strides, storage_offsets)``."""
         labels = ("buffer", "sizes", "strides", "storage_offsets")
         parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, args.items, strict=True))
-        return replace(parts[0], name=name, kind="nested", stride=(), parts=parts)
+        return parts[0]._replace(name=name, kind="nested", stride=(), parts=parts)
 
     def _meta(self, args: Tuple, name: str, role: Role) -> TensorRecord:
         """``(dtype, size, stride, requires_grad)``."""

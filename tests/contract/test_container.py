@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 
 import pytest
@@ -45,7 +44,7 @@ def test_a_sound_file_has_the_facts_of_its_kind_alone(opened):
 
 
 def test_a_storage_that_the_file_does_not_have_is_missing(opened):
-    lost = dataclasses.replace(opened.storages()[0], key="lost")
+    lost = opened.storages()[0]._replace(key="lost")
     facts = opened.container.locate((lost, *opened.storages()))
     missing = [(fact.record, fact.nbytes) for fact in facts if fact.kind not in opened.specimen.facts]
     assert missing == [("lost", lost.nbytes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import zipfile
 
@@ -14,7 +13,7 @@ from ckptmove.model import ArchiveFact
 
 def test_facts_about_storages_that_do_not_fit(opened_zip):
     first, second, *rest = opened_zip.storages()
-    long = dataclasses.replace(first, nbytes=first.nbytes + 5)
+    long = first._replace(nbytes=first.nbytes + 5)
     facts = [fact for fact in opened_zip.container.locate((long, *rest)) if fact.kind != "compressed-storage"]
     assert {(fact.kind, fact.record.rpartition("/")[2], fact.nbytes) for fact in facts} == {
         ("short-storage", first.key, 5),

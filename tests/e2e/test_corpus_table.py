@@ -43,14 +43,14 @@ def test_what_disagrees_is_said(file):
     inventory = ckptmove.inspect(str(SAMPLES / file)).inventory
     assert differences(SAMPLES / file, inventory) == []
     first, *rest = inventory.tensors
-    for other in ([replace(first, dtype="int64"), *rest], rest):
+    for other in ([first._replace(dtype="int64"), *rest], rest):
         assert differences(SAMPLES / file, replace(inventory, tensors=tuple(other)))
 
 
 def test_a_device_that_disagrees_is_said():
     path = SAMPLES / "adam-mps.pt"
     inventory = ckptmove.inspect(str(path)).inventory
-    wrong = replace(inventory, tensors=tuple(replace(one, device="cuda:0") for one in inventory.tensors))
+    wrong = replace(inventory, tensors=tuple(one._replace(device="cuda:0") for one in inventory.tensors))
     assert differences(path, wrong)[0] == "model.0.weight: lies on mps"
 
 

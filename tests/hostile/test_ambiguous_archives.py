@@ -30,6 +30,7 @@ REFUSED = {
         a.Record("a/data/é".encode(), b"2"),
     ],
     "a name that goes on behind NUL": lambda a: [*a.records(), a.Record(b"a/data.pkl\0x", a.other)],
+    "a word in capitals": lambda a: [*a.records(), a.Record(b"a/.Storage_Alignment", b"1")],
     "another folder first": lambda a: [a.Record(b"b/x", b""), *a.records()],
     "another folder last": lambda a: [*a.records(), a.Record(b"b/x", b"hello")],
     "a record without a folder": lambda a: [*a.records(), a.Record(b"x", b"hello")],
@@ -123,6 +124,13 @@ def test_what_torch_passes_over_is_a_finding_and_is_read_as_torch_reads_it(archi
 def test_what_is_plain_is_no_finding(archives, file_of, pieces) -> None:
     found = ckptmove.inspect(file_of(archives.build(*pieces(archives))), check=True)
     assert [one.code for one in found.findings] == []
+
+
+def test_names_that_are_one_in_another_alphabet_are_two(archives, file_of) -> None:
+    kelvin = [archives.Record(name.encode(), b"", {"flags": 0x800}, {"flags": 0x800}) for name in ("a/k", "a/\u212a")]
+    path = file_of(archives.build(*archives.records(), *kelvin))
+    assert torch.load(path, weights_only=True)["n"] == 1
+    assert [one.name for one in ckptmove.inspect(path).inventory.tensors] == ["weight"]
 
 
 def test_bytes_before_the_archive_of_a_tensor_inside_of_a_pickle(archives, file_of) -> None:

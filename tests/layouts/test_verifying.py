@@ -6,7 +6,6 @@ import json
 import pickle
 import shutil
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -331,7 +330,7 @@ def test_few_files_are_open_at_once(build):
             for number, record in enumerate(checkpoint.inventory.tensors):
                 assert stored.tensor(record)[0] == number
         assert open_files() <= open_before + 16
-        assert stored.place(replace(checkpoint.inventory.tensors[0], storage="deep/none.pt/0")) is None
+        assert stored.place(checkpoint.inventory.tensors[0]._replace(storage="deep/none.pt/0")) is None
         assert check_bytes(checkpoint, Limits()) == ()
 
 

@@ -161,20 +161,20 @@ def test_meta_tensors_stay(draft):
 
 def test_the_parts_of_a_sparse_tensor_move_together(draft):
     parts = tuple(draft.tensor(f"s.{label}", "cuda:0") for label in ("indices", "values"))
-    draft.tensors = [replace(parts[1], name="s", kind="sparse_coo", parts=parts)]
+    draft.tensors = [parts[1]._replace(name="s", kind="sparse_coo", parts=parts)]
     plan = draft.plan(TO_CPU)
     assert [(edit.storage, edit.names) for edit in plan.edits] == [("s.indices", ("s",)), ("s.values", ("s",))]
 
 
 def test_a_storage_of_two_parts_names_its_tensor_once(draft):
     parts = tuple(draft.tensor(f"s.{label}", "cuda:0", storage="0") for label in ("indices", "values"))
-    draft.tensors = [replace(parts[1], name="s", kind="sparse_coo", parts=parts)]
+    draft.tensors = [parts[1]._replace(name="s", kind="sparse_coo", parts=parts)]
     assert [edit.names for edit in draft.plan(TO_CPU).edits] == [("s",)]
 
 
 def test_the_sizes_of_a_nested_tensor_stay_where_torch_keeps_them(draft):
     parts = tuple(draft.tensor(f"n.{label}") for label in ("buffer", "sizes", "strides", "storage_offsets"))
-    draft.tensors = [replace(parts[0], name="n", kind="nested", parts=parts)]
+    draft.tensors = [parts[0]._replace(name="n", kind="nested", parts=parts)]
     plan = draft.plan(TO_CUDA)
     assert moves(plan) == {"n.buffer": ("cpu", "cuda:0", "target")}
     assert not plan.kept
@@ -183,7 +183,7 @@ def test_the_sizes_of_a_nested_tensor_stay_where_torch_keeps_them(draft):
 def test_a_tensor_that_no_storage_tags_moves_by_its_own_device(draft):
     draft.storage("0")
     on_xla = TensorRecord("x", "model", "xla:0", "float32", (2,), (1,), "0", 0, 8, "device-data", device_site=77)
-    draft.tensors += [on_xla, replace(on_xla, name="tied"), replace(on_xla, name="n", storage=None, device_site=78)]
+    draft.tensors += [on_xla, on_xla._replace(name="tied"), on_xla._replace(name="n", storage=None, device_site=78)]
     plan = draft.plan(TO_CUDA)
     assert plan.edits == (
         StorageEdit("x", ("x", "tied"), "xla:0", "cuda:0", 8, "target", None, (77,), ()),
@@ -331,7 +331,7 @@ def carried_out(inventory, plan):
     values = {edit.where: edit.target for edit in plan.flags}
 
     def moved(record):
-        return replace(record, device=tags.get(record.storage, record.device))
+        return record._replace(device=tags.get(record.storage, record.device))
 
     optimizers = tuple(
         replace(
@@ -357,7 +357,7 @@ def carried_out(inventory, plan):
         inventory,
         tensors=tuple(map(moved, inventory.tensors)),
         storages=tuple(
-            replace(storage, device=tags.get(storage.key, storage.device)) for storage in inventory.storages
+            storage._replace(device=tags.get(storage.key, storage.device)) for storage in inventory.storages
         ),
         optimizers=optimizers,
         mentions=tuple(

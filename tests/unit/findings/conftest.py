@@ -169,7 +169,8 @@ class Make:
         return replace(optimizer, state=state)
 
     def replace(self, value: Any, **changes: Any) -> Any:
-        return replace(value, **changes)
+        is_tuple = isinstance(value, tuple)  # as tensors and storages are
+        return value._replace(**changes) if is_tuple else replace(value, **changes)
 
 
 @pytest.fixture

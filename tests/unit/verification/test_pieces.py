@@ -36,7 +36,7 @@ def test_an_optimizer_is_given_few_groups_at_once():
     [((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((1, 3), (99, 1), True), ((), (), True), ((3,), (2,), False)],
 )
 def test_contiguous_is_what_torch_says(shape, stride, expected):
-    assert is_contiguous(replace(RECORD, shape=shape, stride=stride)) is expected
+    assert is_contiguous(RECORD._replace(shape=shape, stride=stride)) is expected
     assert torch.empty(500).as_strided(shape, stride).is_contiguous() is expected
 
 

@@ -33,7 +33,7 @@ def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None)
 
 def with_first(inventory, **changes):
     first, *rest = inventory.tensors
-    return replace(inventory, tensors=(replace(first, **changes), *rest))
+    return replace(inventory, tensors=(first._replace(**changes), *rest))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:TypedStorage is deprecated")
@@ -232,7 +232,7 @@ def test_a_file_that_becomes_shorter_is_noticed(make, size):
         with pytest.raises(SourceChanged):
             stored.tensor(record)
         with pytest.raises(DamagedArchive):
-            stored.tensor(replace(record, storage=None))
+            stored.tensor(record._replace(storage=None))
 
 
 def test_the_file_is_never_written_to(make):
