@@ -69,23 +69,25 @@ class Training:
         steps: how many were made.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         torch.manual_seed(0)
-        self.name = name
-        self.model = model_for(name, dtype)
+        self.name, self.device = name, device
+        self.model = model_for(name, dtype).to(device)
         self.optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(
             self.model.parameters(), **OPTIONS.get(name, {})
         )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
         # torch's kernel for the CPU knows no half precision, whose runs need no scaler on it.
-        self.scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=2, enabled=dtype == torch.float32)
+        self.scaler = torch.amp.GradScaler(
+            torch.device(device).type, 1024.0, growth_interval=2, enabled=dtype == torch.float32
+        )
         self.ema = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.steps = 0
 
     def train(self, steps: int) -> Training:
         """Go on for some steps."""
         for _ in range(steps):
-            batch = torch.randn(8, 6).to(next(self.model.parameters()).dtype)
+            batch = torch.randn(8, 6).to(self.device, next(self.model.parameters()).dtype)
             self._step(batch)
             self.scheduler.step()
             self.steps += 1
@@ -94,7 +96,7 @@ class Training:
         return self
 
     def _step(self, batch: torch.Tensor) -> None:
-        kept = torch.rand(batch.shape[0], 1) < _KEPT
+        kept = torch.rand(batch.shape[0], 1).to(self.device) < _KEPT
 
         def closure() -> Any:
             self.optimizer.zero_grad()
