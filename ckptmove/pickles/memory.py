@@ -51,7 +51,7 @@ def _pop_to_mark(machine: Machine, position: int) -> int:
 
 def _duplicate(machine: Machine, position: int) -> int:
     value = machine.stack[-1]
-    machine.reads += position, machine.starts[-1]
+    machine.reads.extend((position, machine.starts[-1]))
     if type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
     machine.stack.append(value)
@@ -102,7 +102,9 @@ def _memoize(machine: Machine, position: int) -> int:
 def _recall(machine: Machine, position: int, index: int) -> None:
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
-        machine.reads += position, machine.memo_starts[index]
+        reads = machine.reads
+        reads.append(position)
+        reads.append(machine.memo_starts[index])
     elif type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
     machine.stack.append(value)
@@ -114,7 +116,9 @@ def _binget(machine: Machine, position: int) -> int:
     index = machine.data[position + 1]
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
-        machine.reads += position, machine.memo_starts[index]
+        reads = machine.reads
+        reads.append(position)
+        reads.append(machine.memo_starts[index])
     elif type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
     machine.stack.append(value)

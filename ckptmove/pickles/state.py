@@ -5,13 +5,16 @@ Never knows an opcode: the handlers change it, :func:`ckptmove.pickles.machine.i
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, TypeAlias
+
+from ckptmove.pickles.tree import Global
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.limits import Limits
-    from ckptmove.pickles.tree import Global, Persistent, Tuple, Value
+    from ckptmove.pickles.tree import Persistent, Tuple, Value
 
     Handler: TypeAlias = Callable[["Machine", int], int]
 
@@ -29,7 +32,8 @@ class Machine:
         persistents: persistent ids, in the order of the pickle: the reader meets them all, reachable or not.
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
         reads: operations that push a memoised string or global, or the top of the stack once more (DUP), laid flat:
-            their own start, and then the start of what they repeat, which may itself be such an operation.
+            their own start, and then the start of what they repeat, which may itself be such an operation. There are
+            ten for each tensor of torch's: as an array they are no objects.
         reread: tuples and bytes that are read back from the memo, or from the top of the stack, by their ``id``.
         frames: start of each FRAME operation.
         foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
@@ -70,7 +74,7 @@ class Machine:
         self.memo_starts: dict[int, int] = {}
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
-        self.reads: list[int] = []
+        self.reads: array[int] = array("q")
         self.reread: dict[int, Tuple | bytes] = {}
         self.frames: list[int] = []
         self.foreign: dict[int, int] = {}
@@ -79,11 +83,12 @@ class Machine:
         self.root: Value = None
 
     def forget_nodes(self) -> None:
-        """Let go of what the memo holds besides strings and globals, once nothing reads it any more.
+        """Let go of what the memo holds besides globals, once nothing reads it any more.
 
         torch memoises seven values for each tensor, and an edit asks for globals only.
         """
-        self.memo = {index: self.memo[index] for index in self.memo_starts}
+        self.memo = {index: value for index, value in self.memo.items() if type(value) is Global}
+        self.memo_starts = {index: self.memo_starts[index] for index in self.memo}
 
     def note_global(self, value: Global, start: int) -> None:
         """Remember a name that the pickle would import."""

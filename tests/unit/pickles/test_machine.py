@@ -217,7 +217,7 @@ def test_reads_globals_frames_and_foreign_opcodes_are_noted_wherever_the_pickle_
     machine = interpret(before + data + after, LIMITS, len(before))
     shift = len(before)
     reads, names, frames, foreign = expected_notes(data)
-    assert machine.reads == [start + shift for pair in reads for start in pair]
+    assert list(machine.reads) == [start + shift for pair in reads for start in pair]
     assert machine.globals == {name: start + shift for name, start in names.items()}
     assert machine.frames == [start + shift for start in frames]
     assert machine.foreign == {code: start + shift for code, start in foreign.items()}

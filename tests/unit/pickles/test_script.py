@@ -75,7 +75,7 @@ def test_memos_are_apart_and_what_they_hold_is_told():
     )
     assert [value.full_name for value in machine.memo.values()] == ["os.a", "os.b"]
     assert list(machine.globals) == ["os.a", "os.b"]
-    assert machine.reads == [12, 9, 36, 33]
+    assert list(machine.reads) == [12, 9, 36, 33]
     assert len(machine.frames) == 1
     assert 0x94 in machine.foreign
     with pytest.raises(DamagedPickle, match="never set in part1"):
