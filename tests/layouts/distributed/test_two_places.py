@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ class Twice(dict):
 class Pickler(pickle._Pickler):
     """Writes such a dict as any other."""
 
-    dispatch = {**pickle._Pickler.dispatch, Twice: pickle._Pickler.save_dict}
+    dispatch: ClassVar = {**pickle._Pickler.dispatch, Twice: pickle._Pickler.save_dict}
 
 
 def saved(value):
