@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.containers.contract import Container
 from ckptmove.containers.distributed_metadata import StoredObject, StoredTensor, parse_metadata
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
     from ckptmove.pickles.tree import Value
+
+
+#: What stands in the tree for an object of which nothing is known.
+UNREAD: Final = "an object, saved whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,5 +237,5 @@ def _assign(into: Dict | List, key: str | int, value: Value) -> None:
 
 def _value(entry: StoredTensor | StoredObject) -> Value:
     if isinstance(entry, StoredObject):
-        return Opaque("an object, saved whole")
+        return Opaque(UNREAD)
     return rebuild_call(entry.name, entry.dtype, entry.shape, requires_grad=entry.requires_grad)
