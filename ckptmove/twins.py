@@ -6,6 +6,7 @@ Never takes two parameters for one where another match is as good.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import OPAQUE
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.model import OptimizerRecord, TensorRecord
+    from ckptmove.pairing import Pairing
 
 #: Options that follow the device, which a conversion changes.
 _FLAGS: Final = frozenset({"capturable", "fused"})
@@ -78,6 +80,8 @@ def find_twins(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[Twins, .
 
     Parameters are the same where their keys are, or else where both belong to the tensor of one name in the model.
     """
+    # Each for all of its optimizers at once, and only where one asks.
+    ours_paired, theirs_paired = (cache(partial(pair_all, side.inventory)) for side in (one, other))
     theirs = {record.where.removeprefix(other.top): at for at, record in enumerate(other.inventory.optimizers)}
     found = []
     for at, record in enumerate(one.inventory.optimizers):
@@ -87,7 +91,7 @@ def find_twins(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[Twins, .
             continue
         keys = {key: key for key in _keys(record)}
         if _keys(record) != _keys(twin):
-            ours, others = _by_tensor(one, at), _by_tensor(other, place)
+            ours, others = _by_tensor(one, ours_paired()[at]), _by_tensor(other, theirs_paired()[place])
             keys = {key: others[name] for name, key in ours.items()} if ours.keys() == others.keys() else {}
         found.append(Twins(record, twin, keys))
     return tuple(found)
@@ -97,8 +101,7 @@ def _keys(optimizer: OptimizerRecord) -> frozenset[str]:
     return frozenset(key for group in optimizer.groups for key in group.params)
 
 
-def _by_tensor(side: StoredCheckpoint, at: int) -> dict[str, str]:
+def _by_tensor(side: StoredCheckpoint, pairing: Pairing) -> dict[str, str]:
     """The keys of an optimizer's parameters by the names of their tensors; none where one of them is not known."""
-    pairing = pair_all(side.inventory)[at]
     found = {record.name.removeprefix(side.top): key for key, record in pairing.matches if record is not None}
     return found if pairing.is_certain and len(found) == len(pairing.matches) else {}
