@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.checkpoint import naming
 from ckptmove.differences import Uncompared
 from ckptmove.inventory.spellings import spellings
+from ckptmove.twins import find_twins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.layouts.stored_part import StoredPart
     from ckptmove.model import TensorRecord
+    from ckptmove.twins import Twins
 
 #: What both sides call something by: for a tensor in another file its folder, and its name in the file.
 _Place: TypeAlias = tuple[str, str]
@@ -57,6 +59,7 @@ class Counterparts:
         ambiguous: tensors of which it is not known whether the other has them.
         parts: files that are at one place on both sides.
         moved: files at different places that hold counterparts: of the first, and of the second.
+        twins: optimizers at one place on both sides that have other keys there.
     """
 
     pairs: list[tuple[Stored, Stored]] = field(default_factory=list)
@@ -65,6 +68,7 @@ class Counterparts:
     ambiguous: list[Uncompared] = field(default_factory=list)
     parts: list[tuple[StoredPart, StoredPart]] = field(default_factory=list)
     moved: dict[tuple[str, str], tuple[StoredPart, StoredPart]] = field(default_factory=dict)
+    twins: tuple[Twins, ...] = ()
 
 
 def find_counterparts(one: StoredCheckpoint, other: StoredCheckpoint) -> Counterparts:
@@ -86,6 +90,8 @@ def find_counterparts(one: StoredCheckpoint, other: StoredCheckpoint) -> Counter
         found.pairs += pairs
         found.removed += removed
         found.added += added
+    found.twins = find_twins(one, other)
+    _look_by_parameter(found, one)
     _look_in_other_files(found, one, other)
     return found
 
@@ -142,6 +148,26 @@ def _of_one_name(
     return [*pairs, *zip(left, rest, strict=False)], left[both:], rest[both:]
 
 
+def _look_by_parameter(found: Counterparts, one: StoredCheckpoint) -> None:
+    """Pair what is left of the state of optimizers whose parameters go by other keys on the other side."""
+    if not found.twins:
+        return
+    ours, theirs = ({stored.record.name: stored for stored in side} for side in (found.removed, found.added))
+    for mine, other in chain.from_iterable(twin.tensors() for twin in found.twins):
+        if mine.name in ours and other.name in theirs:
+            found.pairs.append((ours.pop(mine.name), theirs.pop(other.name)))
+    paired = {id(stored.record) for pair in found.pairs for stored in pair}
+    found.removed, found.added = (
+        [stored for stored in side if id(stored.record) not in paired] for side in (found.removed, found.added)
+    )
+    _put_in_order(found, one)
+
+
+def _put_in_order(found: Counterparts, one: StoredCheckpoint) -> None:
+    order = {id(record): place for place, record in enumerate(_records(one))}
+    found.pairs.sort(key=lambda pair: order[id(pair[0].record)])
+
+
 def _look_in_other_files(found: Counterparts, one: StoredCheckpoint, other: StoredCheckpoint) -> None:
     """Pair what is left by its name inside of the file."""
     by_folder = not (one.is_whole or other.is_whole)
@@ -161,8 +187,7 @@ def _look_in_other_files(found: Counterparts, one: StoredCheckpoint, other: Stor
             found.ambiguous.append(Uncompared(place[1], reason))
     if common:
         found.removed, found.added = list(chain(*ours.values())), list(chain(*theirs.values()))
-        order = {id(record): place for place, record in enumerate(_records(one))}
-        found.pairs.sort(key=lambda pair: order[id(pair[0].record)])
+        _put_in_order(found, one)
 
 
 def _by_place(tensors: Iterable[Stored], side: StoredCheckpoint, *, by_folder: bool) -> dict[_Place, list[Stored]]:

@@ -6,6 +6,7 @@ Never passes over anything in silence: what has no counterpart is a change, or t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.counterparts import seen_from_top
@@ -14,11 +15,13 @@ from ckptmove.inventory.difference import tree_changes
 from ckptmove.inventory.shapes import as_dict
 from ckptmove.inventory.tensor_nodes import TensorNodes
 from ckptmove.layouts.detect import is_index
+from ckptmove.objects import ObjectsBeside
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.counterparts import Counterparts
+    from ckptmove.inventory.difference import TreeChange
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.layouts.stored_part import StoredPart
 
@@ -101,9 +104,13 @@ class Remainder:
         for part in (mine, other):
             for name in part.lost():
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
+        beside = ObjectsBeside(mine, other, self._found.twins)
+        if not beside.are_alike:
+            lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
+            found = (replace(one, path=mine.full_name(one.path)) for one in beside.changes())
+            self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(found, lost))
+            self.notes += beside.notes
         if mine.is_distributed != other.is_distributed:
-            names = [part.name or part.path for part in (mine, other)]
-            self._note_on(names, ": what is no tensor was not compared, as a distributed checkpoint keeps it otherwise")
             return
         ours, theirs = mine.extras(), other.extras()
         for name in dict.fromkeys((*ours, *theirs)):
@@ -111,7 +118,8 @@ class Remainder:
             # An object of a distributed checkpoint has a place in the tree, too: that one side lacks it is found there.
             if before != after and not (mine.is_distributed and None in {before, after}):
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
-        self.changed += _tree_changes(mine, other)
+        if beside.are_alike:
+            self.changed += _tree_changes(mine, other)
 
     def _alone(self) -> None:
         """Files that only one side has, and no tensor of which is in another file of the other side."""
@@ -148,15 +156,20 @@ def _tree_changes(mine: StoredPart, other: StoredPart) -> Iterator[Change]:
     told = {record.name for record in mine.inventory.tensors}
     told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
     lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
-    for one in tree_changes(other.tree(), (), mine.tree(), (), mine.name, TensorNodes()):
+    for one in _without(tree_changes(other.tree(), (), mine.tree(), (), mine.name, TensorNodes()), lost):
         if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
             continue  # for a long string: those are compared as extras
         if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
             continue  # added or removed
-        is_absent = "absent" in {one.ours, one.theirs}
-        if any(one.path == name or (is_absent and name.startswith(f"{one.path}.")) for name in lost):
-            continue  # not compared
         yield Change(one.path, "object", one.theirs, one.ours)
+
+
+def _without(changes: Iterable[TreeChange], lost: Sequence[str]) -> Iterator[TreeChange]:
+    """All but what was not compared, because it is not there."""
+    for one in changes:
+        is_absent = "absent" in {one.ours, one.theirs}
+        if not any(one.path == name or (is_absent and name.startswith(f"{one.path}.")) for name in lost):
+            yield one
 
 
 def _is_table(part: StoredPart) -> bool:

@@ -5,9 +5,10 @@ Never opens one of those files: what it says of them follows from ``.metadata`` 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.containers.contract import Container
 from ckptmove.containers.distributed_metadata import StoredObject, StoredTensor, parse_metadata
@@ -32,6 +33,23 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 
+#: What stands in the tree for an object of which nothing is known.
+UNREAD: Final = "an object, saved whole"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadObject:
+    """What is no tensor, as its piece was read.
+
+    Attributes:
+        kind: what the piece is; None where the object has written its own bytes.
+        machine: the machine that has read its pickle; None where its content is not all in one.
+    """
+
+    kind: ContainerName | None
+    machine: Machine | None
+
+
 class DistributedCheckpoint(Container):
     """What ``torch.distributed.checkpoint.save`` writes.
 
@@ -40,6 +58,8 @@ class DistributedCheckpoint(Container):
         source: ``.metadata``.
         metadata: what it says.
         sizes: sizes in bytes of the files that it names.
+        objects: what is no tensor, by name, once whoever may open the files has read it.
+        damaged: names of what could not be read of that, because it is not what was written.
     """
 
     name: ContainerName = "dcp"
@@ -61,6 +81,8 @@ class DistributedCheckpoint(Container):
             LimitExceeded: it asks for more than the limits allow.
         """
         self.source, self.limits = source, limits
+        self.objects: dict[str, ReadObject] = {}
+        self.damaged: set[str] = set()
         self._pickle = read_pickle(source, 0, limits)
         machine = interpret(self._pickle, limits)
         self.globals = machine.globals
@@ -98,12 +120,9 @@ class DistributedCheckpoint(Container):
         """
         return self._nested({}, {})
 
-    def read_with(self, objects: Mapping[str, Machine]) -> Machine:
-        """As :meth:`read`, with what is no tensor in its place, where it is known, and with lists.
-
-        Args:
-            objects: the machines that have read their own pickles, by name.
-        """
+    def read_whole(self) -> Machine:
+        """As :meth:`read`, with the objects in their places, and with lists."""
+        objects = {name: one.machine for name, one in self.objects.items() if one.machine is not None}
         members: dict[Path, set[str | int]] = {}
         for keys, _ in self._places():
             for length in range(len(keys)):
@@ -218,5 +237,5 @@ def _assign(into: Dict | List, key: str | int, value: Value) -> None:
 
 def _value(entry: StoredTensor | StoredObject) -> Value:
     if isinstance(entry, StoredObject):
-        return Opaque("an object, saved whole")
+        return Opaque(UNREAD)
     return rebuild_call(entry.name, entry.dtype, entry.shape, requires_grad=entry.requires_grad)

@@ -42,6 +42,7 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         "past-end": "record reaches past the end",
         "short-storage": "storage is shorter than its tensors",
         "missing-storage": "storage is absent",
+        "damaged-piece": "piece is not what was written",
     }
     facts = [fact for fact in inventory.facts if fact.kind in words]
     if facts:

@@ -305,7 +305,8 @@ _ENTRIES: Final = (
         code="F802",
         name="truncated",
         severity=Severity.ERROR,
-        when="a record reaches past the end of the file, or a storage is shorter than its tensors, or absent",
+        when="a record reaches past the end of the file, a storage is shorter than its tensors, or absent, or a piece "
+        "of a distributed checkpoint is none any more",
         why="The copy or the save was cut off: 'PytorchStreamReader failed', or 'file in archive is not in a "
         "subdirectory', or too few bytes for a tensor.",
         mend="Copy or download it again, or go back to an earlier checkpoint.",

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_device_string
-from ckptmove.inventory.shapes import key_text
+from ckptmove.inventory.shapes import as_dict, key_text
 from ckptmove.inventory.tensor_nodes import members
-from ckptmove.pickles.tree import Call, Dict, Global, Node, Opaque, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Opaque, Persistent, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ckptmove.inventory.tensor_nodes import TensorNode, TensorNodes
     from ckptmove.pickles.tree import Value
 
     Pair = tuple[str, Value, int, Value, int]
+    Sites = Collection[int]
     _Key = tuple[str, str]
 
 #: Functions whose first two arguments are a storage and an offset in it: another sharing is no other tensor.
@@ -40,12 +41,14 @@ class TreeChange:
         ours: what stands there, for people.
         theirs: what stands there in the other tree.
         is_lone_tensor: whether one of them is a tensor, and the other nothing at all.
+        may_be_kept: whether an object of some class stands beside a dict or a list, which may be what was kept of it.
     """
 
     path: str
     ours: str
     theirs: str
     is_lone_tensor: bool = False
+    may_be_kept: bool = False
 
     def __str__(self) -> str:
         """The place and what stands there, in one line."""
@@ -89,6 +92,63 @@ def tree_changes(
         else:
             seen[id(mine), id(other)] = (mine, other)
             stack += inner
+
+
+def kept_changes(
+    ours: Value,
+    theirs: Value,
+    tensors: TensorNodes,
+    *,
+    sites: tuple[Sites, Sites] = ((), ()),
+    root: str = "",
+    is_apart: Callable[[str, str], bool] = lambda _path, _key: False,
+) -> Iterator[TreeChange]:
+    """As :func:`tree_changes`, of what a distributed checkpoint keeps of a tree: no tensors, which lie elsewhere there.
+
+    From torch/distributed/checkpoint/_traverse.py: of dicts it keeps neither the class nor the types of the keys, and
+    none that is empty; of lists with dicts, or tensors, only the items.
+
+    Args:
+        ours: root of the tree.
+        theirs: root of the tree that it should equal.
+        tensors: tells what is a tensor.
+        sites: of both, as of :func:`tree_changes`.
+        root: path of the roots themselves.
+        is_apart: whether what is under a key in the dict at a path is compared elsewhere.
+    """
+    stack: list[Pair] = [(root, ours, -1, theirs, -1)]
+    seen: dict[tuple[int, int], tuple[Value, Value]] = {}
+    while stack:
+        path, mine, my_start, other, other_start = stack.pop()
+        is_told = tensors.is_tensor(mine) or tensors.is_tensor(other)
+        if is_told or (id(mine), id(other)) in seen:
+            continue
+        if (my_start in sites[0] or other_start in sites[1]) and _may_differ(mine, other):
+            continue
+        one, two = _kept(mine), _kept(other)
+        has_members = one is not None and two is not None
+        if has_members or (_MISSING in (mine, other) and one is not two):
+            seen[id(mine), id(other)] = (mine, other)
+            one, two = one or {}, two or {}
+            for key in (*two, *(key for key in one if key not in two)):
+                if not is_apart(path, key):
+                    sides = *one.get(key, (_MISSING, -1)), *two.get(key, (_MISSING, -1))
+                    stack.append((_join(path, key), *sides))
+        elif _MISSING in (mine, other):
+            yield TreeChange(path, _shown(mine), _shown(other))
+        elif one is two:
+            yield from tree_changes(mine, sites[0], other, sites[1], path)
+        else:
+            is_object = type(mine) is Call or type(other) is Call
+            yield TreeChange(path or "the root", _shown(mine), _shown(other), may_be_kept=is_object)
+
+
+def _kept(value: Value) -> dict[str, tuple[Value, int]] | None:
+    """The members of a dict or a list by the text of their keys; None of anything else, which is kept whole."""
+    if type(value) is List:
+        return {str(at): member for at, member in enumerate(zip(value.items, value.starts, strict=True))}
+    pairs = as_dict(value)
+    return None if pairs is None else {key_text(key): (one, start) for key, one, start in pairs.pairs()}
 
 
 def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> Iterable[Pair] | None:

@@ -6,32 +6,29 @@ Never follows a name in ``.metadata`` to a place that the listing of the directo
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import Survey, naming
 from ckptmove.containers.distributed import DistributedCheckpoint
-from ckptmove.containers.opening import container_of
 from ckptmove.containers.sniff import recognise
 from ckptmove.directories import FileRecord
-from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.errors import CrcMismatch, DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
+from ckptmove.layouts.distributed_pieces import DAMAGE, check_piece, read_object
 from ckptmove.model import ArchiveFact
-from ckptmove.streams.part import PartSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ckptmove.containers.contract import Container
     from ckptmove.containers.distributed_metadata import Piece
     from ckptmove.contracts import ByteSource, Progress
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
     from ckptmove.model import TensorRecord
-    from ckptmove.pickles.state import Machine
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
@@ -122,13 +119,14 @@ def survey_distributed(
         listing: the directory that it is in.
         part: where.
         limits: what it may ask for.
-        check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``.
+        check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``. What is wrong with one
+            is a fact: the rest can be read all the same.
         outline: whether to make the outline too.
         objects: whether to read the pieces that are no tensors: the options of an optimizer, counters, schedules.
         progress: told of bytes checked and bytes in all.
 
     Raises:
-        UnreadableInput: it cannot be read, is damaged, or is of a kind that is not read.
+        UnreadableInput: a file cannot be read, ``.metadata`` is damaged, or it is of a kind that is not read.
         LimitExceeded: it asks for more than the limits allow.
     """
     home = listing.full(part.folder).rstrip("/")
@@ -136,18 +134,40 @@ def survey_distributed(
         container = DistributedCheckpoint(source, part.files, limits)
         _require_streams(listing, part, container)
         container.require_apart()
-        machine = container.read_with(_read_objects(listing, part, container, limits)) if objects else container.read()
+        damaged = tuple(_read_objects(listing, part, container, limits)) if objects else ()
+        machine = container.read_whole() if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
     # Keys that are numbers are text there, and a load puts them back under whatever the training has.
     inventory = replace(inventory, optimizers=tuple(replace(one, mistyped=()) for one in inventory.optimizers))
     facts = inventory.facts + tuple(_unnamed(part, container))
-    if check:
-        facts += tuple(_check(listing, part, container, limits, progress))
+    facts += tuple(_check(listing, part, container, limits, progress)) if check else damaged
     lines = make_outline(machine.root, limits, machine.end) if outline else ()
     return Survey(
         replace(inventory, path=home, layout="dcp", size_bytes=nbytes, facts=facts), lines, 0, has_checksums=True
     ), container
+
+
+def require_whole(listing: Listing, limits: Limits, *, check: bool) -> None:
+    """Refuse distributed checkpoints that would be copied with their damage.
+
+    Args:
+        listing: the directory that they are in.
+        limits: what they may ask for.
+        check: whether every piece is read; otherwise only those that are not all there are found.
+
+    Raises:
+        CrcMismatch: the bytes of a piece differ from their CRC.
+        DamagedArchive: a piece is not all there, or none any more.
+        UnreadableInput, LimitExceeded: as :func:`survey_distributed`.
+    """
+    for part in find_distributed(listing):
+        found, _ = survey_distributed(listing, part, limits, check=check)
+        for fact in found.inventory.facts:
+            if fact.kind == "crc-mismatch":
+                raise CrcMismatch(found.inventory.path, fact.record)
+            if fact.kind != "unnamed-file":
+                raise DamagedArchive(found.inventory.path, f"'{fact.record:.200}' is not what was written, or not all")
 
 
 def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:
@@ -219,17 +239,28 @@ def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
 
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
-) -> Mapping[str, Machine]:
-    """The pickles of what is no tensor, by name; of two places of one object the last counts, as in torch's dict."""
+) -> Iterator[ArchiveFact]:
+    """Have the container hold what is no tensor; of two places of one object the last counts, as in torch's dict.
+
+    Returns:
+        What is damaged of it: nothing else is known of that.
+    """
     last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
-    found: dict[str, Machine] = {}
     for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
-                machine = read_object(source, piece, limits)
-                if machine is not None:
-                    found[piece.name] = machine
-    return found
+                yield from _read_object(source, piece, container, limits)
+
+
+def _read_object(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[ArchiveFact, ...]:
+    try:
+        container.objects[piece.name] = read_object(source, piece, limits)
+    except DAMAGE:
+        container.damaged.add(piece.name)
+        return check_piece(source, piece, container, limits)
+    return ()
 
 
 def _check(
@@ -243,97 +274,10 @@ def _check(
     for file, own in _by_file(container.whole_pieces()).items():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
-                for fact in _check_piece(source, piece, container, limits):
-                    yield replace(fact, record=f"{file}/{piece.name}")
+                yield from check_piece(source, piece, container, limits)
                 if progress is not None:
                     done += piece.span.nbytes
                     progress(min(done, total), total)
-
-
-def _check_piece(
-    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
-) -> Iterable[ArchiveFact]:
-    if piece.offsets is None:
-        stored = open_object(source, piece, limits)
-        return () if stored is None else stored.check()
-    stream = open_chunk(source, piece, limits)
-    facts = stream.check()
-    if not facts:
-        chunk_in(stream, source, piece, container, limits)
-    return facts
-
-
-def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
-    """The ``torch.save`` of an object; None where it has written its bytes itself.
-
-    Args:
-        source: the file that it is in.
-        piece: its piece, which does not reach past the end of it.
-        limits: what it may ask for.
-
-    Raises:
-        UnreadableInput, LimitExceeded: as a checkpoint of its own.
-    """
-    with suppress(NotACheckpoint):
-        return container_of(PartSource(source, piece.span), limits)
-    return None
-
-
-def read_object(source: ByteSource, piece: Piece, limits: Limits) -> Machine | None:
-    """The pickle of an object; None where its content is not in one: it wrote its own bytes, or has tensors in it.
-
-    Arguments and errors as of :func:`open_object`.
-    """
-    with naming(source.path):
-        stream = open_object(source, piece, limits)
-        machine = None if stream is None or stream.placeholder else stream.read()
-    return machine if machine is not None and not machine.persistents else None
-
-
-def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
-    """The ``torch.save`` of a chunk.
-
-    Arguments and errors as of :func:`open_object`.
-
-    Raises:
-        DamagedArchive: it is none.
-    """
-    try:
-        return container_of(PartSource(source, piece.span), limits)
-    except NotACheckpoint as error:
-        raise damaged_piece(source, piece, f"is {error.found}") from error
-
-
-def chunk_in(
-    stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
-) -> tuple[TensorRecord, ...]:
-    """The tensors in a piece: one, unless ``.metadata`` says of no tensor that it has this chunk.
-
-    Args:
-        stream: what the piece is.
-        source: the file that it is in.
-        piece: the piece.
-        container: what ``.metadata`` says.
-        limits: what it may ask for.
-
-    Raises:
-        DamagedArchive: it holds something else than ``.metadata`` says.
-        UnreadableInput, LimitExceeded: as a checkpoint of its own.
-    """
-    expected, tensors = container.chunk_at(piece), build_inventory(stream, stream.read(), limits).tensors
-    found = [_spelled(one.dtype, one.shape) for one in tensors]
-    if expected is not None and found != [_spelled(*expected)]:
-        raise damaged_piece(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
-    return tensors
-
-
-def _spelled(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype} {list(shape)}"
-
-
-def damaged_piece(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
-    """The error that says of a piece that it is not what it should be, and what it does or is."""
-    return DamagedArchive(source.path, f"the piece of '{piece.name:.200}' at byte {piece.span.start} {what}")
 
 
 @contextmanager

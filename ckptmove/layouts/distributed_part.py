@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint import naming
 from ckptmove.containers.chunks import Chunk
@@ -19,7 +19,7 @@ from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.elements import StoredBytes, extent, overlaps
 from ckptmove.inventory.budget import Budget
 from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
-from ckptmove.layouts.distributed import chunk_in, damaged_piece, open_chunk, open_object, read_object
+from ckptmove.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, open_chunk
 from ckptmove.layouts.stored_part import StoredPart
 from ckptmove.model import Span
 from ckptmove.streams.part import PartSource
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.open_files import OpenFiles
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, Inventory
-    from ckptmove.pickles.state import Machine
+    from ckptmove.model import ContainerName, Inventory, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
@@ -78,7 +77,7 @@ class DistributedPart(StoredPart):
         Args:
             inventory: what it holds, in the terms of the whole.
             folder: the folder.
-            container: what its ``.metadata`` says.
+            container: what its ``.metadata`` says, with its objects.
             files: those of the whole directory.
             limits: what a piece may ask for.
             base: what was added to its sites.
@@ -90,14 +89,17 @@ class DistributedPart(StoredPart):
         self._names = dict.fromkeys(names)
         # Of two places of one chunk the last counts, as in the dict that torch makes of them.
         self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
+        #: Of each piece that was looked into what it is, or None where it is damaged: how is told beside.
+        self._kinds_of: dict[tuple[str, int], ContainerName | None] = {}
+        self._damage: dict[str, str] = {}
 
     @cached_property
     def has_checksums(self) -> bool:
-        """Whether the first piece in each of its files holds CRCs: one process writes all of a file."""
+        """Whether the first whole piece in each of its files holds CRCs: one process writes all of a file."""
         first: dict[str, Piece] = {}
         for piece in self._container.whole_pieces():
-            if piece.offsets is not None:
-                first.setdefault(piece.file, piece)
+            if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
+                first[piece.file] = piece
         return all(open_chunk(self._source(one), one, self._limits).has_checksums() for one in first.values())
 
     def span(self, key: str) -> Span | None:
@@ -118,27 +120,20 @@ class DistributedPart(StoredPart):
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         """The pieces of a tensor by its name, of which none is lost; those without elements are left out."""
         for chunk, piece in self._found(self._tensors[key]) or ():
-            source = self._source(piece)
-            with naming(source.path):
-                kind = open_chunk(source, piece, self._limits).name
-            yield StoredPiece(PartSource(source, piece.span), _place(piece), kind, chunk)
+            kind = cast("ContainerName", self._kind_of(piece))  # of what is found, it is known
+            yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
 
     def objects(self) -> Iterator[tuple[str, StoredPiece]]:
-        """The pieces of what is no tensor, by name; what is cut off, or wrote its own bytes, is left out."""
-        for name in self._names:
+        """The pieces of what is no tensor, by name; what is lost, or wrote its own bytes, is left out."""
+        for name, found in self._container.objects.items():
             piece = self._piece(name, None)
-            if piece is None:
-                continue
-            source = self._source(piece)
-            with naming(source.path):
-                stream = open_object(source, piece, self._limits)
-            if stream is not None:
-                yield name, StoredPiece(PartSource(source, piece.span), _place(piece), stream.name, Chunk((), ()))
+            if piece is not None and found.kind is not None:
+                place = PartSource(self._source(piece), piece.span), _place(piece)
+                yield name, StoredPiece(*place, found.kind, Chunk((), ()))
 
     def tree(self) -> Value:
         """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
-        machines = {name: machine for name, machine, _ in self._objects() if machine is not None}
-        return self._container.read_with(machines).root
+        return self._container.read_whole().root
 
     def budget(self) -> Budget:
         """What one walk over the tree may ask for."""
@@ -149,8 +144,12 @@ class DistributedPart(StoredPart):
         return self._digests
 
     def lost(self) -> tuple[str, ...]:
-        """Names of the objects whose bytes are not there."""
-        return tuple(name for name in self._names if self._piece(name, None) is None)
+        """Names of the objects whose bytes are not there, or not what was written."""
+        return tuple(name for name in self._names if self._piece(name, None) is None or name in self._container.damaged)
+
+    def why_not(self, record: TensorRecord) -> str:
+        """Why :meth:`bytes_of` knows nothing of a tensor."""
+        return self._damage.get(self.own_key(record) or "") or super().why_not(record)
 
     def stands_for_more(self, shown: str) -> bool:
         """False: in the tree, what is not there stands for itself."""
@@ -159,29 +158,35 @@ class DistributedPart(StoredPart):
 
     @cached_property
     def _digests(self) -> dict[str, bytes]:
-        return {name: digest for name, machine, digest in self._objects() if machine is None}
-
-    def _objects(self) -> Iterator[tuple[str, Machine | None, bytes]]:
-        """Each object by name, with its pickle, or else, where its content is not in one, with its SHA-256."""
-        for name in self._names:
+        found = {}
+        for name, one in self._container.objects.items():
             piece = self._piece(name, None)
-            if piece is None:
-                continue
-            source = self._source(piece)
-            machine = read_object(source, piece, self._limits)
-            if machine is not None:
-                yield name, machine, b""
-                continue
-            digest = hashlib.sha256()
-            for block in source.blocks(piece.span, _BLOCK):
-                digest.update(block)
-            yield name, None, digest.digest()
+            if piece is not None and one.machine is None:
+                digest = hashlib.sha256()
+                for block in self._source(piece).blocks(piece.span, _BLOCK):
+                    digest.update(block)
+                found[name] = digest.digest()
+        return found
 
     def _found(self, tensor: StoredTensor) -> list[tuple[Chunk, Piece]] | None:
-        """The chunks of a tensor that have elements, with their pieces; None where some of them are lost."""
+        """The chunks of a tensor that have elements, with their pieces; None where some are lost, or damaged."""
         chunks = {chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values()
         found = [(chunk, piece) for chunk in chunks if (piece := self._piece(tensor.name, chunk.offsets)) is not None]
-        return None if len(found) < len(chunks) or tensor.uncovered > 0 else found
+        if len(found) < len(chunks) or tensor.uncovered > 0:
+            return None
+        return None if any(self._kind_of(piece) is None for _, piece in found) else found
+
+    def _kind_of(self, piece: Piece) -> ContainerName | None:
+        """What the piece of a chunk is; None where it is not the chunk that it should be."""
+        place = piece.file, piece.span.start
+        if place not in self._kinds_of:
+            source, self._kinds_of[place] = self._source(piece), None
+            try:
+                with naming(source.path):
+                    self._kinds_of[place] = self._open(piece)[0]
+            except DAMAGE as error:
+                self._damage.setdefault(piece.name, str(error))
+        return self._kinds_of[place]
 
     def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
         """The piece of a chunk or an object; None where it is not all there."""
@@ -189,16 +194,20 @@ class DistributedPart(StoredPart):
         return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
 
     def _chunk(self, piece: Piece) -> ChunkElements:
+        with naming(self._source(piece).path):
+            return ChunkElements(*self._open(piece)[1:])
+
+    def _open(self, piece: Piece) -> tuple[ContainerName, StoredBytes, TensorRecord, Span]:
+        """What the piece of a chunk is, and where its elements lie."""
         source = self._source(piece)
-        with naming(source.path):
-            stream = open_chunk(source, piece, self._limits)
-            (record,) = chunk_in(stream, source, piece, self._container, self._limits)
+        stream = open_chunk(source, piece, self._limits)
+        (record,) = chunk_in(stream, source, piece, self._container, self._limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if stored is None else extent(stored, record)
         if stored is None or place is None or overlaps(record):  # of a few bytes, an expanded one makes any number
             raise damaged_piece(source, piece, "does not hold all of its elements plainly")
-        return ChunkElements(stored, record, place)
+        return stream.name, stored, record, place
 
     def _source(self, piece: Piece) -> ByteSource:
         return self._files.source(self._folder.full(piece.file))

@@ -16,6 +16,7 @@ from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.contracts import CopySegment
 from ckptmove.conversion import Conversion, write_checkpoint
 from ckptmove.errors import OutputExists, OutputIsSource
+from ckptmove.layouts.distributed import require_whole
 from ckptmove.layouts.listing import require_unchanged
 from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_directory
@@ -41,11 +42,11 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
     """Plan the conversion of a directory and carry it out.
 
     Errors as of :func:`ckptmove.api.convert`. Files that are no checkpoints are copied byte for byte, links are made
-    anew, and permission bits stay.
+    anew, and permission bits stay. So are the pieces of a distributed checkpoint, once their CRCs were compared.
     """
     path, target = request.path, request.target
     with naming(path):
-        directory = read_directory(path, request.limits)
+        directory = read_directory(path, request.limits, objects=False)
         conversion = Conversion(request, directory.inventory, directory.no_devices)
         if not conversion.is_writing:
             return conversion.result()
@@ -53,6 +54,7 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         clear_leftovers(Path(target).parent)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
+        require_whole(directory.listing, request.limits, check=request.check)
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:
             writer = _Writer(directory, conversion, request, sink)
             writer.run()

@@ -71,6 +71,7 @@ def read_directory(
     *,
     check: bool = False,
     outline: bool = False,
+    objects: bool = True,
     progress: Progress | None = None,
     visit: Visit | None = None,
 ) -> Directory:
@@ -81,6 +82,7 @@ def read_directory(
         limits: what it, and each file in it, may ask for.
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
+        objects: whether a distributed checkpoint is read with what is no tensor in it.
         progress: told of bytes checked and bytes in all.
         visit: shown each checkpoint, by its path in the directory, while it is open.
 
@@ -89,7 +91,7 @@ def read_directory(
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_recovered(path, limits)
-    return read_listing(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
+    return read_listing(listing, limits, check=check, outline=outline, objects=objects, progress=progress, visit=visit)
 
 
 def list_recovered(path: str, limits: Limits) -> Listing:
@@ -116,7 +118,7 @@ def read_archive(
         MustBeUnpacked: one of its members cannot be read where it lies.
     """
     with open_archive(path, limits) as listing:
-        return read_listing(listing, limits, check=check, outline=outline, progress=progress)
+        return read_listing(listing, limits, check=check, outline=outline, objects=True, progress=progress)
 
 
 def read_listing(
@@ -132,8 +134,8 @@ def read_listing(
 ) -> Directory:
     """Read every checkpoint that is listed as a part of one.
 
-    Arguments and errors as of :func:`read_directory`; with ``objects``, a distributed checkpoint is read with what is
-    no tensor in it. ``visit_distributed`` is shown each of them, of which no file is open any more.
+    Arguments and errors as of :func:`read_directory`. ``visit_distributed`` is shown each distributed checkpoint, of
+    which no file is open any more.
     """
     require_shards(listing)
     distributed = find_distributed(listing)
@@ -148,6 +150,8 @@ def read_listing(
             reader.read(file)
     if not reader.parts:
         raise EmptyDirectory(listing.path, reader.looked_at, listing.described)
+    if not reader.has_something:
+        raise NotACheckpoint(listing.path, "a distributed checkpoint of nothing, without a tensor or an object in it")
     inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)
     records = inventory.files
     contents = inventory.contents
@@ -191,6 +195,7 @@ class _Reader:
         self.lines: list[OutlineLine] = []
         self.facts: list[ArchiveFact] = []
         self.looked_at = 0
+        self.has_something = False
 
     def read_distributed(self, part: DistributedFolder, *, objects: bool) -> DistributedCheckpoint:
         found, container = survey_distributed(
@@ -202,6 +207,7 @@ class _Reader:
             objects=objects,
             progress=self._told(),
         )
+        self.has_something = self.has_something or bool(container.metadata.entries)
         whole = as_part(part.path, found.inventory, self._base)
         self.parts.append(replace(whole, rows=file_records(part, container, whole)))
         self._outline_of(part.path or ".metadata", found)
@@ -227,6 +233,7 @@ class _Reader:
             self.lines.append(OutlineLine(1, file.path, error.found))
             is_checked = False
         else:
+            self.has_something = True
             is_checked = found.has_checksums
             self.parts.append(as_part(file.path, found.inventory, self._base, self._listing.expression(file.path)))
             self._base += found.pickle_bytes

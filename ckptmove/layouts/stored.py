@@ -139,8 +139,7 @@ def open_stored(path: str, limits: Limits, *, to_resume: bool = False) -> Iterat
     Args:
         path: a file, a directory or an archive of files.
         limits: what it, and each file in it, may ask for.
-        to_resume: whether all that a resume needs is read at once: the tree of each file is held, and the inventory of
-            a distributed checkpoint has what is no tensor, too, the options of an optimizer above all.
+        to_resume: whether all that a resume needs is read at once: the tree of each file is held.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
@@ -189,7 +188,7 @@ def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: boo
     def visit_distributed(folder: DistributedFolder, container: DistributedCheckpoint) -> None:
         folders[folder.path] = folder, container
 
-    read = read_listing(listing, limits, objects=to_resume, visit=visit, visit_distributed=visit_distributed)
+    read = read_listing(listing, limits, objects=True, visit=visit, visit_distributed=visit_distributed)
     files = stack.enter_context(closing(OpenFiles(listing)))
 
     def part_of(part: Part) -> StoredPart:

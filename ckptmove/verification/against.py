@@ -16,6 +16,7 @@ from ckptmove.dtypes import CAST_DOWN
 from ckptmove.inventory.difference import tree_changes
 from ckptmove.layouts.detect import is_index
 from ckptmove.layouts.stored import side_by_side
+from ckptmove.objects import ObjectsBeside
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import NOT_COMPARED, raw_bytes, same_bytes
 from ckptmove.verification.state import bits, dtype_of
@@ -165,11 +166,17 @@ class _Rest:
         yield from (f"{name} is not in the original" for name in sorted(here - there))
 
     def _part(self, mine: StoredPart, theirs: StoredPart) -> Iterator[str]:
+        sites = [
+            frozenset() if part.is_distributed else device_sites(part.inventory, part.base) for part in (mine, theirs)
+        ]
+        beside = ObjectsBeside(mine, theirs, self._found.twins)
+        if beside.are_alike:
+            yield from map(str, tree_changes(mine.tree(), sites[0], theirs.tree(), sites[1]))
+        else:
+            yield from map(str, beside.changes((sites[0], sites[1])))
+            self.notes += beside.notes
         if mine.is_distributed != theirs.is_distributed:
-            self.notes.append("only tensors were compared, as a distributed checkpoint keeps the rest otherwise")
             return
-        sites = [() if part.is_distributed else device_sites(part.inventory, part.base) for part in (mine, theirs)]
-        yield from map(str, tree_changes(mine.tree(), sites[0], theirs.tree(), sites[1]))
         ours, others = mine.extras(), theirs.extras()
         for name in sorted({*ours, *others}):
             if ours.get(name) != others.get(name):

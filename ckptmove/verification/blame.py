@@ -6,13 +6,15 @@ Never runs the user's code again: everything is read off the frames that the exc
 from __future__ import annotations
 
 import ast
+import linecache
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.verification.simulated_rules import CrossDeviceError
+from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
 from ckptmove.verification.user_code import line_of
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class Scene:
 def blame(error: BaseException, scene: Scene) -> Blame:
     """Say what an exception is about."""
     for one in _causes(error):
+        if isinstance(one, WrongGradient):
+            return _of_gradient(one, scene)
         refusal = next((refusal for refusal in reversed(scene.watch.refusals) if refusal.error is one), None)
         strays = one.strays if isinstance(one, CrossDeviceError) else () if refusal is None else refusal.strays
         if strays and (isinstance(one, CrossDeviceError) or _TWO_DEVICES.search(str(one))):
@@ -133,6 +137,49 @@ def _of_strays(
         "error": " ".join(f"{type(error).__name__}: {error}".split()),
     }
     return Blame(fault.replace("meets", "meets" if len(culprits) == 1 else "meet") + made, first.fix, figures)
+
+
+def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
+    """What a function of the user's returned in ``backward``: no operation meets it, but torch wants it elsewhere."""
+    line = _returning(*error.home) if error.home is not None else scene.home
+    made = f"gradient {error.index} of {error.function}.backward"
+    wanted, device = error.devices
+    fix = _returned(line, f"{error.argument}.device" if error.argument else "device")
+    figures: dict[str, object] = {
+        "tensor": made,
+        "on": device,
+        "operation": f"torch.autograd.Function {error.function}",
+        **place_of(line),
+        "fix": fix,
+        "error": f"RuntimeError: {error}",
+    }
+    return Blame(f"{made} is on {device}, and its input is on {wanted}, {_at(line)}", fix, figures)
+
+
+def _returning(file: str, first: int) -> Line:
+    """The line with the one return of a function of the user's; where there are several, that of its ``def``."""
+    with suppress(SyntaxError, ValueError):  # a file that is another one by now
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+            if isinstance(node, ast.FunctionDef) and first in {
+                node.lineno,
+                *(one.lineno for one in node.decorator_list),
+            }:
+                lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
+                return line_of(file, lines[0] if len(lines) == 1 else node.lineno)
+    return line_of(file, first)
+
+
+def _returned(line: Line, device: str) -> str:
+    """The user's line with what it returns moved, or what to do in its place."""
+    try:
+        (statement,) = ast.parse(line.source).body
+    except (SyntaxError, ValueError):  # a part of a longer statement, or the head of a function
+        statement = None
+    if isinstance(statement, ast.Return) and statement.value is not None and not isinstance(statement.value, ast.Tuple):
+        attribute = ast.Attribute(statement.value, "to", ast.Load())
+        moved = ast.Call(attribute, [ast.parse(device, mode="eval").body], [])
+        return f"return {ast.unparse(moved)}"
+    return f"return it where the input is: .to({device})"
 
 
 def _is_known(stray: torch.Tensor, scene: Scene) -> bool:

@@ -44,6 +44,13 @@ class Uneven:
         """From where to where they go, and in which group."""
         return f"step counts from {self.low:g} to {self.high:g} in {self.where}"
 
+    @property
+    def told(self) -> str:
+        """The same with what to do, for who reads no more than one line of it."""
+        first, more = self.behind[0], len(self.behind) - 1
+        behind = f"{first} and {more:,} more were" if more else f"{first} was"
+        return f"{self} (O209): nothing to do if {behind} frozen for a time, else take another checkpoint"
+
 
 @dataclass(slots=True)
 class Counters:

@@ -121,7 +121,7 @@ class NumbersTally:
             parts = [f"{values} looked at; what is not finite or below zero is ignored"]
         if self._infinite_buffers:
             parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, as masks have")
-        return passed("numbers", "; ".join([*parts, *map(str, self.counters.uneven)]), **figures)
+        return passed("numbers", "; ".join([*parts, *(group.told for group in self.counters.uneven)]), **figures)
 
     def findings(self) -> tuple[Finding, ...]:
         """O209, N501 and N502, where there is reason."""

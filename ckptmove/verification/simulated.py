@@ -3,8 +3,8 @@
 Never changes a figure: results are those of the CPU bit for bit, and only what the target refuses is refused.
 
 Leans on private parts of torch (the Python backend under PrivateUse1), and renames that backend for the life of the
-process: run it in a child process. An exception that a user's own hook raises during `backward` ends the process there;
-one of an operation does not (`backward.py` says why).
+process: run it in a child process. An exception that leaves the engine by a hook of a node, or of what was saved, ends
+the process there; one of an operation, or of a hook of a tensor or a module, does not (`backward.py` says why).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ckptmove.verification.backward import ERRORS, is_running, keep, kept_until_the_end
+from ckptmove.verification.backward import ERRORS, gradients_checked, is_running, keep, kept_until_the_end
 from ckptmove.verification.device_module import DeviceModule
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
@@ -87,6 +87,7 @@ class SimulatedDevice:
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(kept_until_the_end())
+        self._entered.enter_context(gradients_checked(name_of))
         self._entered.enter_context(_Simulation())
         _ENTERED.append(self.device.index)
         self._entered.callback(_ENTERED.pop)

@@ -86,6 +86,26 @@ class CrossDeviceError(RuntimeError):
         self.made_by: tuple[tuple[str, int], ...] = ()
 
 
+class WrongGradient(CrossDeviceError):
+    """A function of the user's own returned a gradient that is not where its input is; the message is torch's own.
+
+    Attributes:
+        function: The class of the user's.
+        index: Of the gradient, among those for tensors.
+        argument: What its `backward` calls the first gradient that it is given; empty where that has no name.
+        home: File and first line of that `backward`; None where it is no function.
+    """
+
+    def __init__(self, node: str, index: int, devices: tuple[str, str], gradient: torch.Tensor, function: str) -> None:
+        super().__init__(node, devices, (gradient,))
+        wanted = f"expected device {devices[0]} but got {devices[1]}"
+        self.args = (f"Function {node} returned an invalid gradient at index {index} - {wanted}",)
+        self.function = function
+        self.index = index
+        self.argument = ""
+        self.home: tuple[str, int] | None = None
+
+
 def supports_capturable(target: str) -> bool:
     """Whether torch accepts `capturable=True` for parameters on `target` (`cuda:0`, `mps`, `cpu`).
 

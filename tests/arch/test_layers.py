@@ -61,6 +61,8 @@ ROWS: list[list[str]] = [
     ["conversion"],
     ["in_place"],
     ["layouts.*"],
+    ["twins"],
+    ["objects"],
     ["counterparts"],
     ["remainder"],
     ["comparison"],

@@ -100,7 +100,7 @@ class Distributed:
         state = dict(zip(names, optimizer.state_dict()["state"].values(), strict=True))
         return {
             "model": model.state_dict(),
-            "optimizer": {"state": state, "param_groups": [{"lr": 0.1, "params": names}]},
+            "optimizer": {"state": state, "param_groups": [{"lr": 0.001, "params": names}]},
             "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3).state_dict(),
             "step": 3,
             "rng": torch.get_rng_state(),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.errors import NotACheckpoint
 from ckptmove.pairing import pair_all
 
 HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
@@ -47,7 +48,21 @@ def test_a_folder_is_one_part_of_a_trainers_directory(distributed, build, layout
     names = [tensor.name for tensor in found.inventory.tensors]
     assert "pytorch_model_fsdp_0.model.0.weight" in names
     assert "optimizer_0.optimizer.state.0.weight.exp_avg" in names
-    assert found.findings == ()
+    # Its optimizer is one with groups, so that a schedule is missed beside it.
+    assert [finding.code for finding in found.findings] == ["R302"] * (layout == "accelerate")
+
+
+def test_one_of_nothing_is_none(distributed, tmp_path):
+    folder = distributed.save(tmp_path / "run", {})
+    for command in (ckptmove.inspect, ckptmove.verify):
+        with pytest.raises(NotACheckpoint, match="a distributed checkpoint of nothing") as caught:
+            command(folder)
+        assert caught.value.path == str(folder)
+    # Beside another one it takes nothing from that, and what is no tensor is something.
+    distributed.save(tmp_path / "objects", {"epoch": 3}).rename(folder / "more")
+    assert ckptmove.inspect(folder).inventory.tensors == ()
+    torch.save({"w": torch.ones(1)}, folder / "w.pth")
+    assert [tensor.name for tensor in ckptmove.inspect(folder).inventory.tensors] == ["w.pth.w"]
 
 
 def test_the_name_of_its_folder_tells_what_it_is_for(distributed, tmp_path):

@@ -47,7 +47,7 @@ def test_its_tensors_have_the_roles_of_their_keys(trained):
     assert roles["model.0.weight"] == "model"
     assert roles["optimizer.state.0.weight.exp_avg"] == roles["optimizer.state.0.weight.step"] == "optimizer"
     assert (roles["rng"], roles["scalar"]) == ("rng", "other")
-    assert inventory.contents == {"scheduler", "rng"}
+    assert inventory.contents == {"scheduler", "rng", "counter"}
 
 
 def test_no_device_is_stored_and_nothing_is_wrong_with_that(trained):
@@ -95,7 +95,8 @@ def test_the_outline_is_the_tree_that_was_saved(trained):
     lines = [(line.depth, line.name) for line in ckptmove.inspect(trained, outline=True).outline]
     assert lines[:4] == [(0, ""), (1, ".metadata"), (2, "model"), (3, "0.weight")]
     described = {line.name: line.description for line in ckptmove.inspect(trained, outline=True).outline}
-    assert described["step_size"] == "an object, saved whole"
+    assert described["step_size"] == "3"
+    assert described["lr"] == "0.001"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

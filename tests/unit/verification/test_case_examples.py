@@ -56,6 +56,11 @@ NAMED = {
         "preprocessing_on_cpu", "broken", "MEAN", "torch.Tensor.sub", "return (images - MEAN) / STD",
         "return (images - MEAN.to(images.device)) / STD",
     ),
+    "a gradient returned elsewhere": (
+        "gradient_left_on_cpu", "broken", "gradient 0 of RoundedOnCpu.backward",
+        "torch.autograd.Function RoundedOnCpu", "return grad.cpu() * (values.cpu().abs() <= 1)",
+        "return (grad.cpu() * (values.cpu().abs() <= 1)).to(grad.device)",
+    ),
     "a dataset as the batch": (
         "dataset_moved_whole", "broken", "batch", "torch.Tensor.to", "def broken(device):",
         "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))",

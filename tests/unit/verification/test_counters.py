@@ -71,10 +71,19 @@ def test_an_optimizer_that_is_built_and_not_stepped(make, answers):
     assert found["status"] == "passed"
 
 
-def test_counts_that_differ_are_said(make, answers):
-    found = numbers(make, answers, set_step(torch.tensor(9.0), 2))
+@pytest.mark.parametrize(
+    ("at", "behind"),
+    [(range(1, 4), "optimizer.state.0.step was"), ((1,), "optimizer.state.0.step and 2 more were")],
+)
+def test_counts_that_differ_are_said_with_what_to_do(make, answers, at, behind):
+    def change(state):
+        for index in at:
+            set_step(torch.tensor(9.0), index)(state)
+
+    found = numbers(make, answers, change)
     assert found["status"] == "passed"
-    assert found["detail"].endswith("; step counts from 3 to 9 in optimizer.param_groups.0")
+    said = "; step counts from 3 to 9 in optimizer.param_groups.0 (O209): nothing to do if "
+    assert found["detail"].endswith(f"{said}{behind} frozen for a time, else take another checkpoint")
 
 
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (3, 3, 9, 3), (1, 9, 9, 2)])

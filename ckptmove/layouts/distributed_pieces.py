@@ -1,0 +1,144 @@
+"""The pieces of a distributed checkpoint: a chunk of a tensor, or what is no tensor, each a ``torch.save`` of its own.
+
+Never lets the damage of one piece be that of the whole: it is a fact about the piece, as a bad CRC is in an archive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint import naming
+from ckptmove.containers.distributed import ReadObject
+from ckptmove.containers.opening import container_of
+from ckptmove.containers.zip_index import END_BYTES, END_SIGNATURE
+from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, NotACheckpoint
+from ckptmove.inventory.build import build_inventory
+from ckptmove.model import ArchiveFact
+from ckptmove.streams.part import PartSource
+
+if TYPE_CHECKING:
+    from ckptmove.containers.contract import Container
+    from ckptmove.containers.distributed import DistributedCheckpoint
+    from ckptmove.containers.distributed_metadata import Piece
+    from ckptmove.contracts import ByteSource
+    from ckptmove.limits import Limits
+    from ckptmove.model import TensorRecord
+
+#: What a piece raises that is not what was written.
+DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
+
+
+def check_piece(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[ArchiveFact, ...]:
+    """What is wrong with the bytes of a piece: each CRC is compared, and it is held against ``.metadata``.
+
+    Args:
+        source: the file that it is in.
+        piece: its piece, which does not reach past the end of it.
+        container: what ``.metadata`` says.
+        limits: what it may ask for.
+
+    Raises:
+        UnreadableInput: the file cannot be read, or the piece is of a kind that is not read.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    record = f"{piece.file}/{piece.name}"
+    try:
+        facts = _check_object(source, piece, limits) if piece.offsets is None else ()
+        if piece.offsets is not None:
+            stream = open_chunk(source, piece, limits)
+            facts = stream.check()
+            if not facts:
+                chunk_in(stream, source, piece, container, limits)
+    except DAMAGE:
+        return (ArchiveFact("damaged-piece", record, piece.span.nbytes),)
+    return tuple(replace(fact, record=record) for fact in facts)
+
+
+def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[ArchiveFact, ...]:
+    stored = open_object(source, piece, limits)
+    facts = () if stored is None else stored.check()
+    if stored is not None and not facts:
+        stored.read()
+    return facts
+
+
+def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
+    """The ``torch.save`` of an object; None where it has written its bytes itself.
+
+    Args:
+        source: the file that it is in.
+        piece: its piece, which does not reach past the end of it.
+        limits: what it may ask for.
+
+    Raises:
+        DamagedArchive: it does not begin as one, and ends as one.
+        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+    """
+    try:
+        return container_of(PartSource(source, piece.span), limits)
+    except NotACheckpoint as error:
+        tail = source.read(max(piece.span.start, piece.span.end - END_BYTES), piece.span.end)
+        if tail.startswith(END_SIGNATURE):
+            raise damaged_piece(source, piece, f"is {error.found}") from error
+    return None
+
+
+def read_object(source: ByteSource, piece: Piece, limits: Limits) -> ReadObject:
+    """An object, as far as its content is in a pickle: it may have written its own bytes, or have tensors in it.
+
+    Arguments and errors as of :func:`open_object`.
+    """
+    with naming(source.path):
+        stream = open_object(source, piece, limits)
+        machine = None if stream is None or stream.placeholder else stream.read()
+    kind = None if stream is None else stream.name
+    return ReadObject(kind, machine if machine is not None and not machine.persistents else None)
+
+
+def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
+    """The ``torch.save`` of a chunk.
+
+    Arguments and errors as of :func:`open_object`.
+
+    Raises:
+        DamagedArchive: it is none.
+    """
+    try:
+        return container_of(PartSource(source, piece.span), limits)
+    except NotACheckpoint as error:
+        raise damaged_piece(source, piece, f"is {error.found}") from error
+
+
+def chunk_in(
+    stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[TensorRecord, ...]:
+    """The tensors in a piece: one, unless ``.metadata`` says of no tensor that it has this chunk.
+
+    Args:
+        stream: what the piece is.
+        source: the file that it is in.
+        piece: the piece.
+        container: what ``.metadata`` says.
+        limits: what it may ask for.
+
+    Raises:
+        DamagedArchive: it holds something else than ``.metadata`` says.
+        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+    """
+    expected, tensors = container.chunk_at(piece), build_inventory(stream, stream.read(), limits).tensors
+    found = [_spelled(one.dtype, one.shape) for one in tensors]
+    if expected is not None and found != [_spelled(*expected)]:
+        raise damaged_piece(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
+    return tensors
+
+
+def _spelled(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {list(shape)}"
+
+
+def damaged_piece(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
+    """The error that says of a piece that it is not what it should be, and what it does or is."""
+    return DamagedArchive(source.path, f"the piece of '{piece.name:.200}' at byte {piece.span.start} {what}")

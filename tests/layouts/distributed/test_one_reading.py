@@ -1,0 +1,80 @@
+"""What is no tensor in a distributed checkpoint is read once, and gives the same findings to every command."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.layouts import distributed
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the objects that are read, each as often as it is."""
+    names = []
+    read = distributed.read_object
+    monkeypatch.setattr(distributed, "read_object", lambda *of: names.append(of[1].name) or read(*of))
+    return names
+
+
+def stored(distributed, folder):
+    """How many objects there are."""
+    return sum(type(one).__name__ == "BytesStorageMetadata" for one in metadata_entries(distributed, folder))
+
+
+def metadata_entries(distributed, folder):
+    return distributed.metadata_of(folder).state_dict_metadata.values()
+
+
+def test_an_object_is_read_once_by_each_process_of_a_verification(distributed, trained, answers, reads):
+    found = answers(trained)
+    assert found["restore"]["status"] == "passed"
+    assert len(reads) == len(set(reads)) == stored(distributed, trained) > 0
+
+
+def test_an_object_is_read_once_for_a_comparison(distributed, trained, reads):
+    assert ckptmove.diff(str(trained), str(trained)).same
+    assert len(reads) == 2 * stored(distributed, trained)
+
+
+def test_convert_reads_none(trained, tmp_path, reads):
+    ckptmove.convert(trained, to="cpu", output=tmp_path / "out")
+    assert reads == []
+
+
+def without_schedule(tree):
+    del tree["scheduler"], tree["rng"]
+
+
+def of_another_rate(tree):
+    tree["scheduler"]["_last_lr"] = [0.5]
+
+
+def of_a_device(tree):
+    tree["args"] = {"device": torch.device("cuda:3")}
+
+
+def without_a_moment(tree):
+    del tree["optimizer"]["state"]["0.weight"]["exp_avg_sq"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (without_schedule, "R302"),
+        (of_another_rate, "R304"),
+        (of_a_device, "D103"),
+        (without_a_moment, "O207"),
+    ],
+)
+def test_inspect_finds_what_verify_finds(distributed, tmp_path, change, code):
+    tree = distributed.trained_tree()
+    group = tree["optimizer"]["param_groups"][0]
+    defaults = torch.optim.AdamW([torch.ones(1)]).state_dict()["param_groups"][0]
+    tree["optimizer"]["param_groups"][0] = {**defaults, **group}
+    change(tree)
+    folder = distributed.save(tmp_path / "run", tree)
+    seen = ckptmove.inspect(folder, target="cpu").findings
+    assert code in {finding.code for finding in seen}
+    assert seen == ckptmove.verify(folder, to="cpu").findings

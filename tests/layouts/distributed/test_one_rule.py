@@ -1,0 +1,123 @@
+"""What the damage of one piece makes of each command: the same, whether a tensor is in it or what is none.
+
+As a torch.save with a damaged storage: ``inspect`` and ``verify`` say no (exit 1), and nothing is written of it (3).
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle
+
+KINDS = {"crc": ("F801", CrcMismatch), "form": ("F802", DamagedArchive)}
+#: In each of the two pieces: what is changed, as it is found in the piece, and what that is to be.
+DAMAGE = {
+    "the value": (lambda piece, value: piece.index(value), "crc"),
+    "the pickle": (lambda piece, value: piece.index(b"\x80\x02") + 2, "crc"),
+    "the header": (lambda piece, value: 0, "form"),
+    "the directory": (lambda piece, value: len(piece) - 20, "form"),
+    "the name of a record": (lambda piece, value: piece.rindex(b"version"), "form"),
+}
+WORD = "a word that is saved"
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(distributed, tmp_path):
+    tree = {"w": (torch.full((2,), 7.5), [(0, (0,), (2,))])}
+    return distributed.save_ranks(tmp_path / "run", tree, {"o": (0, saved(WORD))})
+
+
+def spoil(distributed, folder, name, damage):
+    """Change a bit in a piece; returns what is to be said of it."""
+    place = next(one for key, one in distributed.metadata_of(folder).storage_data.items() if key.fqn == name)
+    path = folder / "__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    piece = bytes(data[place.offset : place.offset + place.length])
+    find, kind = DAMAGE[damage]
+    value = torch.full((2,), 7.5).numpy().tobytes() if name == "w" else WORD.encode()
+    data[place.offset + find(piece, value)] ^= 1
+    path.write_bytes(data)
+    return KINDS[kind]
+
+
+def failed(result):
+    return [check.name for check in result.checks if check.status == "failed"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["w", "o"])
+def test_a_damaged_piece_is_an_answer_and_no_error_of_the_input(distributed, folder, tmp_path, name, damage):
+    code, error = spoil(distributed, folder, name, damage)
+    (finding,) = ckptmove.inspect(folder, check=True).findings
+    assert (finding.code, finding.where) == (code, (f"__0_0.distcp/{name}",))
+    # Without --check no tensor is read, and what is none is read as far as its pickle.
+    codes = [finding.code for finding in ckptmove.inspect(folder).findings]
+    assert codes == [code] * (name == "o" and damage != "the name of a record")
+    result = ckptmove.verify(folder, to="cpu")
+    assert failed(result)[:1] == ["file"]
+    assert code in {finding.code for finding in result.findings}
+    with pytest.raises(error):
+        ckptmove.convert(folder, to="cpu", output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    ckptmove.convert(folder, to="cpu", output=tmp_path / "out", check=False)
+    assert (tmp_path / "out" / "__0_0.distcp").read_bytes() == (folder / "__0_0.distcp").read_bytes()
+
+
+def test_it_is_the_rule_of_a_storage_in_a_file(tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save({"w": torch.full((2,), 7.5)}, path)
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((2,), 7.5).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    assert [finding.code for finding in ckptmove.inspect(path, check=True).findings] == ["F801"]
+    assert failed(ckptmove.verify(path, to="cpu")) == ["file"]
+    with pytest.raises(CrcMismatch):
+        ckptmove.convert(path, to="cuda:0")
+
+
+def test_what_says_what_there_is_cannot_be_damaged(distributed, folder, tmp_path):
+    """As ``data.pkl`` of a file: without it nothing can be said."""
+    data = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").write_bytes(data.replace(b"storage_data", b"storage_dada"))
+    for command in (
+        lambda: ckptmove.inspect(folder),
+        lambda: ckptmove.inspect(folder, check=True),
+        lambda: ckptmove.verify(folder, to="cpu"),
+        lambda: ckptmove.convert(folder, to="cpu", output=tmp_path / "out"),
+    ):
+        with pytest.raises((DamagedArchive, DamagedPickle)):
+            command()
+
+
+def test_what_is_cut_off_is_not_copied(folder, tmp_path):
+    path = folder / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-10])
+    for check in (True, False):
+        with pytest.raises(DamagedArchive, match=r"__0_0\.distcp/o"):
+            ckptmove.convert(folder, to="cpu", output=tmp_path / "out", check=check)
+
+
+def test_a_file_that_is_not_named_is_copied(folder, tmp_path):
+    (folder / "__7_0.distcp").write_bytes(b"what more ranks have left")
+    ckptmove.convert(folder, to="cpu", output=tmp_path / "out")
+    assert (tmp_path / "out" / "__7_0.distcp").exists()
+
+
+def test_both_sides_of_a_comparison_name_what_they_cannot_compare(distributed, folder, tmp_path):
+    other = shutil.copytree(folder, tmp_path / "other")
+    for name in ("w", "o"):
+        spoil(distributed, other, name, "the header")
+    result = ckptmove.diff(str(folder), str(other))
+    assert {one.name: str(other) in one.reason for one in result.uncompared} == {"w": True, "o": True}
+    assert result.changed == ()

@@ -1,0 +1,201 @@
+"""What the user's code does in a backward on a simulated device: hooks that raise, and gradients that are elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from ckptmove.verification.backward import is_running
+from ckptmove.verification.simulated import CrossDeviceError, SimulatedDevice
+from ckptmove.verification.simulated_rules import WrongGradient
+
+
+@pytest.fixture
+def cuda():
+    return SimulatedDevice("cuda:0")
+
+
+class Faulty(Exception):
+    """What a hook raises."""
+
+
+def raising(*_given):
+    raise Faulty("in a hook")
+
+
+def of_a_leaf(parameter):
+    parameter.register_hook(raising)
+    return parameter * 2
+
+
+def of_a_tensor(parameter):
+    made = parameter * 2
+    made.register_hook(raising)
+    return made
+
+
+def after_accumulation(parameter):
+    parameter.register_post_accumulate_grad_hook(raising)
+    return parameter * 2
+
+
+def of_several(parameter):
+    made = parameter * 2
+    torch.autograd.graph.register_multi_grad_hook((parameter, made), raising)
+    return made
+
+
+def of_a_module(parameter):
+    module = torch.nn.Linear(2, 2).to(parameter.device)
+    module.register_full_backward_hook(raising)
+    return module(parameter)
+
+
+def before_a_module(parameter):
+    module = torch.nn.Linear(2, 2).to(parameter.device)
+    module.register_full_backward_pre_hook(raising)
+    return module(parameter)
+
+
+HOOKS = [of_a_leaf, of_a_tensor, after_accumulation, of_several, of_a_module, before_a_module]
+
+
+@pytest.mark.parametrize("made", HOOKS)
+def test_what_a_hook_raises_is_raised_by_the_backward(cuda, made):
+    with cuda:
+        parameter = torch.nn.Parameter(torch.ones(2, 2, device=cuda.device))
+        with pytest.raises(Faulty, match="in a hook") as caught:
+            made(parameter).sum().backward()
+        assert [entry.name for entry in caught.traceback][-1] == "raising"
+        assert not is_running()
+        torch.nn.Parameter(torch.ones(2, device=cuda.device)).sum().backward()  # nothing is left of it
+
+
+def test_the_first_of_two_is_raised(cuda):
+    with cuda:
+        parameter = torch.nn.Parameter(torch.ones(2, device=cuda.device))
+        parameter.register_hook(lambda grad: grad * torch.ones(2))
+        parameter.register_hook(raising)
+        with pytest.raises(CrossDeviceError):
+            (parameter * 2).sum().backward()
+
+
+def test_hooks_do_what_they_do(cuda):
+    with cuda:
+        parameter = torch.nn.Parameter(torch.ones(2, device=cuda.device))
+        handle = parameter.register_hook(lambda grad: grad * 3)
+        (parameter * 2).sum().backward()
+        assert parameter.grad.tolist() == [6, 6]
+        handle.remove()
+        (parameter * 2).sum().backward()
+        assert parameter.grad.tolist() == [8, 8]
+
+
+def test_a_hook_that_is_called_by_itself_raises_there(cuda):
+    called = []
+    with cuda:
+        module = torch.nn.Linear(2, 2)
+        module.register_full_backward_hook(raising)
+        called += module._backward_hooks.values()
+    with pytest.raises(Faulty):
+        called[0](module, (), ())
+
+
+class Elsewhere(torch.autograd.Function):
+    """Returns its first gradient on the CPU."""
+
+    @staticmethod
+    def forward(ctx, number, values, more):
+        return values * number + more
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad, grad.cpu()
+
+
+class Short(Elsewhere):
+    """Returns one value for one input."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.cpu()
+
+
+def ones(device, *shape):
+    return torch.nn.Parameter(torch.ones(shape, device=device))
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_gradient_that_is_elsewhere_is_refused_in_torchs_words(cuda, is_leaf):
+    with cuda:
+        values = ones(cuda.device, 2)
+        given = values if is_leaf else values * 2
+        said = "Function ElsewhereBackward returned an invalid gradient at index 1 - expected device cuda:0 but got cpu"
+        with pytest.raises(WrongGradient, match=f"^{re.escape(said)}$") as caught:
+            Elsewhere.apply(2, ones(cuda.device, 2), given).sum().backward()
+    assert (caught.value.function, caught.value.argument, caught.value.index) == ("Elsewhere", "grad", 1)
+    assert caught.value.home[0] == __file__
+    assert values.grad is None
+
+
+def test_one_that_is_not_needed_may_be_anywhere(cuda):
+    with cuda:
+        values = ones(cuda.device, 2)
+        Elsewhere.apply(2, values, torch.ones(2, device=cuda.device)).sum().backward()
+        assert values.grad.tolist() == [1, 1]
+
+
+def test_one_without_dimensions_is_moved_as_torch_moves_it(cuda):
+    with cuda:
+        values = ones(cuda.device)
+        Short.apply(values).backward()
+        assert (values.grad.device, values.grad.item()) == (cuda.device, 1)
+
+
+def test_one_for_the_cpu_may_not_be_on_the_target(cuda):
+    class Back(Short):
+        @staticmethod
+        def backward(ctx, *grads):
+            return grads[0].to(cuda.device)
+
+    with cuda, pytest.raises(WrongGradient, match="expected device cpu but got cuda:0") as caught:
+        Back.apply(ones("cpu", 2)).sum().backward()
+    assert caught.value.argument == ""
+
+
+def test_what_torch_says_of_too_few_it_says_itself(cuda):
+    class Few(Elsewhere):
+        @staticmethod
+        def backward(ctx, grad):
+            return (None, grad)
+
+    with cuda, pytest.raises(RuntimeError, match="returned an incorrect number of gradients"):
+        Few.apply(2, ones(cuda.device, 2), ones(cuda.device, 2)).sum().backward()
+
+
+def test_what_is_no_python_function_is_taken_as_it_is(cuda):
+    class Called:
+        def __call__(self, ctx, grad):
+            return grad.cpu()
+
+    class Object(Short):
+        backward = Called()
+
+    with cuda, pytest.raises(WrongGradient) as caught:
+        Object.apply(ones(cuda.device, 2)).sum().backward()
+    assert caught.value.home is None
+
+
+def test_torch_is_as_it_was_after_the_device(cuda):
+    function = torch.autograd.function.BackwardCFunction
+    methods = torch.Tensor.register_hook, torch.nn.Module.register_full_backward_hook, function.apply
+    with cuda:
+        assert torch.Tensor.register_hook is not methods[0]
+        assert function.apply is not methods[2]
+    assert (torch.Tensor.register_hook, torch.nn.Module.register_full_backward_hook, function.apply) == methods
