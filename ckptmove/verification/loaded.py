@@ -5,7 +5,8 @@ Never lets torch unpickle anything but in weights-only mode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 from torch.storage import TypedStorage, UntypedStorage
 
 from ckptmove.layouts.distributed_part import DistributedPart
+from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
 from ckptmove.verification.source_file import as_file
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from ckptmove.layouts.stored_part import FilePart, StoredPart
     from ckptmove.model import ContainerName
+    from ckptmove.verification.state import StoredTensors
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -31,6 +34,8 @@ _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+#: Kinds of tensors at whose values torch does not look while it loads them, as it does at the indices of sparse ones.
+_UNSEEN: Final = frozenset({"tensor", "parameter", "storage", "meta"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +43,40 @@ class Loaded:
     """The outcome of ``torch.load`` for one file.
 
     Attributes:
-        tensors: dense tensors by name, those of a sparse one under its name and their own (``NAME.values``); several
-            where two paths read alike.
+        tensors: dense tensors by name, those of a sparse one under its name and their own
+            (``NAME.values``); several where two paths read alike.
         refusal: why weights-only mode refused the file; empty where it did not.
         error: why the load failed otherwise; empty where it did not.
         is_mapped: whether the tensors are a mapping of the file.
+        digests: of storages whose bytes are gone: the tensors that view them have no values. None where all have.
     """
 
     tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     refusal: str = ""
     error: str = ""
     is_mapped: bool = False
+    digests: StorageDigests | None = None
 
 
 class LoadedFiles:
     """What every file of a checkpoint is to a script, each loaded when it is first asked for.
 
-    The members of an archive cannot be mapped: one at a time is held. A distributed checkpoint is loaded piece by piece
-    by whoever compares it, and holds nothing here.
+    The members of an archive cannot be mapped: one at a time is held, in digests where that will do. A distributed
+    checkpoint is loaded piece by piece by whoever compares it, and holds nothing here.
     """
 
-    def __init__(self, parts: Iterable[StoredPart], known: Mapping[str, Loaded] | None = None) -> None:
+    def __init__(
+        self, parts: Iterable[StoredPart], stored: StoredTensors, known: Mapping[str, Loaded] | None = None
+    ) -> None:
         """Begin with nothing loaded.
 
         Args:
             parts: of the checkpoint.
+            stored: their tensors, as they lie in the files.
             known: what was loaded of some, by name.
         """
         self._parts = {part.name: part for part in parts}
+        self._stored = stored
         self._loaded = dict(known or {})
         self._held = ""
 
@@ -76,13 +87,15 @@ class LoadedFiles:
             if not part.is_file:
                 self.release()
                 self._held = file
-            self._loaded[file] = _load_one(part)
+            self._loaded[file] = _load_one(part, self._stored)
         return self._loaded[file]
 
     def release(self) -> None:
         """Let go of the member of an archive that is held, once it was compared."""
         if self._held:
-            self._loaded[self._held].tensors.clear()
+            held = self._loaded[self._held]
+            held.tensors.clear()
+            self._loaded[self._held] = replace(held, digests=None)
             self._held = ""
 
     def has(self, file: str) -> bool:
@@ -93,6 +106,10 @@ class LoadedFiles:
     def alike(self, file: str, name: str) -> list[torch.Tensor]:
         """The tensors of a file that have a name in the checkpoint; none for a file that was not loaded."""
         return self.at(file).tensors.get(self._parts[file].own_name(name), [])
+
+    def digests(self, file: str) -> StorageDigests | None:
+        """What is left of the storages of a file in place of their bytes; None where nothing of it is gone."""
+        return self.at(file).digests
 
     def pieces(self, file: str) -> DistributedPart | None:
         """The distributed checkpoint of a name; None for a file."""
@@ -147,7 +164,7 @@ class LoadedFiles:
         return ((name, self.at(name)) for name in self._parts)
 
 
-def _load_one(part: StoredPart) -> Loaded:
+def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
     if isinstance(part, DistributedPart):
         return Loaded()
     kind = part.inventory.container
@@ -157,10 +174,23 @@ def _load_one(part: StoredPart) -> Loaded:
     if part.is_file:
         return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
     with as_file(cast("FilePart", part).source) as file:
+        if _has_unseen_values(part):
+            loaded = load(kind, file, digests=StorageDigests(stored.digests(part)))
+            if not loaded.error:
+                return loaded
+            file.seek(0)  # whether torch takes the file is to be seen where it keeps all of it
         return load(kind, file)
 
 
-def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False) -> Loaded:
+def _has_unseen_values(part: StoredPart) -> bool:
+    """Whether a file can be loaded without values: torch looks at none, and swaps no bytes of any."""
+    kinds = {record.kind for record in part.inventory.tensors}
+    return part.inventory.container == "torch-zip" and part.byteorder == sys.byteorder and kinds <= _UNSEEN
+
+
+def load(
+    kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
+) -> Loaded:
     """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
     Deflated storages and members of an archive cannot be mapped, and are loaded without. A safetensors file goes
@@ -170,6 +200,7 @@ def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False)
         kind: what it is.
         place: its path, or what reads it.
         is_packed: whether it has deflated storages.
+        digests: takes the bytes of each storage of an archive of ``torch.save``; None to keep them.
     """
     if kind == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
@@ -179,7 +210,8 @@ def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False)
     try:
         if kind == "safetensors":
             return _load_table(place)
-        root = torch.load(place, map_location="cpu", weights_only=True, mmap=is_mapped)
+        where: Any = "cpu" if digests is None else digests.take
+        root = torch.load(place, map_location=where, weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))
     except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError, SafetensorError) as error:
@@ -187,7 +219,7 @@ def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False)
     tensors: dict[str, list[torch.Tensor]] = {}
     for name, tensor in named_tensors(root):
         tensors.setdefault(name, []).append(tensor)
-    return Loaded(tensors, is_mapped=is_mapped)
+    return Loaded(tensors, is_mapped=is_mapped, digests=digests)
 
 
 def _load_table(place: str | BinaryIO) -> Loaded:

@@ -111,7 +111,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         checkpoint = stack.enter_context(open_stored(request.path, request.limits, to_resume=True))
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        loaded = LoadedFiles(checkpoint.parts)
+        loaded = LoadedFiles(checkpoint.parts, stored)
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         trained = frozenset(
             record.name

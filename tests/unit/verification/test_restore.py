@@ -25,7 +25,7 @@ from ckptmove.verification.state import StoredTensors, bits
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        loaded = LoadedFiles(checkpoint.parts)
+        loaded = LoadedFiles(checkpoint.parts, stored)
         spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
         return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), Counters()))
@@ -172,7 +172,7 @@ def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
 
 def restore_with(path, loaded):
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        loaded = LoadedFiles(checkpoint.parts, {"": loaded})
+        loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})
         return survey(
             checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
         )
@@ -263,7 +263,7 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
     path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         first, second = checkpoint.inventory.tensors
-        loaded = LoadedFiles(checkpoint.parts)
+        loaded = LoadedFiles(checkpoint.parts, stored)
         source = LoadedTensors(loaded, stored, checkpoint.inventory, stored)
         one, two = source.tensor(first), source.tensor(second)
         assert one.sum() == size
@@ -273,7 +273,7 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
 def test_tensors_whose_paths_read_alike_are_told_apart(make):
     tree = {"a": {"b": torch.ones(2)}, "a.b": torch.full((2,), 2.0)}
     with open_stored(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        source = LoadedTensors(LoadedFiles(checkpoint.parts), stored, checkpoint.inventory, stored)
+        source = LoadedTensors(LoadedFiles(checkpoint.parts, stored), stored, checkpoint.inventory, stored)
         assert [source.tensor(record).sum().item() for record in checkpoint.inventory.tensors] == [2.0, 4.0]
 
 
@@ -303,14 +303,14 @@ def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
 
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        nothing = LoadedFiles(checkpoint.parts, {"": Loaded()})
+        nothing = LoadedFiles(checkpoint.parts, stored, {"": Loaded()})
         with pytest.raises(LookupError):
             LoadedTensors(nothing, stored, checkpoint.inventory, stored).tensor(checkpoint.inventory.tensors[0])
 
 
 def test_what_torch_refused_is_read_a_second_time(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        refused = LoadedFiles(checkpoint.parts, {"": Loaded(refusal="no")})
+        refused = LoadedFiles(checkpoint.parts, stored, {"": Loaded(refusal="no")})
         record = checkpoint.inventory.tensors[0]
         assert torch.equal(
             LoadedTensors(refused, stored, checkpoint.inventory, stored).tensor(record), stored.tensor(record)
