@@ -34,6 +34,10 @@ _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+#: Schemes whose scales and zero points are tensors, too.
+_PER_CHANNEL: Final = frozenset(
+    {torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams}
+)
 #: Kinds of tensors at whose values torch does not look while it loads them, as it does at the indices of sparse ones.
 _UNSEEN: Final = frozenset({"tensor", "parameter", "storage", "meta"})
 
@@ -43,7 +47,7 @@ class Loaded:
     """The outcome of ``torch.load`` for one file.
 
     Attributes:
-        tensors: dense tensors by name, those of a sparse one under its name and their own
+        tensors: dense tensors by name, those of a sparse or quantized one under its name and their own
             (``NAME.values``); several where two paths read alike.
         refusal: why weights-only mode refused the file; empty where it did not.
         error: why the load failed otherwise; empty where it did not.
@@ -268,13 +272,18 @@ def _key(key: object) -> str:
 
 
 def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    inside = name + "." * bool(name)  # the root has no name
     if tensor.layout == torch.sparse_coo:
         raw: Any = tensor
-        yield f"{name}.indices", raw._indices()  # noqa: SLF001  # `indices()` refuses an uncoalesced tensor
-        yield f"{name}.values", raw._values()  # noqa: SLF001  # `values()` refuses an uncoalesced tensor
+        yield f"{inside}indices", raw._indices()  # noqa: SLF001  # `indices()` refuses an uncoalesced tensor
+        yield f"{inside}values", raw._values()  # noqa: SLF001  # `values()` refuses an uncoalesced tensor
     elif tensor.layout in _COMPRESSED:
         for part in _COMPRESSED[tensor.layout]:
-            yield f"{name}.{part}", getattr(tensor, part)()
+            yield f"{inside}{part}", getattr(tensor, part)()
+    elif tensor.is_quantized and tensor.qscheme() in _PER_CHANNEL:
+        yield f"{inside}values", tensor.detach()
+        yield f"{inside}scales", tensor.q_per_channel_scales()
+        yield f"{inside}zero_points", tensor.q_per_channel_zero_points()
     else:
         yield name, tensor.detach()
 

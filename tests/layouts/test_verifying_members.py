@@ -226,10 +226,11 @@ def big_endian(part):
     [
         lambda: torch.eye(3).to_sparse(),
         lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.quint8),
     ],
-    ids=["coo", "csr"],
+    ids=["coo", "csr", "per-channel"],
 )
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*[Qq]uantiz", "ignore:TypedStorage is deprecated")
 def test_what_torch_looks_at_while_it_loads_is_held(packer, made):
     file = io.BytesIO()
     torch.save({"w": made()}, file)

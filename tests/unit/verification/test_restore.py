@@ -70,6 +70,25 @@ def test_every_kind_of_tensor_is_what_torch_load_returns(make):
     assert dict(check.evidence)["compared"] == 21
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*[Qq]uantiz", "ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.quint8),
+        lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.rand(2), 0, torch.quint8),
+        lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 1, torch.qint8),
+    ],
+    ids=["coo", "csr", "per-channel", "per-channel, float", "per-tensor"],
+)
+def test_the_parts_of_a_tensor_are_known_by_name_at_the_root_too(tmp_path, made):
+    path = tmp_path / "c.pt"
+    for tree in (made(), {"w": made()}):
+        torch.save(tree, path)
+        assert restore(str(path)).status == "passed"
+
+
 def test_two_paths_that_read_alike_are_told_apart(make):
     tree = {"a.b": torch.ones(2), "a": {"b": torch.zeros(3)}}
     assert restore(make.save(tree)).status == "passed"
