@@ -177,7 +177,7 @@ class StoredTensors:
         return _gathered(part, key, span) if disk is None else self._read(disk, _on_disk(disk, span))
 
     def _opened(self, disk: DiskPlace) -> FileIO:
-        """A file, opened where it is not; the one that was opened first is let go where there are too many."""
+        """A file as it was read, opened where it is not; there are a few, and the first one is let go."""
         opened = self._open.get(disk.path)
         if opened is None:
             if len(self._open) == _MOST_OPEN:
@@ -186,6 +186,7 @@ class StoredTensors:
                 opened = self._open[disk.path] = Path(disk.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
             except OSError as error:
                 raise AccessFailed(disk.path, error.strerror or str(error)) from error
+        disk.require_unchanged(opened.fileno())
         return opened
 
     def _map(self, disk: DiskPlace, span: Span) -> torch.Tensor:

@@ -100,6 +100,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
 
     Raises:
         UsageError: the optimizer that was named is not there.
+        UnreadableInput: a file is not what it was any more.
     """
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
@@ -137,6 +138,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             original = OriginalTensors(found, other.inventory, other_stored)
             compared = differences(checkpoint, stored, other, other_stored, found, sample)
             restore = _with_original(restore, request.against, compared, casts(found))
+        checkpoint.require_unchanged()  # no file is to be blamed for what another one of its name is
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():
