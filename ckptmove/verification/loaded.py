@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ckptmove.layouts.stored_part import FilePart, StoredPart
     from ckptmove.model import ContainerName
+    from ckptmove.sampling import Sample
     from ckptmove.verification.state import StoredTensors
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
@@ -70,7 +71,11 @@ class LoadedFiles:
     """
 
     def __init__(
-        self, parts: Iterable[StoredPart], stored: StoredTensors, known: Mapping[str, Loaded] | None = None
+        self,
+        parts: Iterable[StoredPart],
+        stored: StoredTensors,
+        known: Mapping[str, Loaded] | None = None,
+        sample: Sample | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
@@ -78,11 +83,18 @@ class LoadedFiles:
             parts: of the checkpoint.
             stored: their tensors, as they lie in the files.
             known: what was loaded of some, by name.
+            sample: the tensors that are looked at: files that hold none of them are not loaded. None for all.
         """
         self._parts = {part.name: part for part in parts}
         self._stored = stored
         self._loaded = dict(known or {})
         self._held = ""
+        chosen = None if sample is None or sample.size.is_all else sample.names
+        self._used = {
+            name: part
+            for name, part in self._parts.items()
+            if chosen is None or any(record.name in chosen for record in part.inventory.tensors)
+        }
 
     def at(self, file: str) -> Loaded:
         """What was loaded of a file; the tensors of a member of an archive, until another one is asked for."""
@@ -123,12 +135,12 @@ class LoadedFiles:
     @property
     def distributed(self) -> tuple[DistributedPart, ...]:
         """The distributed checkpoints, which are loaded piece by piece."""
-        return tuple(part for part in self._parts.values() if isinstance(part, DistributedPart))
+        return tuple(part for part in self._used.values() if isinstance(part, DistributedPart))
 
     @property
     def mapped(self) -> frozenset[str]:
         """Names of the files that torch has mapped."""
-        return frozenset(name for name, part in self._parts.items() if part.is_file and self.at(name).is_mapped)
+        return frozenset(name for name, part in self._used.items() if part.is_file and self.at(name).is_mapped)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -142,7 +154,12 @@ class LoadedFiles:
     @property
     def missing(self) -> frozenset[str]:
         """Names of the files that could not be loaded, for whatever reason."""
-        return frozenset(name for name in self._parts if not self.has(name))
+        return frozenset(name for name in self._used if not self.has(name))
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Names of the files that are not loaded, as they hold nothing of the sample."""
+        return frozenset(self._parts.keys() - self._used.keys())
 
     @property
     def released(self) -> frozenset[str]:
@@ -158,14 +175,14 @@ class LoadedFiles:
     @property
     def what(self) -> str:
         """Who returns what was loaded: ``torch.load returns``."""
-        parts = self._parts.values()
+        parts = self._used.values()
         kinds = [part.inventory.container == "safetensors" for part in parts if part.inventory.tensors]
         if any(kinds) and not all(kinds):
             return "torch.load and safetensors return"
         return "safetensors returns" if any(kinds) else "torch.load returns"
 
     def _all(self) -> Iterable[tuple[str, Loaded]]:
-        return ((name, self.at(name)) for name in self._parts)
+        return ((name, self.at(name)) for name in self._used)
 
 
 def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:

@@ -136,7 +136,7 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
         part.name
         for part in bench.checkpoint.parts
         if any(record.role in {"model", "optimizer"} for record in part.inventory.tensors)
-    }
+    } - bench.loaded.left_out
     missing = sorted(stepped & bench.loaded.missing)
     if stepped & bench.loaded.released and not missing:
         around.compared_with = f"{where} after a second reading; what torch.load returned was let go, once compared"

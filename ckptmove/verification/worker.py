@@ -112,7 +112,6 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         checkpoint = stack.enter_context(open_stored(request.path, request.limits, to_resume=True))
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        loaded = LoadedFiles(checkpoint.parts, stored)
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         trained = frozenset(
             record.name
@@ -121,6 +120,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             if record is not None
         )
         sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
+        loaded = LoadedFiles(checkpoint.parts, stored, sample=sample)
         counters = look_at_counters(inventory, stored)
         for part in checkpoint.parts:
             for fault in broken_numbers(part.tree()):

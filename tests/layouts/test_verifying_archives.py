@@ -87,8 +87,8 @@ def test_one_member_is_held_at_a_time(packer):
 def test_none_is_held_once_all_were_compared(packer, answers, monkeypatch):
     made, held = LoadedFiles.__init__, []
 
-    def watch(self, *given):
-        made(self, *given)
+    def watch(self, *given, **options):
+        made(self, *given, **options)
         held.append(self)
 
     monkeypatch.setattr(LoadedFiles, "__init__", watch)
