@@ -14,7 +14,7 @@ from ckptmove.evidence import SampleSize
 from ckptmove.optimizers import keeps_state_on_first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.pairing import Pairing
@@ -28,12 +28,12 @@ class Sample:
 
     Attributes:
         names: of the tensors.
-        keys: of the parameters that are stepped, by the path of their optimizer.
+        keys: of the parameters that are stepped, for each optimizer in its turn: the paths of two may read alike.
         size: how much that is.
     """
 
     names: frozenset[str]
-    keys: Mapping[str, frozenset[str]]
+    keys: tuple[frozenset[str], ...]
     size: SampleSize
 
 
@@ -51,14 +51,14 @@ def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairi
     """
     random = Random(seed)  # noqa: S311  # it is to be the same again, not to be secret
     names: set[str] = set()
-    keys: dict[str, frozenset[str]] = {}
+    keys: list[frozenset[str]] = []
     trained: set[str] = set()
     listed = 0
     for optimizer, pairing in pairings:
         own = dict.fromkeys(key for group in optimizer.groups for key in group.params)
         is_one = optimizer.algorithm is not None and keeps_state_on_first(optimizer.algorithm)
         chosen = frozenset(own if is_one else _spread(list(own), count, random))
-        keys[optimizer.where] = chosen
+        keys.append(chosen)
         listed += len(own)
         found = [(key, record.name) for key, record in pairing.matches if record is not None]
         found += [(entry.key, record.name) for entry in optimizer.state for _, record in entry.tensors]
@@ -69,12 +69,12 @@ def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairi
     names.update(_spread(list(others), count, random))
     size = SampleSize(
         asked=count,
-        parameters=sum(map(len, keys.values())),
+        parameters=sum(map(len, keys)),
         of_parameters=listed,
         tensors=sum(record.name in names for record in inventory.tensors),
         of_tensors=len(inventory.tensors),
     )
-    return Sample(frozenset(names), keys, size)
+    return Sample(frozenset(names), tuple(keys), size)
 
 
 def _spread(items: Sequence[_Item], count: int, random: Random) -> list[_Item]:

@@ -5,22 +5,23 @@ Never knows a format: zip and tar have rooms of their own.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.layouts.listing import DiskPlace, Listing
+from ckptmove.layouts.listing import DiskPlace, Listing, stamp_of
 from ckptmove.layouts.members import full_path
 from ckptmove.layouts.tar_members import TarMembers
 from ckptmove.layouts.zip_members import ZipMembers
 from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptmove.contracts import ByteSource
     from ckptmove.directories import ArchiveForm
-    from ckptmove.layouts.listing import ListedFile
+    from ckptmove.layouts.listing import ListedFile, Stamp
     from ckptmove.layouts.members import Members
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, ContainerName
@@ -36,9 +37,11 @@ class ArchiveListing(Listing):
 
     Attributes:
         members: the archive.
+        stamp: of its file, when it was opened.
     """
 
     members: Members
+    stamp: Stamp
 
     @property
     def size_bytes(self) -> int:
@@ -77,10 +80,15 @@ class ArchiveListing(Listing):
         """The bytes of a member; errors as of :meth:`ckptmove.layouts.members.Members.open`."""
         return self.members.open(path)
 
-    def disk(self, path: str) -> DiskPlace | None:
+    def disk(self, file: ListedFile) -> DiskPlace | None:
         """Where the bytes of a member lie in the archive; None where they are compressed."""
-        span = self.members.span(path)
-        return None if span is None else DiskPlace(self.path, span.start)
+        span = self.members.span(file.path)
+        return None if span is None else DiskPlace(self.path, span.start, self.stamp)
+
+    def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
+        """What has to stay as it is for some of the members to be what they are: the archive."""
+        del files
+        return (DiskPlace(self.path, 0, self.stamp),)
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a member block by block, inflated where they are compressed."""
@@ -111,11 +119,12 @@ def open_archive(path: str, limits: Limits) -> Iterator[ArchiveListing]:
         MustBeUnpacked: one of its members cannot be read where it lies.
     """
     source = open_source(path)
+    stamp = stamp_of(os.fstat(source.fileno()))
     try:
         form = ZipMembers if source.read(0, min(len(_ZIP), source.size)) == _ZIP else TarMembers
         members: Members = form(source, limits)
         if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
             raise members.refusal(f"a distributed checkpoint lies in it (*{_SHARD})")
-        yield ArchiveListing(path, members.files, (), (), members)
+        yield ArchiveListing(path, members.files, (), (), members, stamp)
     finally:
         source.close()

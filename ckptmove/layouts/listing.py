@@ -11,7 +11,7 @@ import stat
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
 from ckptmove.model import Span
@@ -19,12 +19,14 @@ from ckptmove.streams.leftovers import is_unfinished
 from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptmove.contracts import ByteSource
     from ckptmove.directories import ArchiveForm
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, ContainerName
+
+    Stamp: TypeAlias = tuple[int, ...]
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
@@ -41,14 +43,14 @@ class ListedFile:
         path: seen from the directory, parts joined by slashes.
         size_bytes: its size.
         mode: its permission bits.
-        stamp: what changes when it is written or replaced: inode, size and time of the last write.
+        stamp: what changes when it is written or replaced: device, inode, size and time of the last write.
         is_hidden: whether it lies in a folder whose name begins with a dot: it is then nobody's checkpoint.
     """
 
     path: str
     size_bytes: int
     mode: int
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     is_hidden: bool
 
     @property
@@ -95,10 +97,28 @@ class DiskPlace:
     Attributes:
         path: of the file that holds them, as the system knows it.
         start: where the first of them lies in that.
+        stamp: of that file when it was read.
     """
 
     path: str
-    start: int = 0
+    start: int
+    stamp: Stamp
+
+    def require_unchanged(self, descriptor: int | None = None) -> None:
+        """Refuse a file that is not the one that was read any more.
+
+        Args:
+            descriptor: of the file, where it is open; None to look at what has its path.
+
+        Raises:
+            SourceChanged: it was written, replaced or removed meanwhile.
+        """
+        try:
+            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp  # noqa: PTH116  # the path stays text
+        except OSError:
+            same = False
+        if not same:
+            raise SourceChanged(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +182,13 @@ class Listing:
         """
         return open_source(self.full(path))
 
-    def disk(self, path: str) -> DiskPlace | None:
+    def disk(self, file: ListedFile) -> DiskPlace | None:
         """Where the bytes of a file lie; None where they are compressed, as none is in a directory."""
-        return DiskPlace(self.full(path))
+        return DiskPlace(self.full(file.path), 0, file.stamp)
+
+    def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
+        """What has to stay as it is for some of the files to be what they are: each of them."""
+        return tuple(DiskPlace(self.full(file.path), 0, file.stamp) for file in files)
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a file block by block; each is valid until the next.
@@ -215,9 +239,9 @@ def list_directory(path: str, limits: Limits) -> Listing:
     )
 
 
-def stamp_of(found: os.stat_result) -> tuple[int, int, int]:
+def stamp_of(found: os.stat_result) -> Stamp:
     """What changes when a file is written or replaced."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def require_unchanged(listing: Listing, file: ListedFile) -> None:
@@ -226,13 +250,7 @@ def require_unchanged(listing: Listing, file: ListedFile) -> None:
     Raises:
         SourceChanged: it was written, replaced or removed meanwhile.
     """
-    full = listing.full(file.path)
-    try:
-        same = stamp_of(os.stat(full)) == file.stamp  # noqa: PTH116  # the path stays text
-    except OSError:
-        same = False
-    if not same:
-        raise SourceChanged(full)
+    DiskPlace(listing.full(file.path), 0, file.stamp).require_unchanged()
 
 
 def _blobs_of(real: str) -> str | None:

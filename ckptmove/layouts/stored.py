@@ -6,6 +6,7 @@ Never keeps more than a few files of a directory open, nor the tree of any unles
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ from ckptmove.directories import ArchiveOfFiles
 from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.distributed import is_distributed
 from ckptmove.layouts.distributed_part import DistributedPart
-from ckptmove.layouts.listing import DiskPlace
+from ckptmove.layouts.listing import DiskPlace, stamp_of
 from ckptmove.layouts.open_files import OpenFiles
 from ckptmove.layouts.reading import list_recovered, read_listing
 from ckptmove.layouts.stored_part import FileAccess, FileContents, FilePart
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.containers.contract import Container
     from ckptmove.containers.distributed import DistributedCheckpoint
-    from ckptmove.contracts import ByteSource, Progress
+    from ckptmove.contracts import ByteSource, FileBacked, Progress
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
@@ -48,6 +49,7 @@ class StoredCheckpoint:
     Attributes:
         inventory: what it holds.
         parts: the checkpoints that it is made of; of a file, itself.
+        read_from: the files on the disk that they lie in.
         links: where those in it lead, by their paths.
         others: paths of these, and of the files in it that are no checkpoints.
         top: the folder that everything in an archive lies in, with a slash; else empty.
@@ -57,6 +59,7 @@ class StoredCheckpoint:
 
     inventory: Inventory
     parts: tuple[StoredPart, ...]
+    read_from: tuple[DiskPlace, ...]
     links: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     top: str = ""
@@ -84,6 +87,15 @@ class StoredCheckpoint:
     def is_whole(self) -> bool:
         """Whether names begin with no path: it is one file, or one distributed checkpoint."""
         return [part.name for part in self.parts] == [""]
+
+    def require_unchanged(self) -> None:
+        """Refuse a checkpoint that is not the one that was read any more, seen from its path.
+
+        Raises:
+            SourceChanged: a file that it lies in was written, replaced or removed meanwhile.
+        """
+        for place in self.read_from:
+            place.require_unchanged()
 
     def described(self, other: str) -> str:
         """What a file is by its SHA-256, and a link by where it leads.
@@ -165,14 +177,22 @@ def _listing_or_file(path: str, limits: Limits, stack: ExitStack) -> Listing | S
 def stored_file(checkpoint: Checkpoint) -> StoredCheckpoint:
     """A checkpoint of one file that is open, in this form."""
     container, machine, inventory = checkpoint.container, checkpoint.machine, checkpoint.inventory
+    disk = _disk(container.source)
     access = FileAccess(
         source=lambda: container.source,
         root=lambda: machine.root,
         extras=lambda: dict(container.extras()),
-        disk=DiskPlace(container.source.path),
+        disk=disk,
     )
     part = FilePart("", container.source.path, inventory, FileContents.of(checkpoint), access)
-    return StoredCheckpoint(inventory, (part,), container=container)
+    return StoredCheckpoint(inventory, (part,), (disk,), container=container)
+
+
+def _disk(source: ByteSource) -> DiskPlace:
+    """Where the bytes of an open file lie, if it is still what it was when it was opened."""
+    file = cast("FileBacked", source)  # a checkpoint that is one file is read from that
+    file.require_unchanged()
+    return DiskPlace(source.path, 0, stamp_of(os.fstat(file.fileno())))
 
 
 def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: bool) -> StoredCheckpoint:  # passed on
@@ -190,6 +210,7 @@ def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: boo
 
     read = read_listing(listing, limits, objects=True, visit=visit, visit_distributed=visit_distributed)
     files = stack.enter_context(closing(OpenFiles(listing)))
+    listed = {file.path: file for file in listing.files}
 
     def part_of(part: Part) -> StoredPart:
         name = part.file.path
@@ -197,7 +218,9 @@ def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: boo
             return DistributedPart(part.inventory, *folders[name], files, limits, part.base)
         source = partial(files.source, name)
         root = (lambda: roots[name]) if to_resume else partial(_root, source, limits)
-        access = FileAccess(source, root, partial(_extras, source, limits), listing.disk(name), listing.has_checksums)
+        access = FileAccess(
+            source, root, partial(_extras, source, limits), listing.disk(listed[name]), listing.has_checksums
+        )
         return FilePart(name, listing.full(name), part.inventory, contents[name], access, part.base)
 
     homes = {folder.folder for folder, _ in folders.values()}
@@ -205,7 +228,9 @@ def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: boo
     paths = [*(file.path for file in listing.files if not file.is_hidden), *links]
     others = tuple(path for path in paths if path not in contents and not _is_piece(path, homes))
     top = _top(listing) if listing.form else ""
-    return StoredCheckpoint(read.inventory, tuple(map(part_of, read.parts)), links, others, top, listing)
+    unread = {*others, *(file.path for file in listing.files if file.is_hidden)}
+    held = listing.read_from(file for path, file in listed.items() if path not in unread)
+    return StoredCheckpoint(read.inventory, tuple(map(part_of, read.parts)), held, links, others, top, listing)
 
 
 def _root(opened: Callable[[], ByteSource], limits: Limits) -> Value:

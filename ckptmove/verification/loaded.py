@@ -5,7 +5,8 @@ Never lets torch unpickle anything but in weights-only mode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 from torch.storage import TypedStorage, UntypedStorage
 
 from ckptmove.layouts.distributed_part import DistributedPart
+from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
 from ckptmove.verification.source_file import as_file
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from ckptmove.layouts.stored_part import FilePart, StoredPart
     from ckptmove.model import ContainerName
+    from ckptmove.sampling import Sample
+    from ckptmove.verification.state import StoredTensors
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -31,6 +35,12 @@ _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+#: Schemes whose scales and zero points are tensors, too.
+_PER_CHANNEL: Final = frozenset(
+    {torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams}
+)
+#: Kinds of tensors at whose values torch does not look while it loads them, as it does at the indices of sparse ones.
+_UNSEEN: Final = frozenset({"tensor", "parameter", "storage", "meta"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +48,53 @@ class Loaded:
     """The outcome of ``torch.load`` for one file.
 
     Attributes:
-        tensors: dense tensors by name, those of a sparse one under its name and their own (``NAME.values``); several
-            where two paths read alike.
+        tensors: dense tensors by name, those of a sparse or quantized one under its name and their own
+            (``NAME.values``); several where two paths read alike.
         refusal: why weights-only mode refused the file; empty where it did not.
         error: why the load failed otherwise; empty where it did not.
         is_mapped: whether the tensors are a mapping of the file.
+        digests: of storages whose bytes are gone: the tensors that view them have no values. None where all have.
     """
 
     tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     refusal: str = ""
     error: str = ""
     is_mapped: bool = False
+    digests: StorageDigests | None = None
 
 
 class LoadedFiles:
     """What every file of a checkpoint is to a script, each loaded when it is first asked for.
 
-    The members of an archive cannot be mapped: one at a time is held. A distributed checkpoint is loaded piece by piece
-    by whoever compares it, and holds nothing here.
+    The members of an archive cannot be mapped: one at a time is held, in digests where that will do. A distributed
+    checkpoint is loaded piece by piece by whoever compares it, and holds nothing here.
     """
 
-    def __init__(self, parts: Iterable[StoredPart], known: Mapping[str, Loaded] | None = None) -> None:
+    def __init__(
+        self,
+        parts: Iterable[StoredPart],
+        stored: StoredTensors,
+        known: Mapping[str, Loaded] | None = None,
+        sample: Sample | None = None,
+    ) -> None:
         """Begin with nothing loaded.
 
         Args:
             parts: of the checkpoint.
+            stored: their tensors, as they lie in the files.
             known: what was loaded of some, by name.
+            sample: the tensors that are looked at: files that hold none of them are not loaded. None for all.
         """
         self._parts = {part.name: part for part in parts}
+        self._stored = stored
         self._loaded = dict(known or {})
         self._held = ""
+        chosen = None if sample is None or sample.size.is_all else sample.names
+        self._used = {
+            name: part
+            for name, part in self._parts.items()
+            if chosen is None or any(record.name in chosen for record in part.inventory.tensors)
+        }
 
     def at(self, file: str) -> Loaded:
         """What was loaded of a file; the tensors of a member of an archive, until another one is asked for."""
@@ -76,13 +103,15 @@ class LoadedFiles:
             if not part.is_file:
                 self.release()
                 self._held = file
-            self._loaded[file] = _load_one(part)
+            self._loaded[file] = _load_one(part, self._stored)
         return self._loaded[file]
 
     def release(self) -> None:
         """Let go of the member of an archive that is held, once it was compared."""
         if self._held:
-            self._loaded[self._held].tensors.clear()
+            held = self._loaded[self._held]
+            held.tensors.clear()
+            self._loaded[self._held] = replace(held, digests=None)
             self._held = ""
 
     def has(self, file: str) -> bool:
@@ -94,6 +123,10 @@ class LoadedFiles:
         """The tensors of a file that have a name in the checkpoint; none for a file that was not loaded."""
         return self.at(file).tensors.get(self._parts[file].own_name(name), [])
 
+    def digests(self, file: str) -> StorageDigests | None:
+        """What is left of the storages of a file in place of their bytes; None where nothing of it is gone."""
+        return self.at(file).digests
+
     def pieces(self, file: str) -> DistributedPart | None:
         """The distributed checkpoint of a name; None for a file."""
         part = self._parts[file]
@@ -102,12 +135,12 @@ class LoadedFiles:
     @property
     def distributed(self) -> tuple[DistributedPart, ...]:
         """The distributed checkpoints, which are loaded piece by piece."""
-        return tuple(part for part in self._parts.values() if isinstance(part, DistributedPart))
+        return tuple(part for part in self._used.values() if isinstance(part, DistributedPart))
 
     @property
     def mapped(self) -> frozenset[str]:
         """Names of the files that torch has mapped."""
-        return frozenset(name for name, part in self._parts.items() if part.is_file and self.at(name).is_mapped)
+        return frozenset(name for name, part in self._used.items() if part.is_file and self.at(name).is_mapped)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -121,7 +154,12 @@ class LoadedFiles:
     @property
     def missing(self) -> frozenset[str]:
         """Names of the files that could not be loaded, for whatever reason."""
-        return frozenset(name for name in self._parts if not self.has(name))
+        return frozenset(name for name in self._used if not self.has(name))
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Names of the files that are not loaded, as they hold nothing of the sample."""
+        return frozenset(self._parts.keys() - self._used.keys())
 
     @property
     def released(self) -> frozenset[str]:
@@ -137,17 +175,17 @@ class LoadedFiles:
     @property
     def what(self) -> str:
         """Who returns what was loaded: ``torch.load returns``."""
-        parts = self._parts.values()
+        parts = self._used.values()
         kinds = [part.inventory.container == "safetensors" for part in parts if part.inventory.tensors]
         if any(kinds) and not all(kinds):
             return "torch.load and safetensors return"
         return "safetensors returns" if any(kinds) else "torch.load returns"
 
     def _all(self) -> Iterable[tuple[str, Loaded]]:
-        return ((name, self.at(name)) for name in self._parts)
+        return ((name, self.at(name)) for name in self._used)
 
 
-def _load_one(part: StoredPart) -> Loaded:
+def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
     if isinstance(part, DistributedPart):
         return Loaded()
     kind = part.inventory.container
@@ -157,10 +195,23 @@ def _load_one(part: StoredPart) -> Loaded:
     if part.is_file:
         return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
     with as_file(cast("FilePart", part).source) as file:
+        if _has_unseen_values(part):
+            loaded = load(kind, file, digests=StorageDigests(stored.digests(part)))
+            if not loaded.error:
+                return loaded
+            file.seek(0)  # whether torch takes the file is to be seen where it keeps all of it
         return load(kind, file)
 
 
-def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False) -> Loaded:
+def _has_unseen_values(part: StoredPart) -> bool:
+    """Whether a file can be loaded without values: torch looks at none, and swaps no bytes of any."""
+    kinds = {record.kind for record in part.inventory.tensors}
+    return part.inventory.container == "torch-zip" and part.byteorder == sys.byteorder and kinds <= _UNSEEN
+
+
+def load(
+    kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
+) -> Loaded:
     """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
     Deflated storages and members of an archive cannot be mapped, and are loaded without. A safetensors file goes
@@ -170,6 +221,7 @@ def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False)
         kind: what it is.
         place: its path, or what reads it.
         is_packed: whether it has deflated storages.
+        digests: takes the bytes of each storage of an archive of ``torch.save``; None to keep them.
     """
     if kind == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
@@ -179,7 +231,8 @@ def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False)
     try:
         if kind == "safetensors":
             return _load_table(place)
-        root = torch.load(place, map_location="cpu", weights_only=True, mmap=is_mapped)
+        where: Any = "cpu" if digests is None else digests.take
+        root = torch.load(place, map_location=where, weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))
     except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError, SafetensorError) as error:
@@ -187,7 +240,7 @@ def load(kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False)
     tensors: dict[str, list[torch.Tensor]] = {}
     for name, tensor in named_tensors(root):
         tensors.setdefault(name, []).append(tensor)
-    return Loaded(tensors, is_mapped=is_mapped)
+    return Loaded(tensors, is_mapped=is_mapped, digests=digests)
 
 
 def _load_table(place: str | BinaryIO) -> Loaded:
@@ -236,13 +289,18 @@ def _key(key: object) -> str:
 
 
 def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    inside = name + "." * bool(name)  # the root has no name
     if tensor.layout == torch.sparse_coo:
         raw: Any = tensor
-        yield f"{name}.indices", raw._indices()  # noqa: SLF001  # `indices()` refuses an uncoalesced tensor
-        yield f"{name}.values", raw._values()  # noqa: SLF001  # `values()` refuses an uncoalesced tensor
+        yield f"{inside}indices", raw._indices()  # noqa: SLF001  # `indices()` refuses an uncoalesced tensor
+        yield f"{inside}values", raw._values()  # noqa: SLF001  # `values()` refuses an uncoalesced tensor
     elif tensor.layout in _COMPRESSED:
         for part in _COMPRESSED[tensor.layout]:
-            yield f"{name}.{part}", getattr(tensor, part)()
+            yield f"{inside}{part}", getattr(tensor, part)()
+    elif tensor.is_quantized and tensor.qscheme() in _PER_CHANNEL:
+        yield f"{inside}values", tensor.detach()
+        yield f"{inside}scales", tensor.q_per_channel_scales()
+        yield f"{inside}zero_points", tensor.q_per_channel_zero_points()
     else:
         yield name, tensor.detach()
 

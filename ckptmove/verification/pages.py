@@ -1,6 +1,7 @@
-"""Giving back the memory of a mapped file while a comparison walks along it.
+"""Giving back memory whose bytes can be read again from the file, or that nobody will read again.
 
-Never touches memory that is not known to be a mapping of the file: advice on anything else would lose data.
+Never takes memory for a mapping of the file that is not known to be one: what is lost of that is back when it is asked
+for, of any other it is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import mmap
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +41,26 @@ def is_mapping(address: int, path: str) -> bool:
         if low <= address < high:
             return int(number) == inode
     return False
+
+
+def drop_pages(start: int, end: int) -> None:
+    """Give back the whole pages of a run of memory, where the system can.
+
+    What a file was mapped to is read again from the file; on Linux all else reads as zeros from then on, and elsewhere
+    it may stay what it is.
+
+    Args:
+        start: address of the first byte.
+        end: of the byte after the last one.
+    """
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last and sys.platform != "win32":
+        _c_library().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 @dataclass(slots=True)
@@ -80,9 +102,8 @@ class PageRelease:
             self._release()
 
     def _release(self) -> None:
-        start = self._lowest - self._lowest % mmap.PAGESIZE
-        advise = ctypes.CDLL(None).madvise
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(self._highest - start), mmap.MADV_DONTNEED)
+        # The page that the first byte lies in is one of the mapping, too.
+        drop_pages(self._lowest - self._lowest % mmap.PAGESIZE, self._highest)
         self._lowest, self._highest, self._bytes = sys.maxsize, 0, 0
 
 

@@ -127,7 +127,8 @@ def survey(
     for part in loaded.distributed:
         compare_objects(part, tally.pieces)
     loaded.release()
-    return _outcome(tally, loaded, len(inventory.tensors))
+    total = len(inventory.tensors)
+    return _outcome(tally, loaded, total, total if sample is None else sample.size.tensors)
 
 
 class LoadedTensors:
@@ -144,7 +145,7 @@ class LoadedTensors:
         """
         self._loaded = loaded
         self._stored = stored
-        self._missing = loaded.missing | loaded.released
+        self._missing = loaded.missing | loaded.released | loaded.left_out
         self._instead = instead
         self._places = places(inventory)
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
@@ -193,7 +194,12 @@ def _compare(
     raw = raw_bytes(theirs)
     if (place, raw.data_ptr()) in tally.known:
         return
-    if same_bytes(raw_bytes(values), raw):
+    digests = loaded.digests(place.file)
+    if digests is not None and digests.has_taken(raw):
+        same = raw.nbytes == place.span.nbytes and digests.is_same(record, raw)
+    else:
+        same = same_bytes(raw_bytes(values), raw)
+    if same:
         tally.known.add((place, raw.data_ptr()))
     else:
         tally.differing.add(f"{record.name}: other bits")
@@ -219,7 +225,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same and torch.equal(one[words:], other[words:])
 
 
-def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int) -> CheckResult:
+def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
     refused = loaded.refused
     figures: dict[str, object] = {
         "tensors": total,
@@ -233,6 +239,8 @@ def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int) -> CheckResul
         figures["refusal"] = "; ".join(f"{name}: {reason}" if name else reason for name, reason in refused.items())
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
     apart += tally.pieces.said
+    if loaded.left_out:
+        apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} with nothing of the sample"
     error = loaded.error or str(tally.pieces.errors)
     if error:
         return failed("restore", f"torch.load fails: {error}", **figures)
@@ -244,7 +252,7 @@ def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int) -> CheckResul
     if refused and not tally.compared:
         several = "" not in refused
         detail = (
-            f"{amount(total, 'tensor')} lie whole in the file{'s' * several}{apart}; not compared with torch.load, "
+            f"{amount(looked_at, 'tensor')} lie whole in the file{'s' * several}{apart}; not compared with torch.load, "
             f"because weights_only=True refuses {'' if several else 'the file: '}{figures['refusal']}"
         )
         return skipped("restore", detail, **figures)

@@ -96,9 +96,10 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     place = bench.site.place()
     with StoredTensors(bench.checkpoint.parts, mapped=False) as again:
         second = _second_source(bench, again, around)
-        for optimizer, pairing in bench.pairings:
+        for index, (optimizer, pairing) in enumerate(bench.pairings):
             if not tally.error:
-                _try(bench, optimizer, pairing, second, place, around, tally)
+                chosen = None if bench.sample is None else bench.sample.keys[index]
+                _try(bench, optimizer, pairing, chosen, second, place, around, tally)
     return conclude(tally, around)
 
 
@@ -135,7 +136,7 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
         part.name
         for part in bench.checkpoint.parts
         if any(record.role in {"model", "optimizer"} for record in part.inventory.tensors)
-    }
+    } - bench.loaded.left_out
     missing = sorted(stepped & bench.loaded.missing)
     if stepped & bench.loaded.released and not missing:
         around.compared_with = f"{where} after a second reading; what torch.load returned was let go, once compared"
@@ -153,6 +154,7 @@ def _try(
     bench: Bench,
     optimizer: OptimizerRecord,
     pairing: Pairing,
+    chosen: frozenset[str] | None,
     second: TensorSource,
     place: Place,
     around: Circumstances,
@@ -174,7 +176,6 @@ def _try(
     tally.error = _written_over(optimizer, pairing, recipe)
     if tally.error:
         return
-    chosen = None if bench.sample is None else bench.sample.keys[optimizer.where]
     pieces = list(pieces_of(optimizer, pairing.by_key(), choice.name, chosen))
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and len(pieces) < listed:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ckptmove.contracts import Progress
     from ckptmove.evidence import CheckResult, SampleSize
+    from ckptmove.layouts.listing import DiskPlace
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Finding
@@ -77,11 +78,12 @@ def verify_checkpoint(
     _refuse_request(request)
     limits, nbytes = request.limits, 0
     kind = ""
+    read_from: tuple[DiskPlace, ...] = ()
     if request.against is not None:
         with open_stored(request.against, limits, to_resume=True) as original:
             # One that cannot be read is an error of the input, not an outcome.
             refuse_excess(original, limits)
-            nbytes, kind = original.nbytes, original.kind
+            nbytes, kind, read_from = original.nbytes, original.kind, original.read_from
     cases = () if request.case is None else (CASE,)
     with open_stored(request.path, limits, to_resume=True) as checkpoint:
         if request.against is not None:
@@ -95,6 +97,9 @@ def verify_checkpoint(
             facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
             findings, here, sample = checks_without_torch(checkpoint, facts, asked)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
+        # Whatever the child says of files that have changed meanwhile, it may have seen some of each.
+        for place in (*read_from, *checkpoint.read_from):
+            place.require_unchanged()
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
     if answers.unusable:

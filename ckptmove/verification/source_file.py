@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ckptmove.contracts import ByteSource
 
 _BUFFER_BYTES = 1 << 16
+#: As much is read at once into a larger buffer, whose owner asks again for the rest.
+_BLOCK_BYTES = 1 << 20
 
 
 def as_file(source: ByteSource) -> io.BufferedReader:
@@ -40,7 +42,7 @@ class _Raw(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # whatever can be written to
         start = min(self._at, self._source.size)
-        end = min(start + len(buffer), self._source.size)
+        end = min(start + min(len(buffer), _BLOCK_BYTES), self._source.size)
         buffer[: end - start] = self._source.read(start, end)
         self._at += end - start
         return end - start

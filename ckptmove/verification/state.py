@@ -6,6 +6,7 @@ where they cannot be. One file and many are the same here: a storage's key says 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -21,7 +22,7 @@ from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from io import FileIO
     from types import TracebackType
 
@@ -39,7 +40,7 @@ _MOST_OPEN: Final = 16
 #: Large tensors that are kept where they cannot be mapped: a parameter with its moments is cut into many windows.
 _MOST_KEPT: Final = 4
 #: As much is put together at once: a multiple of the size of any element.
-_BLOCK_BYTES: Final = 2**24
+_BLOCK_BYTES: Final = 2**20
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -123,6 +124,23 @@ class StoredTensors:
         values = torch.empty(0, dtype=dtype_of(record.dtype))
         return values.set_(self._extent(place, record).untyped_storage(), 0, record.shape, record.stride)
 
+    def digests(self, part: StoredPart) -> dict[str, bytes]:
+        """The SHA-256 of each storage of a part, as it lies there, by its key; none of one that is not there whole.
+
+        Raises:
+            As :meth:`tensor`.
+        """
+        found: dict[str, bytes] = {}
+        for storage in part.inventory.storages:
+            own = part.own_name(storage.key)
+            span = part.span(own)
+            if span is not None and storage.nbytes <= span.nbytes:
+                hashed = hashlib.sha256()
+                for block in _blocks(span.start, span.start + storage.nbytes):
+                    hashed.update(self._bytes(part, own, block))
+                found[storage.key] = hashed.digest()
+        return found
+
     def _part_at(self, key: str) -> StoredPart | None:
         """The part that a storage's key begins with, a slash after it; files may lie in the folder of another one."""
         ends = (end for end in range(len(key) - 1, 0, -1) if key[end] == "/" and key[:end] in self._parts)
@@ -135,14 +153,17 @@ class StoredTensors:
         part, item = self._parts[place.file], ITEM_BYTES[record.dtype]
         swaps, is_large = _swaps(part) and item > 1, place.span.nbytes >= _MAP_FROM_BYTES
         disk = part.disk
-        span = place.span if disk is None else Span(disk.start + place.span.start, disk.start + place.span.end)
-        if disk is not None and self._mapped and is_large and not swaps and span.start % item == 0:
-            return self._map(disk, span)
+        if disk is not None and self._mapped and is_large and not swaps:
+            span = _on_disk(disk, place.span)
+            if span.start % item == 0:
+                return self._map(disk, span)
         values = self._kept.pop((place, record.dtype), None)
         if values is None:
             if len(self._kept) == _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            values = _gathered(part, record, span) if disk is None else self._read(disk, span)
+            values = torch.frombuffer(
+                self._bytes(part, cast("str", part.own_key(record)), place.span), dtype=torch.uint8
+            )
             if swaps:
                 storage: Any = values.untyped_storage()
                 storage.byteswap(dtype_of(record.dtype))
@@ -150,8 +171,13 @@ class StoredTensors:
             self._kept[place, record.dtype] = values
         return values
 
+    def _bytes(self, part: StoredPart, key: str, span: Span) -> bytearray:
+        """Bytes of a storage of a part, read into memory."""
+        disk = part.disk
+        return _gathered(part, key, span) if disk is None else self._read(disk, _on_disk(disk, span))
+
     def _opened(self, disk: DiskPlace) -> FileIO:
-        """A file, opened where it is not; the one that was opened first is let go where there are too many."""
+        """A file as it was read, opened where it is not; there are a few, and the first one is let go."""
         opened = self._open.get(disk.path)
         if opened is None:
             if len(self._open) == _MOST_OPEN:
@@ -160,6 +186,7 @@ class StoredTensors:
                 opened = self._open[disk.path] = Path(disk.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
             except OSError as error:
                 raise AccessFailed(disk.path, error.strerror or str(error)) from error
+        disk.require_unchanged(opened.fileno())
         return opened
 
     def _map(self, disk: DiskPlace, span: Span) -> torch.Tensor:
@@ -171,7 +198,7 @@ class StoredTensors:
         pages = mmap.mmap(number, before + span.nbytes, access=mmap.ACCESS_COPY, offset=span.start - before)
         return torch.frombuffer(pages, dtype=torch.uint8, count=span.nbytes, offset=before)
 
-    def _read(self, disk: DiskPlace, span: Span) -> torch.Tensor:
+    def _read(self, disk: DiskPlace, span: Span) -> bytearray:
         opened = self._opened(disk)
         buffer = bytearray(span.nbytes)
         opened.seek(span.start)
@@ -181,7 +208,12 @@ class StoredTensors:
             if not count:
                 raise SourceChanged(disk.path)
             done += count
-        return torch.frombuffer(buffer, dtype=torch.uint8)
+        return buffer
+
+
+def _on_disk(disk: DiskPlace, span: Span) -> Span:
+    """Where bytes of a part lie in the file that has them."""
+    return Span(disk.start + span.start, disk.start + span.end)
 
 
 def _swaps(part: StoredPart) -> bool:
@@ -189,14 +221,18 @@ def _swaps(part: StoredPart) -> bool:
     return part.byteorder != sys.byteorder
 
 
-def _gathered(part: StoredPart, record: TensorRecord, span: Span) -> torch.Tensor:
+def _gathered(part: StoredPart, key: str, span: Span) -> bytearray:
     """Bytes that lie nowhere on the disk in one run, or not as they are."""
-    stored = cast("elements.StoredBytes", part.storage(cast("str", part.own_key(record))))  # a span of it is known
+    stored = cast("elements.StoredBytes", part.storage(key))  # a span of it is known
     buffer = bytearray(span.nbytes)
-    for start in range(0, span.nbytes, _BLOCK_BYTES):
-        end = min(start + _BLOCK_BYTES, span.nbytes)
-        buffer[start:end] = stored.source.read(span.start + start, span.start + end)
-    return torch.frombuffer(buffer, dtype=torch.uint8)
+    for block in _blocks(span.start, span.end):
+        buffer[block.start - span.start : block.end - span.start] = stored.source.read(block.start, block.end)
+    return buffer
+
+
+def _blocks(start: int, end: int) -> Iterator[Span]:
+    """A run of bytes in pieces that are read at once."""
+    return (Span(first, min(first + _BLOCK_BYTES, end)) for first in range(start, end, _BLOCK_BYTES))
 
 
 def extent_elements(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:

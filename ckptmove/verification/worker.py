@@ -100,6 +100,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
 
     Raises:
         UsageError: the optimizer that was named is not there.
+        UnreadableInput: a file is not what it was any more.
     """
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
@@ -111,7 +112,6 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         checkpoint = stack.enter_context(open_stored(request.path, request.limits, to_resume=True))
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        loaded = LoadedFiles(checkpoint.parts)
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         trained = frozenset(
             record.name
@@ -120,6 +120,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             if record is not None
         )
         sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
+        loaded = LoadedFiles(checkpoint.parts, stored, sample=sample)
         counters = look_at_counters(inventory, stored)
         for part in checkpoint.parts:
             for fault in broken_numbers(part.tree()):
@@ -137,6 +138,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             original = OriginalTensors(found, other.inventory, other_stored)
             compared = differences(checkpoint, stored, other, other_stored, found, sample)
             restore = _with_original(restore, request.against, compared, casts(found))
+        checkpoint.require_unchanged()  # no file is to be blamed for what another one of its name is
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():

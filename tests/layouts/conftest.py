@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -148,9 +151,57 @@ class Builder:
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
+class Packer:
+    """Makes archives of the files of a run."""
+
+    def __init__(self, root, build):
+        self.root, self.build = root, build
+
+    def members(self, device="cpu", **options):
+        """The members that stable-baselines3 writes."""
+        model, optimizer = self.build.trained()
+        return {
+            "data": json.dumps({"policy_class": "MlpPolicy"}).encode(),
+            "policy.pth": self.saved(model.state_dict(), device, **options),
+            "policy.optimizer.pth": self.saved(optimizer.state_dict(), device, **options),
+        }
+
+    def saved(self, value, device="cpu", **options):
+        self.build.save(self.root / "member", value, device, **options)
+        data = (self.root / "member").read_bytes()
+        (self.root / "member").unlink()
+        return data
+
+    def pack(self, members, kind="zip", name="model"):
+        path = self.root / f"{name}.{kind}"
+        if kind == "tar":
+            with tarfile.open(path, "w") as archive:
+                for member, data in members.items():
+                    info = tarfile.TarInfo(member)
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+            return path
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED) as archive:
+            for member, data in members.items():
+                archive.writestr(member, data)
+        return path
+
+    def unpack(self, members, name="unpacked"):
+        for member, data in members.items():
+            path = self.root / name / member
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return self.root / name
+
+
 @pytest.fixture
 def build(tmp_path):
     return Builder(tmp_path)
+
+
+@pytest.fixture
+def packer(tmp_path, build):
+    return Packer(tmp_path, build)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
-import tarfile
 import zipfile
 from argparse import Namespace
 
@@ -26,54 +24,6 @@ from ckptmove.verification.state import StoredTensors
 
 STEPS = ("restore", "numbers", "step", "parity", "fresh")
 KINDS = ["zip", "deflated", "tar"]
-
-
-class Packer:
-    """Makes archives of the files of a run."""
-
-    def __init__(self, root, build):
-        self.root, self.build = root, build
-
-    def members(self, device="cpu", **options):
-        """The members that stable-baselines3 writes."""
-        model, optimizer = self.build.trained()
-        return {
-            "data": json.dumps({"policy_class": "MlpPolicy"}).encode(),
-            "policy.pth": self.saved(model.state_dict(), device, **options),
-            "policy.optimizer.pth": self.saved(optimizer.state_dict(), device, **options),
-        }
-
-    def saved(self, value, device="cpu", **options):
-        self.build.save(self.root / "member", value, device, **options)
-        data = (self.root / "member").read_bytes()
-        (self.root / "member").unlink()
-        return data
-
-    def pack(self, members, kind="zip", name="model"):
-        path = self.root / f"{name}.{kind}"
-        if kind == "tar":
-            with tarfile.open(path, "w") as archive:
-                for member, data in members.items():
-                    info = tarfile.TarInfo(member)
-                    info.size = len(data)
-                    archive.addfile(info, io.BytesIO(data))
-            return path
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED) as archive:
-            for member, data in members.items():
-                archive.writestr(member, data)
-        return path
-
-    def unpack(self, members, name="unpacked"):
-        for member, data in members.items():
-            path = self.root / name / member
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        return self.root / name
-
-
-@pytest.fixture
-def packer(tmp_path, build):
-    return Packer(tmp_path, build)
 
 
 def statuses(found, names=STEPS):
@@ -122,8 +72,8 @@ def test_members_are_loaded_from_their_bytes_and_none_is_mapped(packer, answers,
 
 
 def test_one_member_is_held_at_a_time(packer):
-    with opened(packer.pack(packer.members())) as checkpoint:
-        loaded = LoadedFiles(checkpoint.parts)
+    with opened(packer.pack(packer.members())) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        loaded = LoadedFiles(checkpoint.parts, stored)
         first = loaded.at("policy.pth")
         assert first.tensors
         assert loaded.at("policy.pth") is first
@@ -137,8 +87,8 @@ def test_one_member_is_held_at_a_time(packer):
 def test_none_is_held_once_all_were_compared(packer, answers, monkeypatch):
     made, held = LoadedFiles.__init__, []
 
-    def watch(self, *given):
-        made(self, *given)
+    def watch(self, *given, **options):
+        made(self, *given, **options)
         held.append(self)
 
     monkeypatch.setattr(LoadedFiles, "__init__", watch)
@@ -160,7 +110,7 @@ def test_tensors_are_what_torch_loads(packer, kind):
 
 def test_a_few_large_tensors_are_kept(packer, monkeypatch):
     gathered, original = [], state._gathered
-    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1].name) or original(*of))
+    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1]) or original(*of))
     tree = {name: torch.full((40_000,), float(index)) for index, name in enumerate("abcdef")}
     with (
         opened(packer.pack({"a.pth": packer.saved(tree)}, "deflated")) as checkpoint,
@@ -169,7 +119,7 @@ def test_a_few_large_tensors_are_kept(packer, monkeypatch):
         records = checkpoint.inventory.tensors
         for record in (*records, *records[2:], records[0]):
             assert torch.equal(stored.tensor(record), tree[record.name.removeprefix("a.pth.")])
-    assert [name[-1] for name in gathered] == [*"abcdef", "a"]
+    assert gathered == [*"012345", "0"]
 
 
 def test_members_of_other_kinds(packer, answers):

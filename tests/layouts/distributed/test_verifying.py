@@ -298,7 +298,7 @@ def test_a_large_tensor_is_put_together_once_for_all_its_windows(distributed, tm
     folder = distributed.save(tmp_path / "run", tree_of(NAMED, shapes=((1100, 1000),)))
     gathered = []
     original = state._gathered
-    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1].name) or original(*of))
+    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1]) or original(*of))
     found = answers(folder, "cuda:0")
     assert statuses(found) == ["passed"] * 5
     # What comes again, for each window, are the small ones alone.

@@ -25,7 +25,7 @@ from ckptmove.verification.state import StoredTensors, bits
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        loaded = LoadedFiles(checkpoint.parts)
+        loaded = LoadedFiles(checkpoint.parts, stored)
         spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
         return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), Counters()))
@@ -68,6 +68,25 @@ def test_every_kind_of_tensor_is_what_torch_load_returns(make):
     assert "1 meta tensor left out" in check.detail
     assert dict(check.evidence)["differing"] == 0
     assert dict(check.evidence)["compared"] == 21
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*[Qq]uantiz", "ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.quint8),
+        lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.rand(2), 0, torch.quint8),
+        lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 1, torch.qint8),
+    ],
+    ids=["coo", "csr", "per-channel", "per-channel, float", "per-tensor"],
+)
+def test_the_parts_of_a_tensor_are_known_by_name_at_the_root_too(tmp_path, made):
+    path = tmp_path / "c.pt"
+    for tree in (made(), {"w": made()}):
+        torch.save(tree, path)
+        assert restore(str(path)).status == "passed"
 
 
 def test_two_paths_that_read_alike_are_told_apart(make):
@@ -172,7 +191,7 @@ def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
 
 def restore_with(path, loaded):
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        loaded = LoadedFiles(checkpoint.parts, {"": loaded})
+        loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})
         return survey(
             checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
         )
@@ -263,7 +282,7 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
     path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         first, second = checkpoint.inventory.tensors
-        loaded = LoadedFiles(checkpoint.parts)
+        loaded = LoadedFiles(checkpoint.parts, stored)
         source = LoadedTensors(loaded, stored, checkpoint.inventory, stored)
         one, two = source.tensor(first), source.tensor(second)
         assert one.sum() == size
@@ -273,7 +292,7 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
 def test_tensors_whose_paths_read_alike_are_told_apart(make):
     tree = {"a": {"b": torch.ones(2)}, "a.b": torch.full((2,), 2.0)}
     with open_stored(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        source = LoadedTensors(LoadedFiles(checkpoint.parts), stored, checkpoint.inventory, stored)
+        source = LoadedTensors(LoadedFiles(checkpoint.parts, stored), stored, checkpoint.inventory, stored)
         assert [source.tensor(record).sum().item() for record in checkpoint.inventory.tensors] == [2.0, 4.0]
 
 
@@ -303,14 +322,14 @@ def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
 
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        nothing = LoadedFiles(checkpoint.parts, {"": Loaded()})
+        nothing = LoadedFiles(checkpoint.parts, stored, {"": Loaded()})
         with pytest.raises(LookupError):
             LoadedTensors(nothing, stored, checkpoint.inventory, stored).tensor(checkpoint.inventory.tensors[0])
 
 
 def test_what_torch_refused_is_read_a_second_time(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        refused = LoadedFiles(checkpoint.parts, {"": Loaded(refusal="no")})
+        refused = LoadedFiles(checkpoint.parts, stored, {"": Loaded(refusal="no")})
         record = checkpoint.inventory.tensors[0]
         assert torch.equal(
             LoadedTensors(refused, stored, checkpoint.inventory, stored).tensor(record), stored.tensor(record)

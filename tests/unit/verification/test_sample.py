@@ -22,6 +22,14 @@ def layers(count=LAYERS):
     return torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(count)])
 
 
+def trained(count):
+    model = layers(count)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    return model.state_dict() | {"optimizer": optimizer.state_dict()}
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """24 parameters in two groups, and twenty tensors that nobody trains."""
@@ -55,7 +63,7 @@ def sampled(path, count, seed=0):
 @given(count=st.integers(1, 60), seed=st.integers(0, 2**64 - 1))
 def test_a_sample_is_so_many_parameters_with_their_state_and_so_many_others(checkpoint, count, seed):
     inventory, sample = sampled(checkpoint, count, seed)
-    keys = sample.keys["optimizer"]
+    (keys,) = sample.keys
     assert len(keys) == min(count, 24)
     state = {record.name for entry in inventory.optimizers[0].state if entry.key in keys for _, record in entry.tensors}
     weights = {name for name in sample.names if name.startswith("model.")}
@@ -76,7 +84,7 @@ def test_a_sample_is_so_many_parameters_with_their_state_and_so_many_others(chec
 def test_it_is_spread_over_all_groups(checkpoint, count, seed):
     _, sample = sampled(checkpoint, count, seed)
     runs = [range(24 * run // count, 24 * (run + 1) // count) for run in range(count)]
-    assert all(place in run for place, run in zip(sorted(map(int, sample.keys["optimizer"])), runs, strict=True))
+    assert all(place in run for place, run in zip(sorted(map(int, sample.keys[0])), runs, strict=True))
 
 
 def test_in_time_every_seed_has_looked_at_everything(checkpoint):
@@ -130,6 +138,18 @@ def test_state_that_no_group_lists_is_looked_at_as_the_other_tensors_are(tmp_pat
     torch.save(tree, path)
     assert sampled(path, 24)[1].size.is_all
     assert answers(path, "cpu", sample=24)["numbers"]["status"] == "failed"
+
+
+def test_of_two_optimizers_whose_paths_read_alike_each_has_a_sample_of_its_own(tmp_path, answers):
+    large, small = trained(12), trained(2)
+    tree = {"a": {"b": large.pop("optimizer")}, "a.b": small.pop("optimizer"), "large": large, "small": small}
+    path = str(tmp_path / "alike.pt")
+    torch.save(tree, path)
+    inventory, sample = sampled(path, 6)
+    assert [optimizer.where for optimizer in inventory.optimizers] == ["a.b", "a.b"]
+    assert [len(keys) for keys in sample.keys] == [6, 4]
+    assert max(map(int, sample.keys[0])) > 4  # it has keys that the smaller one lacks
+    assert answers(path, "cpu", sample=6)["step"]["evidence"]["parameters"] == 10
 
 
 def test_an_optimizer_that_steps_one_vector_is_stepped_whole(make, answers):
