@@ -96,7 +96,7 @@ def test_every_kind_of_tensor_is_what_torch_load_returns(archive, kind):
 def test_what_is_not_as_torch_has_it_fails(archive, kind, changes, said):
     def change(inventory):
         first, *rest = inventory.tensors
-        return replace(inventory, tensors=(replace(first, **changes), *rest))
+        return replace(inventory, tensors=(first._replace(**changes), *rest))
 
     check = restored(archive(kind), change)
     assert (check.status, check.detail) == ("failed", f"torch.load returns something else: {said}")
@@ -106,7 +106,7 @@ def test_what_is_not_as_torch_has_it_fails(archive, kind, changes, said):
 def test_a_view_at_another_place_of_its_storage_fails(archive, kind):
     def change(inventory):
         first, *rest = inventory.tensors
-        return replace(inventory, tensors=(replace(first, storage_offset=1), *rest))
+        return replace(inventory, tensors=(first._replace(storage_offset=1), *rest))
 
     check = restored(archive(kind, {"view": torch.arange(8.0)[:4]}), change)
     assert (check.status, check.detail) == ("failed", "torch.load returns something else: w.pth.view: other bits")
@@ -120,7 +120,7 @@ def test_a_storage_of_another_size_fails(packer, kind):
     path = packer.pack({"w.pth": file.getvalue()}, kind)
 
     def change(inventory):
-        return replace(inventory, tensors=(replace(inventory.tensors[0], shape=(8,)),))
+        return replace(inventory, tensors=(inventory.tensors[0]._replace(shape=(8,)),))
 
     assert restored(path).status == "passed"
     check = restored(path, change)
