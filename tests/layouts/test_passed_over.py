@@ -241,11 +241,27 @@ def test_all_compressed_members_share_what_any_may_have(tmp_path, monkeypatch):
         ckptmove.inspect(tmp_path / "many.zip")
 
 
-def test_a_lower_limit_of_the_user_counts(tmp_path):
+def test_few_bytes_that_inflate_to_a_long_pickle_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "model.zip"
+    path.write_bytes(
+        deflated({"a.pkl": b"\x80\x03(" + (b"X\x20\0\0\0" + b"a" * 32) * 5_000 + b"l.", "b.txt": b"hello"})
+    )
+    assert len(ckptmove.inspect(path).inventory.files) == 1
+    monkeypatch.setattr(zip_members, "_PICKLE_BYTES", 100_000)
+    monkeypatch.setattr(zip_members, "_PICKLE_BYTES_PER_BYTE", 1)
+    with pytest.raises(LimitExceeded, match=r"the size of a pickle in bytes: \d+ > 50\d\d\d$"):
+        ckptmove.inspect(path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [(Limits(operations=10), "pickle operations: 11 > 10"), (Limits(pickle_bytes=50), r"pickle bytes: \d+ > 50")],
+)
+def test_a_lower_limit_of_the_user_counts(tmp_path, limits, message):
     path = tmp_path / "model.zip"
     path.write_bytes(deflated(FILES))
-    with pytest.raises(LimitExceeded, match="pickle operations: 11 > 10"):
-        ckptmove.inspect(path, limits=Limits(operations=10))
+    with pytest.raises(LimitExceeded, match=message):
+        ckptmove.inspect(path, limits=limits)
 
 
 def test_a_checkpoint_of_many_tensors_may_be_compressed(tmp_path):
