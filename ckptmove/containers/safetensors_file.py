@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +40,12 @@ _MOST_DIGITS: Final = 19
 #: Far more than any operator takes, and few enough that a product stays cheap.
 _MOST_AXES: Final = 1000
 _LONGEST_PRODUCER: Final = 40
+#: The shortest row, '"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}', has three objects and lists in 49 bytes.
+_BYTES_PER_OPENING: Final = 16
+_OPENINGS: Final = b"{["
+_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(_OPENINGS + b'"'))
+#: Openings, or a string with what stands in it.
+_RUN: Final = re.compile(rb'([{\[]+)|"[^"]*"?')
 _DTYPES: Final[dict[str, str]] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -85,7 +92,7 @@ class SafetensorsFile(Container):
         Raises:
             DamagedArchive: it is no table of tensors, or does not fit the file.
             UnsupportedContainer: it names a dtype that torch does not have.
-            LimitExceeded: it has more tensors than the limits allow.
+            LimitExceeded: it has more tensors than the limits allow, or more objects and lists than a table can have.
         """
         self.source = source
         self.limits = limits
@@ -153,6 +160,7 @@ class SafetensorsFile(Container):
         return (CopySegment(Span(0, self.source.size)),)
 
     def _parse(self, raw: bytes) -> dict[str, Any]:
+        self._bound(raw)
         try:
             header: dict[str, Any] = json.loads(
                 raw.decode("utf-8"),
@@ -166,6 +174,19 @@ class SafetensorsFile(Container):
         except ValueError as error:
             raise self._damage(f"its header is no JSON of safetensors: {error}") from error
         return header  # which begins with a brace, else the file would pass for something else
+
+    def _bound(self, raw: bytes) -> None:
+        """Refuse what would take far more memory than its bytes: each object and each list is one of Python's, too.
+
+        Raises:
+            LimitExceeded: there are more of them than rows of tensors have.
+        """
+        most = self.limits.factor * (len(raw) // _BYTES_PER_OPENING + len(_OPENINGS))
+        if sum(raw.count(opening) for opening in (b"{", b"[")) > most:  # or they stand in the texts of the metadata
+            count = _count_openings(raw)
+            if count > most:
+                resource = "the number of objects and lists in the header"
+                raise LimitExceeded(resource, limit=most, actual=count, path=self.source.path)
 
     def _format(self, metadata: object) -> str | None:
         """The library that the metadata names; they are strings by strings, or not there."""
@@ -209,6 +230,14 @@ class SafetensorsFile(Container):
 
     def _damage(self, detail: str) -> DamagedArchive:
         return DamagedArchive(self.source.path, detail)
+
+
+def _count_openings(raw: bytes) -> int:
+    """How many objects and lists begin in JSON, outside of its strings."""
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Where one string ends and the next begins, or nothing is in one, two quotes are next to each other: both can go.
+    structure = unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    return sum(len(run[1] or b"") for run in _RUN.finditer(structure))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

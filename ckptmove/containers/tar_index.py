@@ -16,7 +16,7 @@ from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from ckptmove.contracts import ByteSource
     from ckptmove.limits import Limits
@@ -74,11 +74,31 @@ def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
 
     Arguments and errors as of :func:`iterate_members`.
     """
-    return tuple(iterate_members(source, limits))
+    return read_to_end(source, limits)[0]
 
 
-def iterate_members(source: ByteSource, limits: Limits) -> Iterator[TarMember]:
-    """The members one by one, up to the first block of zeros or the end of the file.
+def read_to_end(source: ByteSource, limits: Limits) -> tuple[tuple[TarMember, ...], int]:
+    """List the members, and count what the end of the archive lacks.
+
+    Two blocks of zeros end it, says POSIX. GNU tar warns where there is only one, and takes an archive without any for
+    a whole one, as ``tarfile`` does: cut off between two members, it only looks shorter. One block is an end here.
+
+    Arguments and errors as of :func:`iterate_members`.
+
+    Returns:
+        The members, and the number of bytes that are missing of a block of zeros behind them: 0 where it has one.
+    """
+    ends: list[int] = []
+
+    def walk() -> Iterator[TarMember]:
+        ends.append((yield from iterate_members(source, limits)))
+
+    members = tuple(walk())
+    return members, max(0, ends[0] + BLOCK - source.size)
+
+
+def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, None, int]:
+    """The members one by one, up to the first block of zeros or the end of the file; it returns where that is.
 
     Args:
         source: the archive, not compressed.
@@ -112,6 +132,7 @@ def iterate_members(source: ByteSource, limits: Limits) -> Iterator[TarMember]:
         extensions = {}
     if extensions:
         raise DamagedArchive(source.path, f"the header at byte {start} has an extension, and no member")
+    return position
 
 
 def padded(nbytes: int) -> int:

@@ -9,6 +9,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.directories import DirectoryInventory
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, load_expression
@@ -18,6 +19,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ckptmove.directories import FileFact
     from ckptmove.findings.context import Context
     from ckptmove.model import ArchiveFact, Finding, Inventory, TensorRecord
 
@@ -37,21 +39,29 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F802: records or storages are cut off or absent."""
+    """F802: records or storages are cut off or absent, or the end of a tar is."""
+    fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+    endings = _of_archive(inventory)[0]
+    if endings:
+        message = (
+            "the tar ends without the blocks of zeros that every writer puts there: what followed its last member, "
+            "other members too, may be cut off"
+        )
+        finding = found("F802", message, [fact.record for fact in endings], fix)
+        yield replace(finding, severity=Severity.WARNING)
     words = {
         "past-end": "record reaches past the end",
         "short-storage": "storage is shorter than its tensors",
         "missing-storage": "storage is absent",
         "damaged-piece": "piece is not what was written",
     }
-    facts = [fact for fact in inventory.facts if fact.kind in words]
+    facts = [fact for fact in inventory.facts if fact.kind in words and fact not in endings]  # there is one
     if facts:
         parts = []
         for kind, text in words.items():
             own = [fact for fact in facts if fact.kind == kind]
             if own:
                 parts.append(f"{text} ({len(own)}x, {sum(fact.nbytes for fact in own):,} bytes)")
-        fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
         yield found("F802", "; ".join(parts), _where(inventory, facts), fix)
 
 
@@ -71,11 +81,13 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F804: what is kept for an undo, bytes that no tensor reaches, records of no storage, files of no checkpoint."""
     yield from _kept_for_undo(inventory)
     yield from _unnamed(inventory)
+    yield from _passed_over(inventory)
     wasted = _wasted(inventory)
     nbytes = sum(wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
         wasted, nbytes = {}, 0
-    orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record"]
+    inner = set(_of_archive(inventory)[1])
+    orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record" and fact not in inner]
     if not wasted and not orphans:
         return
     parts = [f"{nbytes:,} bytes in {amount(len(wasted), 'storage')} are reached by no tensor"] if wasted else []
@@ -109,6 +121,31 @@ def _unnamed(inventory: Inventory) -> Iterator[Finding]:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'file')} that the .metadata does not name"
         yield found("F804", message, [fact.record for fact in facts], "")
+
+
+def _passed_over(inventory: Inventory) -> Iterator[Finding]:
+    """Archives inside of an archive: what is in them is not read, converted or verified."""
+    inner = _of_archive(inventory)[1]
+    if inner:
+        nbytes = sum(fact.nbytes for fact in inner)
+        message = (
+            f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): checkpoints may be in there, and no "
+            f"command looks at them"
+        )
+        first = inner[0].record
+        fix = f"unpack {shlex.quote(inventory.path)}, and in it {shlex.quote(first)}, then: ckptmove inspect FOLDER"
+        yield replace(found("F804", message, [fact.record for fact in inner], fix), severity=Severity.WARNING)
+
+
+def _of_archive(inventory: Inventory) -> tuple[list[FileFact], list[FileFact]]:
+    """What is said of an archive of files itself: that its end is missing, and which members are archives."""
+    if not isinstance(inventory, DirectoryInventory) or inventory.form is None:
+        return [], []
+    from ckptmove.layouts.members import InnerArchive, MissingEnd  # noqa: PLC0415  # a file does not wait for them
+
+    endings: list[FileFact] = [fact for fact in inventory.facts if isinstance(fact, MissingEnd)]
+    inner: list[FileFact] = [fact for fact in inventory.facts if isinstance(fact, InnerArchive)]
+    return endings, inner
 
 
 def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:

@@ -306,9 +306,10 @@ _ENTRIES: Final = (
         name="truncated",
         severity=Severity.ERROR,
         when="a record reaches past the end of the file, a storage is shorter than its tensors, or absent, or a piece "
-        "of a distributed checkpoint is none any more",
+        "of a distributed checkpoint is none any more; or a tar of files has no end (a warning)",
         why="The copy or the save was cut off: 'PytorchStreamReader failed', or 'file in archive is not in a "
-        "subdirectory', or too few bytes for a tensor.",
+        "subdirectory', or too few bytes for a tensor. A tar that was cut between two members is a shorter tar to "
+        "tar and to Python: only the blocks of zeros at its end are missing.",
         mend="Copy or download it again, or go back to an earlier checkpoint.",
     ),
     Entry(
@@ -325,10 +326,13 @@ _ENTRIES: Final = (
         name="dead-bytes",
         severity=Severity.INFO,
         when="bytes of the file are reached by no tensor (at least 1 KiB and 1 % of the file), or a record by no "
-        "storage, or a file by no .metadata, or a conversion in place has kept what it replaced",
+        "storage, or a file by no .metadata, or a conversion in place has kept what it replaced; or an archive of "
+        "files has another one in it that may hold checkpoints (a warning)",
         why="torch.save writes the whole storage of a view: four rows of an embedding cost the whole table. Nothing "
-        "fails; the file is larger than what it holds, and may tell more than was meant.",
-        mend="Save tensor.clone() in place of the view. convert --undo takes back what was done in place.",
+        "fails; the file is larger than what it holds, and may tell more than was meant. Archives in archives are "
+        "copied as they are: checkpoints in them are not listed, converted or verified.",
+        mend="Save tensor.clone() in place of the view. convert --undo takes back what was done in place. Unpack an "
+        "archive that holds others.",
     ),
     Entry(
         code="F805",

@@ -1,19 +1,24 @@
 """An archive of files as a listing, like that of a directory.
 
-Never knows a format: zip and tar have rooms of their own.
+Never knows a format: zip and tar have rooms of their own. Never looks further than into the members of a member.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.containers.sniff import recognise
+from ckptmove.directories import ArchiveOfFiles, MustBeUnpacked
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.layouts.listing import DiskPlace, Listing, stamp_of
-from ckptmove.layouts.members import full_path
+from ckptmove.layouts.members import InnerArchive, full_path
 from ckptmove.layouts.tar_members import TarMembers
 from ckptmove.layouts.zip_members import ZipMembers
+from ckptmove.streams.part import MemorySource
 from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
@@ -29,6 +34,15 @@ if TYPE_CHECKING:
 _ZIP: Final = b"PK"
 _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
 _SHARD: Final = ".distcp"
+_FORMS: Final[dict[ArchiveForm, type[ZipMembers | TarMembers]]] = {"zip": ZipMembers, "tar": TarMembers}
+#: What :func:`ckptmove.containers.sniff.recognise` says of files that hold others, or another: those that can be
+#: inflated here, and those that cannot.
+_GZIPPED: Final = frozenset({"a gzip file", "a tar archive in a gzip file"})
+_SEALED: Final = frozenset({"a 7z archive", "a rar archive", "a bzip2 file", "an xz file", "a zstd file"})
+#: So much of what is compressed is looked at.
+_LOOK: Final = 1 << 20
+#: zlib's word for deflate in gzip's frame.
+_GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +135,95 @@ def open_archive(path: str, limits: Limits) -> Iterator[ArchiveListing]:
     source = open_source(path)
     stamp = stamp_of(os.fstat(source.fileno()))
     try:
-        form = ZipMembers if source.read(0, min(len(_ZIP), source.size)) == _ZIP else TarMembers
-        members: Members = form(source, limits)
+        members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
         if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
             raise members.refusal(f"a distributed checkpoint lies in it (*{_SHARD})")
         yield ArchiveListing(path, members.files, (), (), members, stamp)
     finally:
         source.close()
+
+
+def standing_facts(listing: Listing) -> tuple[ArchiveFact, ...]:
+    """What is amiss with an archive itself; nothing of a directory."""
+    return listing.members.facts if isinstance(listing, ArchiveListing) else ()
+
+
+def limits_of(listing: Listing, path: str, limits: Limits) -> Limits:
+    """What a file may ask for: less, where it is a compressed member of an archive."""
+    return listing.members.limits(path, limits) if isinstance(listing, ArchiveListing) else limits
+
+
+def inner_archives(
+    listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits
+) -> tuple[InnerArchive, ...]:
+    """A member of an archive, where it is an archive itself and checkpoints may be in it.
+
+    It goes by the first bytes of each of its own members, and no further: an archive in there counts as a checkpoint.
+    Arrays of numpy and office documents are zips of something else. Where that cannot be seen without unpacking it,
+    nobody knows what is in it, and it counts, too.
+
+    Args:
+        listing: what the member is in; in a directory, every archive can be named by itself.
+        file: the member.
+        error: what it is, since it is no checkpoint.
+        limits: what an archive may ask for.
+    """
+    if not isinstance(listing, ArchiveListing):
+        return ()
+    try:
+        counts = _may_hold_some(listing, file.path, error, limits)
+    except (CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked):
+        counts = True
+    return (InnerArchive("orphan-record", file.path, file.size_bytes, file.path),) if counts else ()
+
+
+def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, limits: Limits) -> bool:
+    if isinstance(error, ArchiveOfFiles):
+        # Of a compressed zip the end was needed to know it for one; of a compressed tar only the beginning is at hand.
+        is_at_hand = error.form == "zip" or listing.members.span(path) is not None
+        source = listing.open(path) if is_at_hand else MemorySource(path, _beginning(listing, path))
+        return _lists_one(source, error.form, limits)
+    if error.found in _GZIPPED:
+        try:
+            data = zlib.decompressobj(_GZIP).decompress(_beginning(listing, path), _LOOK)
+        except zlib.error:
+            return True
+        return _is_one(MemorySource(path, data), limits)
+    return error.found in _SEALED
+
+
+def _beginning(listing: ArchiveListing, path: str) -> bytes:
+    """The first bytes of a member, inflated where it is compressed."""
+    return bytes(next(listing.contents(path)))
+
+
+def _is_one(source: ByteSource, limits: Limits) -> bool:
+    try:
+        recognise(source)
+    except ArchiveOfFiles as error:
+        return _lists_one(source, error.form, limits)
+    except NotACheckpoint:
+        return False
+    return True
+
+
+def _lists_one(source: ByteSource, form: ArchiveForm, limits: Limits) -> bool:
+    members = _FORMS[form](source, limits)
+    # Without its end, which is said of it here, there may have been more members than those that are seen.
+    return bool(members.facts) or any(
+        _begins_as_one(members, file.path) for file in members.files if not file.is_hidden
+    )
+
+
+def _begins_as_one(members: Members, path: str) -> bool:
+    span = members.span(path)
+    try:
+        if span is None:
+            members.look(path)
+        else:
+            recognise(members.part(path, span))
+    except ArchiveOfFiles:
+        return True
+    except NotACheckpoint:
+        return False
+    return True

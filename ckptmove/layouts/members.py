@@ -6,9 +6,10 @@ Never makes a file of a member: a name in an archive may be anything.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.directories import MustBeUnpacked
+from ckptmove.directories import FileFact, MustBeUnpacked
 from ckptmove.layouts.listing import ListedFile
 from ckptmove.streams.part import PartSource
 
@@ -17,11 +18,22 @@ if TYPE_CHECKING:
 
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.directories import ArchiveForm
+    from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Span
 
 #: What macOS puts beside every file of an archive.
 _APPLE_FOLDER: Final = "__MACOSX"
 _APPLE_FILE: Final = "._"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingEnd(FileFact):
+    """The archive has no end, as one has not that was cut off between two of its members."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerArchive(FileFact):
+    """A member is an archive itself, which is not looked into for what it holds; checkpoints may be among that."""
 
 
 class Members(ABC):
@@ -32,12 +44,14 @@ class Members(ABC):
         source: its bytes.
         files: its members that are files, by path.
         has_checksums: whether it holds a CRC of each.
+        facts: what is amiss with the archive itself.
     """
 
     form: ClassVar[ArchiveForm]
     source: ByteSource
     files: tuple[ListedFile, ...]
     has_checksums: ClassVar[bool]
+    facts: tuple[ArchiveFact, ...] = ()
 
     @abstractmethod
     def look(self, path: str) -> None:
@@ -59,6 +73,11 @@ class Members(ABC):
     @abstractmethod
     def span(self, path: str) -> Span | None:
         """Where the bytes of a member lie; None where they are compressed."""
+
+    def limits(self, path: str, limits: Limits) -> Limits:
+        """What a member may ask for, of what a file may: as much, where its bytes lie as they are."""
+        del path
+        return limits
 
     @abstractmethod
     def contents(self, path: str) -> Iterator[bytes | memoryview]:

@@ -14,7 +14,7 @@ from ckptmove.checkpoint import survey
 from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import NotACheckpoint
 from ckptmove.inventory.outline import OutlineLine
-from ckptmove.layouts.archive import open_archive
+from ckptmove.layouts.archive import inner_archives, limits_of, open_archive, standing_facts
 from ckptmove.layouts.detect import layout_of, require_shards
 from ckptmove.layouts.distributed import file_records, find_distributed, is_distributed, survey_distributed
 from ckptmove.layouts.listing import list_directory
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckptmove.directories import DirectoryInventory
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
+    from ckptmove.layouts.members import InnerArchive
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
@@ -149,7 +150,8 @@ def read_listing(
         if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
             reader.read(file)
     if not reader.parts:
-        raise EmptyDirectory(listing.path, reader.looked_at, listing.described)
+        inner = "".join(f", with another archive in it: '{fact.record:.80}'" for fact in reader.inner[:1])
+        raise EmptyDirectory(listing.path, reader.looked_at, listing.described + inner)
     if not reader.has_something:
         raise NotACheckpoint(listing.path, "a distributed checkpoint of nothing, without a tensor or an object in it")
     inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)
@@ -160,7 +162,7 @@ def read_listing(
     if any(file.name == _TRAINER_STATE for file in listing.files):
         contents |= {"counter"}
     layout = layout_of(listing, records)
-    facts = (*inventory.facts, *reader.facts)
+    facts = (*inventory.facts, *reader.facts, *reader.inner, *standing_facts(listing))
     return Directory(
         listing,
         tuple(reader.parts),
@@ -194,6 +196,7 @@ class _Reader:
         self.parts: list[Part] = []
         self.lines: list[OutlineLine] = []
         self.facts: list[ArchiveFact] = []
+        self.inner: list[InnerArchive] = []
         self.looked_at = 0
         self.has_something = False
 
@@ -220,7 +223,7 @@ class _Reader:
             self._listing.look(file.path)
             found = survey(
                 self._listing.full(file.path),
-                self._limits,
+                limits_of(self._listing, file.path, self._limits),
                 source=self._listing.open(file.path),
                 check=self._check,
                 outline=self._outline,
@@ -231,6 +234,7 @@ class _Reader:
             if is_spoiled(file.name, error.found):
                 raise
             self.lines.append(OutlineLine(1, file.path, error.found))
+            self.inner += inner_archives(self._listing, file, error, self._limits)
             is_checked = False
         else:
             self.has_something = True

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.tar_index import padded, read_members, resized_header
+from ckptmove.containers.tar_index import BLOCK, padded, read_to_end, resized_header
 from ckptmove.contracts import BytesSegment, CopySegment
-from ckptmove.layouts.members import Members, shown_path
+from ckptmove.layouts.members import Members, MissingEnd, shown_path
 from ckptmove.model import Span
 from ckptmove.segments import length
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
+#: Blocks of zeros that writers put at the end, before they fill it up to 10,240 bytes.
+_ENDING: Final = 2
 
 
 class TarMembers(Members):
@@ -38,7 +40,11 @@ class TarMembers(Members):
             LimitExceeded: it has more members than the limits allow.
         """
         self.source = source
-        members = [member for member in read_members(source, limits) if member.kind not in {"folder", "other"}]
+        everything, lacking = read_to_end(source, limits)
+        if lacking:
+            nbytes = lacking + (_ENDING - 1) * BLOCK
+            self.facts = (MissingEnd("past-end", "the blocks of zeros at the end of the tar", nbytes, ""),)
+        members = [member for member in everything if member.kind not in {"folder", "other"}]
         sparse = next((member.name for member in members if member.kind == "sparse"), None)
         if sparse is not None:
             raise self.refusal(f"member '{sparse:.80}' is sparse: its holes are not in the archive")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.sniff import recognise
@@ -33,6 +34,13 @@ _BLOCK: Final = 1 << 20
 #: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it
 #: holds them at once.
 MOST_INFLATED_BYTES: Final = 1 << 26
+#: Operations that the pickles of all compressed members may have, and of each as many more as it takes bytes in the
+#: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
+_OPERATIONS: Final = 1 << 20
+_OPERATIONS_PER_BYTE: Final = 16
+#: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
+_PICKLE_BYTES: Final = 1 << 22
+_PICKLE_BYTES_PER_BYTE: Final = 64
 #: As much of a compressed member tells whether it may be a checkpoint.
 _HEAD: Final = 4096
 
@@ -68,6 +76,7 @@ class ZipMembers(Members):
         self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))
         self._inflated: set[str] = set()
         self._left = MOST_INFLATED_BYTES
+        self._compressed = sum(record.method == DEFLATED for record in files)
 
     def look(self, path: str) -> None:
         """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
@@ -108,6 +117,21 @@ class ZipMembers(Members):
         """Where the bytes of a member lie; None where they are compressed."""
         record = self._records[path]
         return None if record.method == DEFLATED else self._spans[record.place]
+
+    def limits(self, path: str, limits: Limits) -> Limits:
+        """What a member may ask for: of a compressed one, the pickle follows the bytes that it takes in the archive.
+
+        A few kilobytes inflate to millions of operations, which take a minute to read.
+        """
+        record = self._records[path]
+        if record.method != DEFLATED:
+            return limits
+        count, stored = self._compressed, record.stored_bytes
+        operations = limits.factor * (_OPERATIONS // count + _OPERATIONS_PER_BYTE * stored)
+        nbytes = limits.factor * (_PICKLE_BYTES // count + _PICKLE_BYTES_PER_BYTE * stored)
+        return replace(
+            limits, operations=min(limits.operations, operations), pickle_bytes=min(limits.pickle_bytes, nbytes)
+        )
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a member block by block, inflated where they are compressed; each is valid until the next.

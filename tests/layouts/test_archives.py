@@ -522,7 +522,8 @@ def test_an_archive_without_a_checkpoint(archives, form, found):
     with pytest.raises(EmptyDirectory) as caught:
         ckptmove.inspect(path)
     assert caught.value.__context__ is None
-    assert caught.value.found == f"{found}; by content, none of its files is one (looked at 2)"
+    inside = "with another archive in it: 'run/model.zip'"
+    assert caught.value.found == f"{found}, {inside}; by content, none of its files is one (looked at 2)"
     with pytest.raises(EmptyDirectory):
         ckptmove.convert(path, to="cpu")
 

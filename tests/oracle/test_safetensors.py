@@ -189,7 +189,7 @@ DAMAGED = [
     (b'{"stricter": 1, "a\\nb": 2, "a\\nb": 3}', b"", "'a\\nb' stands in it twice"),
     (b'{"\xff": 1}', b"", "invalid start byte"),
     (b'{"\\ud800": 1}', b"", "surrogates not allowed"),
-    (b'{"w": ' + b"[" * 200_000, b"", "too deep"),
+    (b'{"w": ' + b"[" * 2_000 + b" " * 32_000, b"", "too deep"),
     ({"__metadata__": {"format": 1}}, b"", "not strings by strings"),
     ({"__metadata__": ["format"]}, b"", "not strings by strings"),
     ({"w": 1}, b"", "not as safetensors writes it"),
@@ -220,6 +220,28 @@ def test_a_table_that_does_not_fit(write, header, data, detail):
         inspect(write(packed(header, data)))
     assert detail in caught.value.message
     assert "\n" not in caught.value.message
+
+
+DENSE = {"[]": b'{"a": [' + b"[]," * 9_000 + b"[]]}", "{}": b'{"a": [' + b"{}," * 9_000 + b"{}]}"}
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_more_objects_and_lists_than_a_table_can_have_are_refused_unread(write, monkeypatch, kind):
+    path = write(packed(DENSE[kind], b""))
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(LimitExceeded, match=r"the number of objects and lists in the header: 900\d > \d+$"):
+        inspect(path)
+
+
+def test_the_smallest_rows_and_texts_of_brackets_are_a_table(write):
+    rows = {"": row("U8", (), 0, 1)} | {chr(place): row("U8", (0,), 0, 0) for place in range(48, 100)}
+    compact = json.dumps(rows, separators=(",", ":")).encode()
+    assert len(inspect(write(packed(compact, b"1"))).inventory.tensors) == 53
+    texts = {"a": "[{" * 5_000, "b": '["[{\\\\", {"x": "\\""}]' * 500, "c": "", "d\\": "{"}
+    described = json.dumps({"__metadata__": texts, **rows}).encode()
+    assert len(inspect(write(packed(described, b"1"))).inventory.tensors) == 53
+    with pytest.raises(LimitExceeded):
+        inspect(write(packed(described[:-1] + b', "x": [' + b"[]," * 6_000 + b"[]]}", b"1")))
 
 
 @pytest.mark.parametrize("code", ["F6_E2M3", "F6_E3M2", "Q4_K"])

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from ckptmove.containers.tar_index import padded, read_members, resized_header
+from ckptmove.containers.tar_index import padded, read_members, read_to_end, resized_header
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded
 from ckptmove.limits import Limits
 
@@ -182,6 +182,31 @@ def test_a_sparse_member_of_pax_is_called_so():
 @pytest.mark.parametrize("end", [b"", bytes(100), bytes(512), bytes(1024), bytes(1024) + b"whatever"])
 def test_it_ends_at_zeros_or_with_the_file(end):
     assert [one.name for one in read(block("a", data=b"1") + end)] == ["a"]
+
+
+ONE = block("a", data=b"1")
+GLOBAL = pax(record(b"comment", b"c"), kind=b"g")
+
+
+@pytest.mark.parametrize(
+    ("data", "lacking"),
+    [
+        *((archive(member("a", b"1"), form=form), 0) for form in FORMATS),  # filled up to 10,240 bytes
+        (ONE + bytes(1024), 0),
+        (ONE + bytes(1024) + b"what stands behind it", 0),
+        (ONE + bytes(1024) + archive(member("b", b"2")), 0),  # one archive behind the other
+        (ONE + bytes(512), 0),  # GNU tar warns of a lone block of zeros
+        (GLOBAL + ONE + GLOBAL + bytes(512), 0),
+        (ONE + bytes(511), 1),
+        (ONE + bytes(100), 412),
+        (ONE, 512),
+        (ONE * 2, 512),
+        (ONE + GLOBAL, 512),
+        (b"", 512),
+    ],
+)
+def test_what_its_end_lacks(data, lacking):
+    assert read_to_end(Memory(data), Limits()) == (read(data), lacking)
 
 
 def test_names_that_are_no_utf_8_are_told_apart():
