@@ -16,7 +16,8 @@ ContainerName: TypeAlias = Literal[
 OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})  # which any torch.load since 0.1.10 reads
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
-    "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece"]  # fmt: skip
+    "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece", "missing-end",
+    "inner-archive"]  # fmt: skip
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
     "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip
@@ -249,8 +250,8 @@ class ArchiveFact:
     Attributes:
         kind: ``short-storage`` is a record smaller than its storage, ``orphan-record`` one that no storage refers to;
             ``stray-bytes`` are in no record, or behind a pickle; ``kept-for-undo`` is there on purpose; an
-            ``unnamed-file`` lies beside a ``.metadata`` that does not name it, and a ``damaged-piece`` is not what it
-            says.
+            ``unnamed-file`` lies beside a ``.metadata`` that does not name it, a ``damaged-piece`` is not what that
+            says; a tar of files may have a ``missing-end``, an archive an ``inner-archive`` that is not looked into.
         record: the record's name or the storage's key; in a stream, which has no names, what it is.
         nbytes: bytes concerned: missing, unreachable or stored.
     """

@@ -152,6 +152,12 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
         nbytes = sum(fact.nbytes for fact in lost)
         storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} not whole"
         yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
+    if any(fact.kind == "missing-end" for fact in inventory.facts):
+        yield "the tar has no end (F802), in the new file neither: members behind its last one may be cut off"
+    inner = [fact.record for fact in inventory.facts if fact.kind == "inner-archive"]
+    if inner:
+        copied = "archives in the archive are copied as they are, with checkpoints that may be in them"
+        yield f"{copied} (F804): {_some(inner)}"
 
 
 def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:

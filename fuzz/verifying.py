@@ -73,5 +73,5 @@ def _plan_steps(whole: StoredCheckpoint) -> None:
             named += sum(piece.offset == 0 for piece in batch)
         require(named <= listed, "more is stepped than the groups list")
         for entry in optimizer.state:
-            state = nested_state(entry, dict(entry.tensors))
+            state = nested_state(entry, {key: record.name for key, record in entry.tensors})
             require(len(leaves(state)) <= len(entry.tensors) + len(entry.scalars), "state comes from nowhere")

@@ -328,9 +328,9 @@ class TorchZip(Container):
         return data
 
     def _word(self, record: ZipRecord | None) -> str:
-        """The text of a small record; empty where there is none, or it is no word."""
+        """The text of a small record, and of a larger one its size; empty where there is none."""
         if record is None or record.nbytes > _WORD_BYTES:
-            return ""
+            return "" if record is None else f"{record.nbytes} bytes"
         return b"".join(bytes(block) for block in self._contents(record)).decode("ascii", "replace").strip()
 
     def _span(self, record: ZipRecord) -> Span:

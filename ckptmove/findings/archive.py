@@ -9,7 +9,6 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.directories import DirectoryInventory
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, load_expression
@@ -19,7 +18,6 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.directories import FileFact
     from ckptmove.findings.context import Context
     from ckptmove.model import ArchiveFact, Finding, Inventory, TensorRecord
 
@@ -41,7 +39,7 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F802: records or storages are cut off or absent, or the end of a tar is."""
     fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
-    endings = _of_archive(inventory)[0]
+    endings = [fact for fact in inventory.facts if fact.kind == "missing-end"]
     if endings:
         message = (
             "the tar ends without the blocks of zeros that every writer puts there: what followed its last member, "
@@ -55,7 +53,7 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         "missing-storage": "storage is absent",
         "damaged-piece": "piece is not what was written",
     }
-    facts = [fact for fact in inventory.facts if fact.kind in words and fact not in endings]  # there is one
+    facts = [fact for fact in inventory.facts if fact.kind in words]
     if facts:
         parts = []
         for kind, text in words.items():
@@ -86,8 +84,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     nbytes = sum(wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
         wasted, nbytes = {}, 0
-    inner = set(_of_archive(inventory)[1])
-    orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record" and fact not in inner]
+    orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record"]
     if not wasted and not orphans:
         return
     parts = [f"{nbytes:,} bytes in {amount(len(wasted), 'storage')} are reached by no tensor"] if wasted else []
@@ -125,7 +122,7 @@ def _unnamed(inventory: Inventory) -> Iterator[Finding]:
 
 def _passed_over(inventory: Inventory) -> Iterator[Finding]:
     """Archives inside of an archive: what is in them is not read, converted or verified."""
-    inner = _of_archive(inventory)[1]
+    inner = [fact for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
         nbytes = sum(fact.nbytes for fact in inner)
         message = (
@@ -135,17 +132,6 @@ def _passed_over(inventory: Inventory) -> Iterator[Finding]:
         first = inner[0].record
         fix = f"unpack {shlex.quote(inventory.path)}, and in it {shlex.quote(first)}, then: ckptmove inspect FOLDER"
         yield replace(found("F804", message, [fact.record for fact in inner], fix), severity=Severity.WARNING)
-
-
-def _of_archive(inventory: Inventory) -> tuple[list[FileFact], list[FileFact]]:
-    """What is said of an archive of files itself: that its end is missing, and which members are archives."""
-    if not isinstance(inventory, DirectoryInventory) or inventory.form is None:
-        return [], []
-    from ckptmove.layouts.members import InnerArchive, MissingEnd  # noqa: PLC0415  # a file does not wait for them
-
-    endings: list[FileFact] = [fact for fact in inventory.facts if isinstance(fact, MissingEnd)]
-    inner: list[FileFact] = [fact for fact in inventory.facts if isinstance(fact, InnerArchive)]
-    return endings, inner
 
 
 def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:

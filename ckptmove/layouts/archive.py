@@ -15,9 +15,10 @@ from ckptmove.containers.sniff import recognise
 from ckptmove.directories import ArchiveOfFiles, MustBeUnpacked
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.layouts.listing import DiskPlace, Listing, stamp_of
-from ckptmove.layouts.members import InnerArchive, full_path
+from ckptmove.layouts.members import full_path
 from ckptmove.layouts.tar_members import TarMembers
 from ckptmove.layouts.zip_members import ZipMembers
+from ckptmove.model import ArchiveFact
 from ckptmove.streams.part import MemorySource
 from ckptmove.streams.source import open_source
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.listing import ListedFile, Stamp
     from ckptmove.layouts.members import Members
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, ContainerName
+    from ckptmove.model import ContainerName
 
 _ZIP: Final = b"PK"
 _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
@@ -155,7 +156,7 @@ def limits_of(listing: Listing, path: str, limits: Limits) -> Limits:
 
 def inner_archives(
     listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits
-) -> tuple[InnerArchive, ...]:
+) -> tuple[ArchiveFact, ...]:
     """A member of an archive, where it is an archive itself and checkpoints may be in it.
 
     It goes by the first bytes of each of its own members, and no further: an archive in there counts as a checkpoint.
@@ -174,7 +175,7 @@ def inner_archives(
         counts = _may_hold_some(listing, file.path, error, limits)
     except (CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked):
         counts = True
-    return (InnerArchive("orphan-record", file.path, file.size_bytes, file.path),) if counts else ()
+    return (ArchiveFact("inner-archive", file.path, file.size_bytes),) if counts else ()
 
 
 def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, limits: Limits) -> bool:

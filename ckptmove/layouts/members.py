@@ -6,10 +6,9 @@ Never makes a file of a member: a name in an archive may be anything.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.directories import FileFact, MustBeUnpacked
+from ckptmove.directories import MustBeUnpacked
 from ckptmove.layouts.listing import ListedFile
 from ckptmove.streams.part import PartSource
 
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
 #: What macOS puts beside every file of an archive.
 _APPLE_FOLDER: Final = "__MACOSX"
 _APPLE_FILE: Final = "._"
-
-
-@dataclass(frozen=True, slots=True)
-class MissingEnd(FileFact):
-    """The archive has no end, as one has not that was cut off between two of its members."""
-
-
-@dataclass(frozen=True, slots=True)
-class InnerArchive(FileFact):
-    """A member is an archive itself, which is not looked into for what it holds; checkpoints may be among that."""
 
 
 class Members(ABC):

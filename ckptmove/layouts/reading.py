@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ckptmove.directories import DirectoryInventory
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import ListedFile, Listing
-    from ckptmove.layouts.members import InnerArchive
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
@@ -196,7 +195,7 @@ class _Reader:
         self.parts: list[Part] = []
         self.lines: list[OutlineLine] = []
         self.facts: list[ArchiveFact] = []
-        self.inner: list[InnerArchive] = []
+        self.inner: list[ArchiveFact] = []
         self.looked_at = 0
         self.has_something = False
 

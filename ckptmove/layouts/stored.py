@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.collector import collector_paused
 from ckptmove.containers.opening import open_container
+from ckptmove.contracts import FileBacked
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.layouts.archive import open_archive
 from ckptmove.layouts.distributed import is_distributed
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint import Checkpoint
     from ckptmove.containers.contract import Container
     from ckptmove.containers.distributed import DistributedCheckpoint
-    from ckptmove.contracts import ByteSource, FileBacked, Progress
+    from ckptmove.contracts import ByteSource, Progress
     from ckptmove.layouts.distributed import DistributedFolder
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
@@ -185,14 +186,15 @@ def stored_file(checkpoint: Checkpoint) -> StoredCheckpoint:
         disk=disk,
     )
     part = FilePart("", container.source.path, inventory, FileContents.of(checkpoint), access)
-    return StoredCheckpoint(inventory, (part,), (disk,), container=container)
+    return StoredCheckpoint(inventory, (part,), () if disk is None else (disk,), container=container)
 
 
-def _disk(source: ByteSource) -> DiskPlace:
-    """Where the bytes of an open file lie, if it is still what it was when it was opened."""
-    file = cast("FileBacked", source)  # a checkpoint that is one file is read from that
-    file.require_unchanged()
-    return DiskPlace(source.path, 0, stamp_of(os.fstat(file.fileno())))
+def _disk(source: ByteSource) -> DiskPlace | None:
+    """Where the bytes of an open file lie, if it is still what it was when it was opened; None of bytes in memory."""
+    if not isinstance(source, FileBacked):
+        return None
+    source.require_unchanged()
+    return DiskPlace(source.path, 0, stamp_of(os.fstat(source.fileno())))
 
 
 def _of_files(listing: Listing, limits: Limits, stack: ExitStack, to_resume: bool) -> StoredCheckpoint:  # passed on

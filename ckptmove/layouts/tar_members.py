@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.tar_index import BLOCK, padded, read_to_end, resized_header
 from ckptmove.contracts import BytesSegment, CopySegment
-from ckptmove.layouts.members import Members, MissingEnd, shown_path
-from ckptmove.model import Span
+from ckptmove.layouts.members import Members, shown_path
+from ckptmove.model import ArchiveFact, Span
 from ckptmove.segments import length
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
 #: Blocks of zeros that writers put at the end, before they fill it up to 10,240 bytes.
@@ -43,7 +42,7 @@ class TarMembers(Members):
         everything, lacking = read_to_end(source, limits)
         if lacking:
             nbytes = lacking + (_ENDING - 1) * BLOCK
-            self.facts = (MissingEnd("past-end", "the blocks of zeros at the end of the tar", nbytes, ""),)
+            self.facts = (ArchiveFact("missing-end", "the blocks of zeros at the end of the tar", nbytes),)
         members = [member for member in everything if member.kind not in {"folder", "other"}]
         sparse = next((member.name for member in members if member.kind == "sparse"), None)
         if sparse is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.errors import LimitExceeded
+from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 
@@ -49,6 +49,21 @@ def saved_to(tmp_path):
         return str(tmp_path / "hostile.pt")
 
     return saved_to
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_byte_order_that_is_no_word_never_reaches_torch(tmp_path, method):
+    # torch reads all of it, and says all of it in its error: a gibibyte for a file of a megabyte.
+    torch.save({"w": ONE}, tmp_path / "sound.pt")
+    with zipfile.ZipFile(tmp_path / "sound.pt") as sound, zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        for name in sound.namelist():
+            is_order = name.endswith("/byteorder")
+            archive.writestr(name, b"little".ljust(65) if is_order else sound.read(name), method if is_order else None)
+    with pytest.raises(ValueError, match="endianness"):
+        torch.load(tmp_path / "x.pt")
+    for use in (ckptmove.inspect, ckptmove.verify):
+        with pytest.raises(DamagedArchive, match="its byte order is '65 bytes'"):
+            use(tmp_path / "x.pt")
 
 
 @pytest.fixture
