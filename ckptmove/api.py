@@ -17,7 +17,6 @@ from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
 from ckptmove.measuring import measure
-from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.layouts.reading import Directory
     from ckptmove.model import Finding, Inventory
-    from ckptmove.moves import MovePlan
+    from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +311,7 @@ def _read(path: str, limits: Limits, *, check: bool, outline: bool, progress: Pr
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for what it was not asked for
     from ckptmove.plan import plan_move  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
     # What a conversion would still have to move is what is not there; a cast keeps it from refusing to say so.
@@ -326,6 +326,8 @@ def _request(
     cast: bool,
     rewrite_strings: bool,
 ) -> MoveRequest:
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for it
+
     if to is None and not map_location:
         raise UsageError("convert needs a target: --to DEVICE, or --map SOURCE=DEVICE")
     return MoveRequest(

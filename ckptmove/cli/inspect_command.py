@@ -19,7 +19,7 @@ from ckptmove.cli.streams import Format, suggest
 from ckptmove.devices import NO_DEVICE
 from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
-from ckptmove.report import document, github, inspection
+from ckptmove.report import inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def run_inspect(paths: Sequence[str], options: InspectOptions, out: Output) -> i
 
     batch = for_each(paths, work, out)
     if out.format is Format.JSON:
+        from ckptmove.report import document  # noqa: PLC0415  # for people it is not loaded
+
         out.document(document.inspect_document(answers, batch.code, batch.failures))
     else:
         conclude(batch, len(paths), "fine", out)
@@ -115,6 +117,8 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
 
 def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
     if out.format is Format.GITHUB:
+        from ckptmove.report import github  # noqa: PLC0415  # for people it is not loaded
+
         out.lines(github.inspection_lines(answer))
     elif out.quiet:
         out.lines([inspection.brief_line(answer), *inspection.asked_lines(out.page, answer, detail)])
