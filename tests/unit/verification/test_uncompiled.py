@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.errors import UsageError
 from ckptmove.verification.uncompiled import Uncompiled, leave_out_dynamo
 
 NAMES = sorted(
@@ -37,6 +38,7 @@ def steps(name):
 CHILD = f"""
 import json, sys
 import ckptmove
+from ckptmove.errors import UsageError
 from ckptmove.verification.uncompiled import leave_out_dynamo
 leave_out_dynamo()
 {STEPS}
@@ -99,3 +101,21 @@ def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     path = make("SGD", device="cpu", lr=0.1, momentum=0.9)
     assert ckptmove.verify(path, to="cpu", optimizer="mine:Mine").proven
+
+
+def test_steps_are_made_by_one_thread_but_those_of_a_users_model(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.syspath_prepend(tmp_path)
+    noted = tmp_path / "threads"
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, torch\n\nclass Mine(torch.optim.SGD):\n    def step(self, closure=None):\n"
+        f"        pathlib.Path({str(noted)!r}).write_text(str(torch.get_num_threads()))\n"
+        "        return super().step(closure)\n\n"
+        "def case(device):\n    step = Mine([torch.zeros(1, requires_grad=True)])\n    step.step()\n"
+    )
+    path = make("SGD", device="cpu", lr=0.1, momentum=0.9)
+    ckptmove.verify(path, to="cpu", optimizer="mine:Mine")
+    assert noted.read_text() == "1"
+    with pytest.raises(UsageError, match="case"):  # it is None
+        ckptmove.verify(path, to="cpu", case=f"{tmp_path / 'mine.py'}:case")
+    assert noted.read_text() == "2"
