@@ -133,7 +133,8 @@ class DirectoryInventory(Inventory):
         """
         if self.sharding:
             return ()  # the folders of ranks
-        whole = [file.path for file in self.files if {"model", "optimizer"}.issubset(file.roles)]
+        saved = (file for file in self.files if not _SHARD.fullmatch(file.path))  # by itself, no rank's share is one
+        whole = [file.path for file in saved if {"model", "optimizer"}.issubset(file.roles)]
         if len({path.rpartition("/")[0] for path in whole}) < len(whole):
             return tuple(sorted(whole, key=_by_number))
         roles: dict[str, set[Role]] = {}

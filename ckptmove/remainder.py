@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.counterparts import seen_from_top
@@ -105,12 +106,12 @@ class Remainder:
             for name in part.lost():
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
         beside = ObjectsBeside(mine, other, self._found.twins)
-        if not beside.are_alike:
-            lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
-            found = (replace(one, path=mine.full_name(one.path)) for one in beside.changes())
-            self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(found, lost))
-            self.notes += beside.notes
-        if mine.is_distributed != other.is_distributed:
+        found = chain(beside.kept_changes() if beside.keeps_less else (), beside.twin_changes(flags_count=True))
+        lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
+        placed = (replace(one, path=mine.full_name(one.path)) for one in found)
+        self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(placed, lost))
+        self.notes += beside.notes
+        if beside.is_mixed:
             return
         ours, theirs = mine.extras(), other.extras()
         for name in dict.fromkeys((*ours, *theirs)):
@@ -118,8 +119,8 @@ class Remainder:
             # An object of a distributed checkpoint has a place in the tree, too: that one side lacks it is found there.
             if before != after and not (mine.is_distributed and None in {before, after}):
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
-        if beside.are_alike:
-            self.changed += _tree_changes(mine, other)
+        if not beside.keeps_less:
+            self.changed += _tree_changes(mine, other, beside)
 
     def _alone(self) -> None:
         """Files that only one side has, and no tensor of which is in another file of the other side."""
@@ -152,11 +153,16 @@ class Remainder:
             self.notes.append(f"{_some(told)}{what}")
 
 
-def _tree_changes(mine: StoredPart, other: StoredPart) -> Iterator[Change]:
+def _tree_changes(mine: StoredPart, other: StoredPart, beside: ObjectsBeside) -> Iterator[Change]:
     told = {record.name for record in mine.inventory.tensors}
     told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
     lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
-    for one in _without(tree_changes(other.tree(), (), mine.tree(), (), mine.name, TensorNodes()), lost):
+
+    def is_apart(path: str, key: str) -> bool:
+        return beside.is_apart(mine.own_name(path), key)
+
+    found = tree_changes(other.tree(), (), mine.tree(), (), mine.name, TensorNodes(), is_apart)
+    for one in _without(found, lost):
         if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
             continue  # for a long string: those are compared as extras
         if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord, TensorRecord
     from ckptmove.pairing import Pairing
 
+
+class _Absent:
+    """What is not there."""
+
+    def __repr__(self) -> str:
+        """As it is shown to people."""
+        return "absent"
+
+
+ABSENT: Final = _Absent()
 #: Options that follow the device, which a conversion changes.
 _FLAGS: Final = frozenset({"capturable", "fused"})
 
@@ -45,34 +55,54 @@ class Twins:
             yield from ((tensor, others[key]) for key, tensor in entry.tensors if key in others)
 
     def changes(self, *, flags_count: bool) -> Iterator[tuple[str, object, object]]:
-        """Options, and state that is no tensor, that both have for a parameter, and not alike: path, and both values.
+        """Groups, options, and state that is no tensor, where they are not alike: path, and both values.
+
+        What one side lacks is ``ABSENT``, an object of some class ``OPAQUE``: of that nobody can tell.
 
         Args:
             flags_count: whether options that follow the device are held against each other, too.
         """
+        if not self.keys:
+            return
         told: set[str] = set()
-        for path, mine, theirs in (*self._options(), *self._scalars()):
-            is_known = OPAQUE not in (mine, theirs) and path not in told
+        for path, mine, theirs in (*self._groups(), *self._options(), *self._scalars()):
             is_flag = path.rpartition(".")[2] in _FLAGS and not flags_count
-            if is_known and not is_flag and (type(mine), repr(mine)) != (type(theirs), repr(theirs)):
+            is_same = (type(mine), repr(mine)) == (type(theirs), repr(theirs)) and mine is not OPAQUE
+            if path not in told and not (is_same or is_flag):
                 told.add(path)
                 yield path, mine, theirs
+
+    def _groups(self) -> Iterator[tuple[str, object, object]]:
+        """Which parameters are in one group; a flat form has no groups."""
+        if self.one.is_flat or self.other.is_flat:
+            return
+        ours = sorted(sorted(self.keys[key] for key in group.params) for group in self.one.groups)
+        theirs = sorted(sorted(group.params) for group in self.other.groups)
+        if ours != theirs:
+            sizes = [list(map(len, groups)) for groups in (ours, theirs)]
+            mine = "groups of other parameters" if sizes[0] == sizes[1] else sizes[0]
+            yield f"{self.one.where}.param_groups".lstrip("."), mine, sizes[1]
 
     def _options(self) -> Iterator[tuple[str, object, object]]:
         theirs = {key: dict(group.options) for group in self.other.groups for key in group.params}
         for group in self.one.groups:
             for key in group.params:
-                others = theirs.get(self.keys.get(key, ""), {})
-                yield from (
-                    (f"{group.where}.{name}", one, others[name]) for name, one in group.options if name in others
-                )
+                yield from _side_by_side(group.where, dict(group.options), theirs.get(self.keys[key], {}))
 
     def _scalars(self) -> Iterator[tuple[str, object, object]]:
+        ours = {self.keys[entry.key]: entry for entry in self.one.state if entry.key in self.keys}
         theirs = {entry.key: dict(entry.scalars) for entry in self.other.state}
-        for entry in self.one.state:
-            others = theirs.get(self.keys.get(entry.key, ""), {})
-            where = f"{self.one.where}.state.{entry.key}".lstrip(".")
-            yield from ((f"{where}.{name}", one, others[name]) for name, one in entry.scalars if name in others)
+        for key in dict.fromkeys((*ours, *theirs)):
+            entry = ours.get(key)
+            where = f"{self.one.where}.state.{key if entry is None else entry.key}".lstrip(".")
+            yield from _side_by_side(where, {} if entry is None else dict(entry.scalars), theirs.get(key, {}))
+
+
+def _side_by_side(
+    where: str, ours: Mapping[str, object], theirs: Mapping[str, object]
+) -> Iterator[tuple[str, object, object]]:
+    for name in dict.fromkeys((*ours, *theirs)):
+        yield f"{where}.{name}", ours.get(name, ABSENT), theirs.get(name, ABSENT)
 
 
 def find_twins(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[Twins, ...]:

@@ -62,6 +62,7 @@ def tree_changes(
     their_sites: Collection[int],
     root: str = "",
     tensors: TensorNodes | None = None,
+    is_apart: Callable[[str, str], bool] = lambda _path, _key: False,
 ) -> Iterator[TreeChange]:
     """Each place where a tree is not another one, in no particular order.
 
@@ -73,6 +74,7 @@ def tree_changes(
         root: path of the roots themselves.
         tensors: tells what is a tensor, where the records of tensors are compared elsewhere: of these, what no record
             says is compared, and of a dict or a list that only one tree has, what is in it.
+        is_apart: whether what is under a key in the dict at a path is compared elsewhere.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     # With the nodes themselves: what is put together here must not give its identity to another.
@@ -91,7 +93,7 @@ def tree_changes(
                 yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
         else:
             seen[id(mine), id(other)] = (mine, other)
-            stack += inner
+            stack += (pair for pair in inner if not is_apart(path, pair[0][len(path) + bool(path) :]))
 
 
 def kept_changes(

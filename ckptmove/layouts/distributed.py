@@ -34,6 +34,9 @@ _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
 #: A safetensors file begins with the length of its header, in 8 bytes, and a brace.
 _HEAD_BYTES: Final = 9
+#: What all objects may ask for that are held at once, besides as much as they take: operations, and bytes of pickles.
+_OPERATIONS: Final = 1 << 20
+_PICKLE_BYTES: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +252,20 @@ def _read_objects(
     for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
-                yield from _read_object(source, piece, container, limits)
+                yield from _read_object(source, piece, container, _limits_of(piece, limits, len(last)))
+
+
+def _limits_of(piece: Piece, limits: Limits, count: int) -> Limits:
+    """What one of so many objects may ask for: all are held at once, and a few kilobytes inflate to many operations.
+
+    What is stored plainly, as torch stores it, never asks for more.
+    """
+    operations, nbytes = _OPERATIONS // count + piece.span.nbytes, _PICKLE_BYTES // count + piece.span.nbytes
+    return replace(
+        limits,
+        operations=min(limits.operations, limits.factor * operations),
+        pickle_bytes=min(limits.pickle_bytes, limits.factor * nbytes),
+    )
 
 
 def _read_object(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ckptmove.model import TensorRecord
 
 #: What a piece raises that is not what was written.
+_ZIP: Final = b"PK\x03\x04"
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
 
 
@@ -81,7 +82,8 @@ def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container |
         return container_of(PartSource(source, piece.span), limits)
     except NotACheckpoint as error:
         tail = source.read(max(piece.span.start, piece.span.end - END_BYTES), piece.span.end)
-        if tail.startswith(END_SIGNATURE):
+        head = source.read(piece.span.start, min(piece.span.start + len(_ZIP), piece.span.end))
+        if tail.startswith(END_SIGNATURE) and head != _ZIP:  # else it is a zip of something else, like numpy's
             raise damaged_piece(source, piece, f"is {error.found}") from error
     return None
 

@@ -9,13 +9,14 @@ import zlib
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.sniff import recognise
 from ckptmove.containers.zip_index import DEFLATED, read_directory
 from ckptmove.containers.zip_layout import Layout, LocalHeaders, NewRecord
 from ckptmove.directories import FileFact
-from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.inflate import inflate
 from ckptmove.layouts.members import Members, full_path, shown_path
 from ckptmove.model import Span
@@ -36,7 +37,7 @@ _BLOCK: Final = 1 << 20
 MOST_INFLATED_BYTES: Final = 1 << 26
 #: Operations that the pickles of all compressed members may have, and of each as many more as it takes bytes in the
 #: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
-_OPERATIONS: Final = 1 << 20
+_OPERATIONS: Final = 1 << 21
 _OPERATIONS_PER_BYTE: Final = 16
 #: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
 _PICKLE_BYTES: Final = 1 << 22
@@ -76,7 +77,6 @@ class ZipMembers(Members):
         self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))
         self._inflated: set[str] = set()
         self._left = MOST_INFLATED_BYTES
-        self._compressed = sum(record.method == DEFLATED for record in files)
 
     def look(self, path: str) -> None:
         """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
@@ -126,12 +126,24 @@ class ZipMembers(Members):
         record = self._records[path]
         if record.method != DEFLATED:
             return limits
-        count, stored = self._compressed, record.stored_bytes
+        count, stored = self._candidates, record.stored_bytes
         operations = limits.factor * (_OPERATIONS // count + _OPERATIONS_PER_BYTE * stored)
         nbytes = limits.factor * (_PICKLE_BYTES // count + _PICKLE_BYTES_PER_BYTE * stored)
         return replace(
             limits, operations=min(limits.operations, operations), pickle_bytes=min(limits.pickle_bytes, nbytes)
         )
+
+    @cached_property
+    def _candidates(self) -> int:
+        """How many compressed members may be checkpoints, by their first bytes: a text asks for nothing."""
+        return sum(record.method == DEFLATED and self._may_be_one(path) for path, record in self._records.items())
+
+    def _may_be_one(self, path: str) -> bool:
+        try:
+            self.look(path)
+        except NotACheckpoint:
+            return False
+        return True
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a member block by block, inflated where they are compressed; each is valid until the next.

@@ -75,7 +75,7 @@ def _uncompared(result: DiffResult) -> str:
 
 
 def _only_moved(result: DiffResult) -> bool:
-    values = any(change.what in {"value", "shape"} for change in result.changed)
+    values = any(change.what in {"value", "shape", "dtype"} for change in result.changed)
     return not (values or result.uncompared or result.added or result.removed)
 
 

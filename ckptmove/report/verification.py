@@ -73,7 +73,7 @@ def outcome(result: VerifyResult) -> str:
         steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
         is_made = result.mode != "simulated" or all(dict(step.evidence).get("simulated") for step in steps)
         return f"failed, {place if is_made else clean(result.target)}"
-    if result.sample is not None and not result.sample.is_all:
+    if result.sample is not None:  # one of all, too: no CRC was compared
         place = f"{place}, by a sample: {result.sample}"
     if result.proven:
         return f"passed, {place}"

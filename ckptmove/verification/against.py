@@ -170,12 +170,14 @@ class _Rest:
             frozenset() if part.is_distributed else device_sites(part.inventory, part.base) for part in (mine, theirs)
         ]
         beside = ObjectsBeside(mine, theirs, self._found.twins)
-        if beside.are_alike:
-            yield from map(str, tree_changes(mine.tree(), sites[0], theirs.tree(), sites[1]))
+        if beside.keeps_less:
+            yield from map(str, beside.kept_changes((sites[0], sites[1])))
         else:
-            yield from map(str, beside.changes((sites[0], sites[1])))
-            self.notes += beside.notes
-        if mine.is_distributed != theirs.is_distributed:
+            trees = mine.tree(), sites[0], theirs.tree(), sites[1]
+            yield from map(str, tree_changes(*trees, is_apart=beside.is_apart))
+        yield from map(str, beside.twin_changes(flags_count=False))
+        self.notes += beside.notes
+        if beside.is_mixed:
             return
         ours, others = mine.extras(), theirs.extras()
         for name in sorted({*ours, *others}):

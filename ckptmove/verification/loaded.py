@@ -195,8 +195,10 @@ def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
     if part.is_file:
         return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
     with as_file(cast("FilePart", part).source) as file:
-        if _has_unseen_values(part):
-            loaded = load(kind, file, digests=StorageDigests(stored.digests(part)))
+        digests = stored.digests(part) if _has_unseen_values(part) else {}
+        # torch before 2.10 takes a storage for as long as the pickle says, also where its record is shorter.
+        if digests and len(digests) == len(part.inventory.storages):
+            loaded = load(kind, file, digests=StorageDigests(digests))
             if not loaded.error:
                 return loaded
             file.seek(0)  # whether torch takes the file is to be seen where it keeps all of it
