@@ -24,13 +24,18 @@ DEFLATED: Final = 8
 #: Methods that Python's zipfile writes besides, by their numbers; of others the number alone is told.
 _METHODS: Final = {12: "bzip2", 14: "lzma", 93: "zstd"}
 FLAG_ENCRYPTED: Final = 0x0001
+#: With the flags of strong encryption and of a masked directory; any of them makes miniz refuse a record.
+_ALL_ENCRYPTED: Final = FLAG_ENCRYPTED | 0x0040 | 0x2000
+_FLAG_PATCH: Final = 0x0020
 FLAG_DESCRIPTOR: Final = 0x0008
 FLAG_UTF8: Final = 0x0800
 ZIP64_EXTRA: Final = 0x0001
+#: Of the attributes outside of the archive, as MS-DOS has them.
+_IS_FOLDER: Final = 0x10
 U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFFFFFF
 
-_CENTRAL: Final = struct.Struct("<4s4x2H4x3L3H8xL")
+_CENTRAL: Final = struct.Struct("<4s4x2H4x3L4H2x2L")
 _CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
 _END: Final = struct.Struct("<4s4H2LH")
 END_SIGNATURE: Final = b"PK\x05\x06"
@@ -76,8 +81,10 @@ class ZipRecord(NamedTuple):
     @property
     def obstacle(self) -> str:
         """Why its bytes are not read: what was done to them; empty where they are."""
-        if self.flags & FLAG_ENCRYPTED:
+        if self.flags & _ALL_ENCRYPTED:
             return "encrypted"
+        if self.flags & _FLAG_PATCH:
+            return "a patch of something else"
         return (
             ""
             if self.method in {STORED, DEFLATED}
@@ -188,7 +195,9 @@ def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
     records: list[ZipRecord] = []
     position, end, unpack, fixed = 0, len(raw), _CENTRAL.unpack_from, _CENTRAL.size
     while position + fixed <= end:
-        signature, flags, method, crc, stored, nbytes, name_n, extra_n, comment_n, offset = unpack(raw, position)
+        signature, flags, method, crc, stored, nbytes, name_n, extra_n, comment_n, disk, outer, offset = unpack(
+            raw, position
+        )
         name_end = position + fixed + name_n
         raw_end = name_end + extra_n + comment_n
         if signature != _CENTRAL_SIGNATURE or raw_end > end:
@@ -198,6 +207,9 @@ def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
         if U32_MAX in {nbytes, stored, offset}:
             extra = raw[name_end : name_end + extra_n]
             nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, name)
+        if disk > 1 or (outer & _IS_FOLDER and not name.endswith("/")):
+            what = "in another file of several" if disk > 1 else "a folder"
+            raise DamagedArchive(path, f"record '{name}' says that it is {what}")
         if method == STORED and stored != nbytes and not flags & FLAG_ENCRYPTED:
             raise DamagedArchive(path, f"record '{name}' is stored, but in another length than its own")
         records.append(ZipRecord(len(records), name, flags, method, crc, stored, nbytes, offset, position, raw_end))
@@ -270,7 +282,7 @@ def emit_directory(
 
 def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Replacement | None, path: str) -> bytes:
     """A central entry whose zip64 extra appears, changes or goes."""
-    _, flags, method, crc, stored, nbytes, name_n, extra_n, _, _ = _CENTRAL.unpack_from(entry)
+    _, flags, method, crc, stored, nbytes, name_n, extra_n, *_ = _CENTRAL.unpack_from(entry)
     full = {"nbytes": record.nbytes, "stored": record.stored_bytes}
     if replacement is not None:
         flags, method, crc = replacement.flags, STORED, replacement.crc

@@ -191,6 +191,9 @@ def test_lies_are_refused(change, detail):
     [
         (lambda data: data, ""),
         (lambda data: entry_field(data, 8, "<H", 1), "encrypted"),
+        (lambda data: entry_field(data, 8, "<H", 0x40), "encrypted"),
+        (lambda data: entry_field(data, 8, "<H", 0x2000), "encrypted"),
+        (lambda data: entry_field(data, 8, "<H", 0x20), "a patch of something else"),
         (lambda data: entry_field(entry_field(data, 8, "<H", 1), 20, "<L", 1), "encrypted"),
         (lambda data: entry_field(data, 10, "<H", 8), ""),
         (lambda data: entry_field(data, 10, "<H", 12), "compressed with bzip2"),

@@ -1,0 +1,56 @@
+"""One bit of what the directory of an archive says of a record: what torch refuses, `inspect --check` tells."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ckptmove  # noqa: E402  # after the skip
+from ckptmove.errors import CkptMoveError  # noqa: E402  # after the skip
+
+_ENTRY_BYTES = 46
+_DAMAGE = {"F801", "F802", "F803", "F805"}
+
+
+def entries(data):
+    """Where each entry of the directory starts, by the name of its record."""
+    position = struct.unpack_from("<L", data, data.rfind(b"PK\5\6") + 16)[0]
+    while data[position : position + 4] == b"PK\1\2":
+        name, extra, comment = struct.unpack_from("<3H", data, position + 28)
+        yield data[position + _ENTRY_BYTES : position + _ENTRY_BYTES + name].rpartition(b"/")[2], position
+        position += _ENTRY_BYTES + name + extra + comment
+
+
+def is_refused_by_torch(path):
+    try:
+        torch.load(path, weights_only=True)
+    except Exception:  # noqa: BLE001  # whatever it says
+        return True
+    return False
+
+
+def is_told(path):
+    try:
+        return not _DAMAGE.isdisjoint(one.code for one in ckptmove.inspect(path, check=True).findings)
+    except CkptMoveError:
+        return True
+
+
+@pytest.mark.parametrize("record", [b"data.pkl", b"byteorder", b"0"])
+def test_no_bit_that_torch_minds_passes(record, tmp_path):
+    saved = io.BytesIO()
+    torch.save({"w": torch.ones(4)}, saved)
+    data, path = saved.getvalue(), tmp_path / "x.pt"
+    start, minded = dict(entries(data))[record], 0
+    for bit in range(8 * _ENTRY_BYTES):
+        flipped = bytearray(data)
+        flipped[start + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        if is_refused_by_torch(path):
+            minded += 1
+            assert is_told(path), (bit // 8, bit % 8)
+    assert minded > 100
