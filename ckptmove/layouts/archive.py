@@ -6,6 +6,7 @@ Never knows a format: zip and tar have rooms of their own. Never looks further t
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.
 _SHARD: Final = ".distcp"
 _FORMS: Final[dict[ArchiveForm, type[ZipMembers | TarMembers]]] = {"zip": ZipMembers, "tar": TarMembers}
 #: What :func:`ckptmove.containers.sniff.recognise` says of files that hold others, or another: those that can be
-#: inflated here, and those that cannot.
+#: inflated here, and those that cannot, of which the name has to tell whether a single file in them is of interest.
 _GZIPPED: Final = frozenset({"a gzip file", "a tar archive in a gzip file"})
-_SEALED: Final = frozenset({"a 7z archive", "a rar archive", "a bzip2 file", "an xz file", "a zstd file"})
+_SEALED: Final = frozenset({"a 7z archive", "a rar archive"})
+_SEALED_FILE: Final = frozenset({"a bzip2 file", "an xz file", "a zstd file"})
+_OF_INTEREST: Final = re.compile(r"\.(?:tar|tbz2?|txz|tzst|zip|pth?|ckpt|bin|safetensors|nemo)\b")
 #: So much of what is compressed is looked at.
 _LOOK: Final = 1 << 20
 #: zlib's word for deflate in gzip's frame.
@@ -190,7 +193,8 @@ def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, li
         except zlib.error:
             return True
         return _is_one(MemorySource(path, data), limits)
-    return error.found in _SEALED
+    is_named_so = error.found in _SEALED_FILE and _OF_INTEREST.search(path) is not None
+    return is_named_so or error.found in _SEALED
 
 
 def _beginning(listing: ArchiveListing, path: str) -> bytes:

@@ -156,6 +156,7 @@ INNER = {
     "model.pt.gz": gzip.compress(CHECKPOINT, 1),
     "broken.tar.gz": gzip.compress(tar_of(FILES), 1)[:10] + b"?" * 100,
     "zips.zip": zip_of({"more.zip": zip_of(FILES)}),
+    "more.tar.bz2": b"BZh91AY&SY" + bytes(100),
     "more.7z": b"7z\xbc\xaf\x27\x1c" + bytes(100),
     "two.tar": tar_of({"a": b"1"})[:1024] + tar_of({"a": b"2"}),
 }
@@ -164,6 +165,7 @@ OTHERS = {
     "letter.docx": deflated({"[Content_Types].xml": b"<xml/>", "word/document.xml": b"<xml/>" * 2000}),
     "texts.tar": tar_of({"notes.txt": b"hello"}),
     "log.gz": gzip.compress(b"hello\n" * 1000, 1),
+    "log.bz2": b"BZh91AY&SY" + bytes(100),
     "texts.tar.gz": gzip.compress(tar_of({"notes.txt": b"hello"}), 1),
     "apple.zip": zip_of({"__MACOSX/._model.pt": CHECKPOINT, "notes.txt": b"hello"}),
 }
