@@ -5,7 +5,16 @@ Never counts anything: whoever does compares with it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+#: Operations that the pickles of all compressed records may have, and of each as many more as it takes bytes in the
+#: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
+_OPERATIONS: Final = 1 << 21
+_OPERATIONS_PER_BYTE: Final = 16
+#: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
+_PICKLE_BYTES: Final = 1 << 22
+_PICKLE_BYTES_PER_BYTE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +46,14 @@ class Limits:
     def times(self, factor: int) -> Limits:
         """The same, with every bound so many times as high."""
         return Limits(**{name: factor * bound for name, bound in asdict(self).items()})
+
+    def for_packed(self, stored_bytes: int, among: int = 1) -> Limits:
+        """The same, with less for a compressed pickle: a few kilobytes inflate to operations that take a minute.
+
+        Args:
+            stored_bytes: what it takes as it is stored.
+            among: how many such pickles there are.
+        """
+        operations = self.factor * (_OPERATIONS // among + _OPERATIONS_PER_BYTE * stored_bytes)
+        nbytes = self.factor * (_PICKLE_BYTES // among + _PICKLE_BYTES_PER_BYTE * stored_bytes)
+        return replace(self, operations=min(self.operations, operations), pickle_bytes=min(self.pickle_bytes, nbytes))

@@ -83,7 +83,6 @@ class TorchZip(Container):
         folder = object_folder(directory, source.path) if folder is None else folder
         self.source = source
         self._directory = directory
-        self.limits = limits
         self._headers = LocalHeaders(source, directory)
         self._undo = read_undo(source, directory.start)
         refuse_doubles(directory, source.path)
@@ -93,6 +92,8 @@ class TorchZip(Container):
         self._inside = {
             record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
         }
+        held = self._inside.get("data.pkl")
+        self.limits = limits if held is None or held.method != DEFLATED else limits.for_packed(held.stored_bytes)
         self._storages = self._within("data/")
         #: Bytes of each storage that a pickle names, by key.
         self._named: dict[str, int] = {}

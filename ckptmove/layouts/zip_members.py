@@ -8,7 +8,6 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -35,13 +34,6 @@ _BLOCK: Final = 1 << 20
 #: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it
 #: holds them at once.
 MOST_INFLATED_BYTES: Final = 1 << 26
-#: Operations that the pickles of all compressed members may have, and of each as many more as it takes bytes in the
-#: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
-_OPERATIONS: Final = 1 << 21
-_OPERATIONS_PER_BYTE: Final = 16
-#: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
-_PICKLE_BYTES: Final = 1 << 22
-_PICKLE_BYTES_PER_BYTE: Final = 64
 #: As much of a compressed member tells whether it may be a checkpoint.
 _HEAD: Final = 4096
 
@@ -126,12 +118,7 @@ class ZipMembers(Members):
         record = self._records[path]
         if record.method != DEFLATED:
             return limits
-        count, stored = self._candidates, record.stored_bytes
-        operations = limits.factor * (_OPERATIONS // count + _OPERATIONS_PER_BYTE * stored)
-        nbytes = limits.factor * (_PICKLE_BYTES // count + _PICKLE_BYTES_PER_BYTE * stored)
-        return replace(
-            limits, operations=min(limits.operations, operations), pickle_bytes=min(limits.pickle_bytes, nbytes)
-        )
+        return limits.for_packed(record.stored_bytes, self._candidates)
 
     @cached_property
     def _candidates(self) -> int:

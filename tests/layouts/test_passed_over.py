@@ -14,10 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 import ckptmove
+from ckptmove import limits as of_files
 from ckptmove.cli.app import app
 from ckptmove.directories import EmptyDirectory
 from ckptmove.errors import LimitExceeded
-from ckptmove.layouts import zip_members
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
 
@@ -249,7 +249,7 @@ def test_few_bytes_that_inflate_to_many_operations_are_refused(tmp_path):
 
 
 def test_all_compressed_members_share_what_any_may_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(zip_members, "_OPERATIONS", 3_000)
+    monkeypatch.setattr(of_files, "_OPERATIONS", 3_000)
     one = OPERATIONS[:2_000] + b"N."
     (tmp_path / "one.zip").write_bytes(deflated({"0.pkl": one}))
     assert len(ckptmove.inspect(tmp_path / "one.zip").inventory.files) == 1
@@ -264,8 +264,8 @@ def test_few_bytes_that_inflate_to_a_long_pickle_are_refused(tmp_path, monkeypat
         deflated({"a.pkl": b"\x80\x03(" + (b"X\x20\0\0\0" + b"a" * 32) * 5_000 + b"l.", "b.txt": b"hello"})
     )
     assert len(ckptmove.inspect(path).inventory.files) == 1
-    monkeypatch.setattr(zip_members, "_PICKLE_BYTES", 100_000)
-    monkeypatch.setattr(zip_members, "_PICKLE_BYTES_PER_BYTE", 1)
+    monkeypatch.setattr(of_files, "_PICKLE_BYTES", 100_000)
+    monkeypatch.setattr(of_files, "_PICKLE_BYTES_PER_BYTE", 1)
     with pytest.raises(LimitExceeded, match=r"the size of a pickle in bytes: \d+ > 100\d\d\d$"):
         ckptmove.inspect(path)
 
