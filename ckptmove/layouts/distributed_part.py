@@ -151,11 +151,6 @@ class DistributedPart(StoredPart):
         """Why :meth:`bytes_of` knows nothing of a tensor."""
         return self._damage.get(self.own_key(record) or "") or super().why_not(record)
 
-    def stands_for_more(self, shown: str) -> bool:
-        """False: in the tree, what is not there stands for itself."""
-        del shown
-        return False
-
     @cached_property
     def _digests(self) -> dict[str, bytes]:
         found = {}

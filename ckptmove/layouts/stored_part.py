@@ -38,6 +38,7 @@ class StoredPart(ABC):
         base: what was added to its sites.
         byteorder: ``little`` or ``big``: of the elements of its storages.
         disk: where its bytes lie, one after the other; None where they do not, or are compressed.
+        placeholder: what begins a string in the tree that stands for one of the extras, or nothing.
     """
 
     name: str
@@ -47,6 +48,7 @@ class StoredPart(ABC):
     base: int
     byteorder: str
     disk: DiskPlace | None
+    placeholder: str = ""
 
     @property
     @abstractmethod
@@ -92,9 +94,9 @@ class StoredPart(ABC):
     def lost(self) -> tuple[str, ...]:
         """Names, in the part, of what is no tensor and is not there, though it should be."""
 
-    @abstractmethod
     def stands_for_more(self, shown: str) -> bool:
         """Whether a value of the tree, as it is shown, stands for one of the extras."""
+        return bool(self.placeholder) and self.placeholder in shown
 
     @property
     def is_file(self) -> bool:
@@ -205,6 +207,7 @@ class FilePart(StoredPart):
         """
         self.name, self.path, self.inventory, self.base = name, path, inventory, base
         self.byteorder, self.disk = contents.byteorder, access.disk
+        self.placeholder = contents.placeholder
         self._contents, self._access = contents, access
 
     @property
@@ -250,8 +253,3 @@ class FilePart(StoredPart):
     def lost(self) -> tuple[str, ...]:
         """Nothing: what a file lacks besides tensors, it does not tell."""
         return ()
-
-    def stands_for_more(self, shown: str) -> bool:
-        """Whether a value of the tree, as it is shown, stands for one of the extras."""
-        placeholder = self._contents.placeholder
-        return bool(placeholder) and placeholder in shown

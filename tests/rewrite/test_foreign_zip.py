@@ -196,7 +196,7 @@ def deflated(data, *, claimed=None, raw=None):
     return body + directory + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, len(directory), len(body), 0)
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20, (1 << 20) + 1, 5_000_000])
+@pytest.mark.parametrize("size", [1, 1 << 20, (1 << 20) + 1, 4_000_000])
 def test_a_deflated_pickle_of_any_size(tmp_path, size, rewrite, opened):
     pickle = b"\x80\x02" + b"N" * size
     (tmp_path / "a.pt").write_bytes(deflated(pickle))

@@ -13,9 +13,11 @@ import torch
 
 from ckptmove.inventory import difference
 from ckptmove.inventory.difference import tree_changes
+from ckptmove.inventory.tensor_nodes import members
 from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.tree import Call, Global, Tuple
 from ckptmove.verification.against import device_sites
 
 
@@ -172,3 +174,7 @@ def test_a_list_that_holds_itself_many_times_is_gone_through_once(monkeypatch):
     monkeypatch.setattr(difference, "_items", lambda *sides: gone_through.append(sides) or items(*sides))
     assert differences(itself, itself) == []
     assert len(gone_through) == 1
+
+
+def test_an_object_that_is_no_dict_and_no_list_has_no_members():
+    assert list(members(Call(Global("a", "B"), Tuple((1,), (0,)), 0))) == []
