@@ -45,7 +45,8 @@ class ObjectsBeside:
         self._ours, self._theirs = ours, theirs
         own = {id(optimizer) for optimizer in ours.inventory.optimizers}
         self._twins = [twin for twin in twins if id(twin.one) in own]
-        self._wheres = {ours.own_name(twin.one.where) for twin in self._twins}
+        #: Where it is not known which parameter is which, optimizers are compared as they lie.
+        self._wheres = {ours.own_name(twin.one.where) for twin in self._twins if twin.keys}
         self.keeps_less = ours.is_distributed or theirs.is_distributed
         self.is_mixed = ours.is_distributed != theirs.is_distributed
         self.uncompared: list[str] = []

@@ -90,7 +90,7 @@ class Twins:
                 yield from _side_by_side(group.where, dict(group.options), theirs.get(self.keys[key], {}))
 
     def _scalars(self) -> Iterator[tuple[str, object, object]]:
-        ours = {self.keys[entry.key]: entry for entry in self.one.state if entry.key in self.keys}
+        ours = {self.keys.get(entry.key, entry.key): entry for entry in self.one.state}
         theirs = {entry.key: dict(entry.scalars) for entry in self.other.state}
         for key in dict.fromkeys((*ours, *theirs)):
             entry = ours.get(key)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import TensorRecord
 
-#: What a piece raises that is not what was written.
 _ZIP: Final = b"PK\x03\x04"
+#: What a piece raises that is not what was written.
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
 
 

@@ -111,6 +111,16 @@ def test_parameters_that_no_tensor_tells_apart_leave_their_optimizer_as_it_lies(
     assert not found.same
 
 
+def test_options_of_parameters_that_nothing_tells_apart_are_not_passed_over(saved):
+    path, original = training(named=True), training(named=False)
+    for tree in (path, original):
+        del tree["model"]
+        tree["optim"]["state"] = {}  # as plain SGD leaves it: no tensor is missing on either side
+    path["optim"]["param_groups"][0]["lr"] = 0.7
+    found = ckptmove.diff(saved("run.pt", path), saved("original.pt", original))
+    assert "optim.param_groups.0.lr" in {one.name for one in found.changed}
+
+
 def test_a_zip_of_something_else_among_the_objects_is_no_damage(distributed, tmp_path):
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w") as archive:
