@@ -6,7 +6,7 @@ Never touches a file: ``streams`` does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptmove.errors import Refused, WriteFailed
 
@@ -16,8 +16,7 @@ _NEVER: Final = "it was never converted in place, or it is as it was before that
 UNKNOWN_JOURNAL: Final = "it is none of this version of ckptmove"
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """A change of some bytes of a file, and of its length.
 
     Attributes:

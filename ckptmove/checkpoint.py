@@ -6,8 +6,8 @@ Never executes a pickle and never reads a tensor's bytes.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.collector import collector_paused
 from ckptmove.containers.opening import open_container
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """An open checkpoint.
 
     Attributes:
@@ -83,8 +82,7 @@ def _opened(path: str, limits: Limits, source: ByteSource | None) -> Container:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """What was read of a checkpoint that is closed again.
 
     Attributes:

@@ -5,7 +5,6 @@ Never holds a tensor in memory whose elements lie in order, and never unpickles:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.counterparts import find_counterparts
@@ -134,7 +133,7 @@ class _Comparison:
             parts = mine.dense(), other.dense()
             if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
                 for part, counterpart in zip(*parts, strict=True):
-                    self._values(replace(one, record=part), replace(two, record=counterpart))
+                    self._values(one._replace(record=part), two._replace(record=counterpart))
             else:  # sparse ones with another number of values
                 self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
         self._done += mine.nbytes

@@ -6,9 +6,8 @@ Never looks for a checkpoint: it says which globs to look for, and where they st
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptmove.devices import parse_target
 from ckptmove.errors import UsageError
@@ -18,8 +17,7 @@ _NAME: Final = "pyproject.toml"
 _KEYS: Final = ("checkpoints", "to", "case", "ignore", "strict")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(NamedTuple):
     """What a project says once, so that nobody has to type it.
 
     Attributes:

@@ -5,8 +5,7 @@ Never implements one: formats and streams are siblings that know only this page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,8 +98,7 @@ class ByteSink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedRange:
+class CheckedRange(NamedTuple):
     """A record inside a copied span whose bytes have a known CRC.
 
     Attributes:
@@ -114,8 +112,7 @@ class CheckedRange:
     record: str
 
 
-@dataclass(frozen=True, slots=True)
-class CopySegment:
+class CopySegment(NamedTuple):
     """Bytes of the source that go to the output as they are.
 
     Attributes:
@@ -127,8 +124,7 @@ class CopySegment:
     checks: tuple[CheckedRange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BytesSegment:
+class BytesSegment(NamedTuple):
     """New bytes.
 
     Attributes:
@@ -138,8 +134,7 @@ class BytesSegment:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class InflateSegment:
+class InflateSegment(NamedTuple):
     """Deflated bytes of the source that go to the output inflated.
 
     Attributes:
@@ -155,8 +150,7 @@ class InflateSegment:
     record: str
 
 
-@dataclass(frozen=True, slots=True)
-class CastSegment:
+class CastSegment(NamedTuple):
     """Elements of the source that go to the output in another dtype, element by element.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint import naming
 from ckptmove.differences import Uncompared
@@ -30,8 +30,7 @@ _Place: TypeAlias = tuple[str, str]
 _SHOWN: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A tensor, and the file that it is in.
 
     Attributes:

@@ -6,13 +6,12 @@ Never opens a checkpoint: ``comparison`` does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """How far the values of two tensors lie apart; NaN on one side alone, and unequal infinities, are infinitely far.
 
     Attributes:
@@ -24,8 +23,7 @@ class Gap:
     max_rel: float
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """Something that both checkpoints have, and not alike.
 
     Attributes:
@@ -43,8 +41,7 @@ class Change:
     gap: Gap | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Uncompared:
+class Uncompared(NamedTuple):
     """Something in both checkpoints that could not be compared: the values of a tensor, as a rule.
 
     Attributes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.errors import NotACheckpoint, Refused, UnreadableInput, UnsupportedContainer
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, Inventory
@@ -32,8 +32,7 @@ _NUMBERS: Final = re.compile(r"0*([0-9]+)")
 ArchiveForm: TypeAlias = Literal["zip", "tar"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """A file of a directory that is a checkpoint itself.
 
     Attributes:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass
 from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.model import Span
@@ -35,8 +34,7 @@ class Readable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBytes:
+class StoredBytes(NamedTuple):
     """The bytes of a storage.
 
     Attributes:

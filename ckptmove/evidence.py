@@ -6,7 +6,7 @@ Never runs a check: that is ``verification/``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ckptmove.wording import amount
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """The outcome of one check of ``verify``.
 
     Attributes:
@@ -34,8 +33,7 @@ class CheckResult:
     evidence: tuple[tuple[str, object], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSize:
+class SampleSize(NamedTuple):
     """How much of a checkpoint was looked at.
 
     Attributes:

@@ -5,8 +5,7 @@ Never counts anything: whoever does compares with it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 #: Operations that the pickles of all compressed records may have, and of each as many more as it takes bytes in the
 #: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
@@ -17,8 +16,7 @@ _PICKLE_BYTES: Final = 1 << 22
 _PICKLE_BYTES_PER_BYTE: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """What a file may ask for before it is refused.
 
     Attributes:
@@ -45,7 +43,7 @@ class Limits:
 
     def times(self, factor: int) -> Limits:
         """The same, with every bound so many times as high."""
-        return Limits(**{name: factor * bound for name, bound in asdict(self).items()})
+        return Limits(**{name: factor * bound for name, bound in self._asdict().items()})
 
     def for_packed(self, stored_bytes: int, among: int = 1) -> Limits:
         """The same, with less for a compressed pickle: a few kilobytes inflate to operations that take a minute.
@@ -56,4 +54,4 @@ class Limits:
         """
         operations = self.factor * (_OPERATIONS // among + _OPERATIONS_PER_BYTE * stored_bytes)
         nbytes = self.factor * (_PICKLE_BYTES // among + _PICKLE_BYTES_PER_BYTE * stored_bytes)
-        return replace(self, operations=min(self.operations, operations), pickle_bytes=min(self.pickle_bytes, nbytes))
+        return self._replace(operations=min(self.operations, operations), pickle_bytes=min(self.pickle_bytes, nbytes))

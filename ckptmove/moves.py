@@ -6,7 +6,7 @@ Never decides anything: ``policy`` and ``plan`` do.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.wording import amount
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from ckptmove.model import ContainerName, Mention
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveRequest:
+class MoveRequest(NamedTuple):
     """What the user asked ``convert`` for.
 
     Attributes:
@@ -33,8 +32,7 @@ class MoveRequest:
     rewrite_strings: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StorageEdit:
+class StorageEdit(NamedTuple):
     """A storage that gets another tag, another dtype, or both.
 
     Attributes:
@@ -60,8 +58,7 @@ class StorageEdit:
     class_sites: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A tensor that stays although others move.
 
     Attributes:
@@ -75,8 +72,7 @@ class Kept:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FlagEdit:
+class FlagEdit(NamedTuple):
     """An option or a named device that has to follow.
 
     Attributes:
@@ -96,8 +92,7 @@ class FlagEdit:
     site: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovePlan:
+class MovePlan(NamedTuple):
     """Every change that a conversion makes, and nothing else.
 
     Attributes:

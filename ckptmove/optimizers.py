@@ -9,8 +9,7 @@ class is found by what it needs and not by what it has.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptmove.model import OPAQUE
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.model import ParamGroup, StateEntry
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerFacts:
+class OptimizerFacts(NamedTuple):
     """A class of ``torch.optim``.
 
     Attributes:

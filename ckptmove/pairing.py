@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.directories import DirectoryInventory
 from ckptmove.optimizers import TABLE
@@ -43,8 +42,7 @@ _COPIES: Final = re.compile(r"target|hyper_parameters")
 _FILLER: Final = re.compile(r"optimizers?|optim|opt|states?|dict|net|model|[^a-z0-9]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
+class Pairing(NamedTuple):
     """The parameters of one optimizer among the tensors of the model.
 
     Attributes:
@@ -134,8 +132,7 @@ def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:
 # --- one optimizer ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(NamedTuple):
     """A scope's tensors for the listed parameters, in the order of the groups; None for a name that is not there."""
 
     scope: Scope
@@ -165,7 +162,7 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
     if len(groups) > 1:
         fits = [fit for scope in scopes if (fit := _fit(shapes, scope.sorted_by_name)) is not None and fit.is_unique]
         if fits:
-            return replace(_by_shapes(optimizer, fits), how="sorted")
+            return _by_shapes(optimizer, fits)._replace(how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
 
 

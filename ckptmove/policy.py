@@ -7,8 +7,7 @@ Where optimizers create their scalars is what ``_init_group`` of each class in `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.devices import matches, supports_capturable, supports_fused
 from ckptmove.keep import kept_sites, kept_tensors, wrapper_devices
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     Decide = Callable[["Policy", TensorRecord], "str | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule.
 
     Attributes:
@@ -38,8 +36,7 @@ class Rule:
     decide: Decide
 
 
-@dataclass(frozen=True, slots=True)
-class FollowRule:
+class FollowRule(NamedTuple):
     """Why something that is not a tensor changes.
 
     Attributes:

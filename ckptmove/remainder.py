@@ -6,7 +6,6 @@ Never passes over anything in silence: what has no counterpart is a change, or t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -108,7 +107,7 @@ class Remainder:
         beside = ObjectsBeside(mine, other, self._found.twins)
         found = chain(beside.kept_changes() if beside.keeps_less else (), beside.twin_changes(flags_count=True))
         lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
-        placed = (replace(one, path=mine.full_name(one.path)) for one in found)
+        placed = (one._replace(path=mine.full_name(one.path)) for one in found)
         self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(placed, lost))
         self.notes += beside.notes
         if beside.is_mixed:

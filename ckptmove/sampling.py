@@ -5,10 +5,9 @@ Never looks at a tensor's bytes, and never chooses by chance: the same seed choo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckptmove.evidence import SampleSize
 from ckptmove.optimizers import keeps_state_on_first
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What is looked at.
 
     Attributes:

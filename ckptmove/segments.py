@@ -5,7 +5,6 @@ Never compares a CRC: whoever streams them to a sink does.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import CAST_BLOCK, SHRINK, cast_blocks
@@ -42,12 +41,12 @@ def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
         return segment
     span = _shifted(segment.span, start)
     if isinstance(segment, InflateSegment):
-        return replace(segment, span=span, record=folder + segment.record)
+        return segment._replace(span=span, record=folder + segment.record)
     if isinstance(segment, CastSegment):
         check = None if segment.check is None else _checked(segment.check, start, folder)
         packed = segment.packed
-        packed = None if packed is None else replace(packed, span=span, record=folder + packed.record)
-        return replace(segment, span=span, check=check, packed=packed)
+        packed = None if packed is None else packed._replace(span=span, record=folder + packed.record)
+        return segment._replace(span=span, check=check, packed=packed)
     return CopySegment(span, tuple(_checked(check, start, folder) for check in segment.checks))
 
 
@@ -90,8 +89,8 @@ def elements_of(source: ByteSource, segment: CastSegment, path: str) -> Iterator
 
 def _without_checks(segment: Segment) -> Segment:
     if isinstance(segment, CopySegment):
-        return replace(segment, checks=())
-    return replace(segment, check=None) if isinstance(segment, CastSegment) else segment
+        return segment._replace(checks=())
+    return segment._replace(check=None) if isinstance(segment, CastSegment) else segment
 
 
 def _checked(check: CheckedRange, start: int, folder: str) -> CheckedRange:

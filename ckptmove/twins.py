@@ -5,9 +5,8 @@ Never takes two parameters for one where another match is as good.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.model import OPAQUE
 from ckptmove.pairing import pair_all
@@ -33,8 +32,7 @@ ABSENT: Final = _Absent()
 _FLAGS: Final = frozenset({"capturable", "fused"})
 
 
-@dataclass(frozen=True, slots=True)
-class Twins:
+class Twins(NamedTuple):
     """An optimizer in two checkpoints that do not spell it alike.
 
     Attributes:

@@ -5,8 +5,7 @@ Never goes on after an error of usage, which would be the same for each of them,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.cli.outcome import REFUSED, YES, failure_of, interruption
 from ckptmove.cli.signals import Terminated
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from ckptmove.report.answers import Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """What came of several checkpoints.
 
     Attributes:

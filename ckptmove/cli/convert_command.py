@@ -6,8 +6,7 @@ Never plans or writes anything itself: the use-cases do.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove import api
 from ckptmove.cli.outcome import YES
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.moves import ConvertResult, MoveRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertOptions:
+class ConvertOptions(NamedTuple):
     """What ``convert`` was asked for; as the arguments of :func:`ckptmove.api.convert`.
 
     Attributes:

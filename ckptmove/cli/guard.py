@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,7 +84,7 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
     except CkptMoveError as error:
         failure = failure_of(error)
         if isinstance(error, UnknownDevice) and error.suggestion is not None:
-            failure = replace(failure, hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
+            failure = failure._replace(hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
     except _TyperUsageError as error:
         failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:

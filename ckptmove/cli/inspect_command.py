@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _HOPELESS: Final = frozenset({"F801", "F802", "S702"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectOptions:
+class InspectOptions(NamedTuple):
     """What ``inspect`` was asked for.
 
     Attributes:

@@ -5,8 +5,7 @@ Never judges a finding: it leaves some out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.findings.codes import codes_of
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The codes that count.
 
     Attributes:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _XML: Final = b"<?xml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
+class VerifyOptions(NamedTuple):
     """What ``verify`` was asked for; as the arguments of :func:`ckptmove.api.verify`.
 
     Attributes:

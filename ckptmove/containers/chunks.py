@@ -5,9 +5,8 @@ Never compares each with each: a sharded tensor may have thousands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import LimitExceeded
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 _MOST_COMPARISONS: Final = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A part of a tensor.
 
     Attributes:

@@ -5,10 +5,9 @@ Never opens one of those files: what it says of them follows from ``.metadata`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.containers.contract import Container
 from ckptmove.containers.distributed_metadata import StoredObject, StoredTensor, parse_metadata
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 UNREAD: Final = "an object, saved whole"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadObject:
+class ReadObject(NamedTuple):
     """What is no tensor, as its piece was read.
 
     Attributes:

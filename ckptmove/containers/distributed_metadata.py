@@ -7,9 +7,8 @@ From torch/distributed/checkpoint/metadata.py, filesystem.py (``_StorageInfo``) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from ckptmove.containers.chunks import Chunk, flaw_of
 from ckptmove.containers.distributed_classes import METADATA, differs_by_one, is_plain, properties_of, require_loadable
@@ -45,8 +44,7 @@ _LETTERS_PER_BYTE: Final = 8
 _SHOWN: Final = 80
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor, put together from chunks.
 
     Attributes:
@@ -75,8 +73,7 @@ class StoredTensor:
         return (prod(self.shape) - sum(chunk.volume for chunk in self.chunks)) * ITEM_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredObject:
+class StoredObject(NamedTuple):
     """Anything that is no tensor: it was saved whole.
 
     Attributes:
@@ -88,8 +85,7 @@ class StoredObject:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A run of bytes in one of the files: a whole ``torch.save`` of a chunk or of an object.
 
     Attributes:
@@ -105,8 +101,7 @@ class Piece:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class DistributedMetadata:
+class DistributedMetadata(NamedTuple):
     """What ``.metadata`` says.
 
     Attributes:

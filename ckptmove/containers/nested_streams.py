@@ -7,8 +7,7 @@ From torch/storage.py: ``TypedStorage.__reduce__`` saves itself into bytes, ``_l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.containers.graft import merge, nodes, replace_nodes
 from ckptmove.containers.torch_legacy import TorchLegacy
@@ -33,8 +32,7 @@ _ZIP: Final = b"PK\x03\x04"
 _KEY_FIELD: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class NestedStream:
+class NestedStream(NamedTuple):
     """A stream inside of the pickle.
 
     Attributes:

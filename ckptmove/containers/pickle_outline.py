@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.contracts import BytesSegment, CopySegment
 from ckptmove.errors import DamagedPickle, LimitExceeded
@@ -42,8 +41,7 @@ _DIGITS: Final = 12
 _HASH_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class LongString:
+class LongString(NamedTuple):
     """A string that was passed over.
 
     Attributes:
@@ -62,8 +60,7 @@ class LongString:
         return self.opcode in _TEXT_WIDTHS
 
 
-@dataclass(frozen=True, slots=True)
-class PickleOutline:
+class PickleOutline(NamedTuple):
     """A pickle of which the long strings are marked only.
 
     Attributes:

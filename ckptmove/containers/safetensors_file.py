@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.containers.contract import Container
 from ckptmove.containers.rebuild_calls import rebuild_call
@@ -56,8 +55,7 @@ _DTYPES: Final[dict[str, str]] = {
 _NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """A row of the table.
 
     Attributes:

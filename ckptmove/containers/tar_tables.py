@@ -8,8 +8,7 @@ From torch/serialization.py ``legacy_load``, and torch/csrc/serialization.cpp ``
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.dtypes import ITEM_BYTES, STORAGE_DTYPE
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
@@ -32,8 +31,7 @@ _COUNT_BYTES: Final = 8
 _VIEW_FIELDS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TarPickle:
+class TarPickle(NamedTuple):
     """One of the pickles in the members.
 
     Attributes:
@@ -45,8 +43,7 @@ class TarPickle:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class TarStorage:
+class TarStorage(NamedTuple):
     """A storage; its pickle is ``(key, location, class)``.
 
     Attributes:
@@ -62,8 +59,7 @@ class TarStorage:
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class TarView:
+class TarView(NamedTuple):
     """A storage that is a part of another one.
 
     Attributes:
@@ -79,8 +75,7 @@ class TarView:
     numel: int
 
 
-@dataclass(frozen=True, slots=True)
-class TarTensor:
+class TarTensor(NamedTuple):
     """A tensor; its pickle is ``(key, storage, class)``.
 
     Attributes:
@@ -100,8 +95,7 @@ class TarTensor:
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class StorageTable:
+class StorageTable(NamedTuple):
     """The member ``storages``.
 
     Attributes:
@@ -117,8 +111,7 @@ class StorageTable:
     rest: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorTable:
+class TensorTable(NamedTuple):
     """The member ``tensors``.
 
     Attributes:

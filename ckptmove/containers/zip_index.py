@@ -8,7 +8,6 @@ Formats as in PKWARE's APPNOTE 4.3.12 to 4.5.3; zip64 as torch's miniz writes it
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive, LimitExceeded
@@ -100,8 +99,7 @@ class Replacement(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZipDirectory:
+class ZipDirectory(NamedTuple):
     """The central directory and all that follows it.
 
     Attributes:

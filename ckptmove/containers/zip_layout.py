@@ -10,7 +10,6 @@ written anew; from there on everything has moved by a multiple of the alignment,
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.containers.zip_index import (
@@ -64,8 +63,7 @@ class LocalHeader(NamedTuple):
     data_start: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewRecord:
+class NewRecord(NamedTuple):
     """A record that gets other bytes, stored plainly.
 
     Attributes:

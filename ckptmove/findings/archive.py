@@ -6,7 +6,6 @@ Never reads a byte: the container states the facts, and the tensors say what the
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES
@@ -46,7 +45,7 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             "other members too, may be cut off"
         )
         finding = found("F802", message, [fact.record for fact in endings], fix)
-        yield replace(finding, severity=Severity.WARNING)
+        yield finding._replace(severity=Severity.WARNING)
     words = {
         "past-end": "record reaches past the end",
         "short-storage": "storage is shorter than its tensors",
@@ -72,7 +71,7 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         harm = "torch.jit.load inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
         finding = found("F803", message, _where(inventory, facts), convert_command(inventory, context))
-        yield replace(finding, severity=Severity.INFO) if is_script else finding
+        yield finding._replace(severity=Severity.INFO) if is_script else finding
 
 
 def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -131,7 +130,7 @@ def _passed_over(inventory: Inventory) -> Iterator[Finding]:
         )
         first = inner[0].record
         fix = f"unpack {shlex.quote(inventory.path)}, and in it {shlex.quote(first)}, then: ckptmove inspect FOLDER"
-        yield replace(found("F804", message, [fact.record for fact in inner], fix), severity=Severity.WARNING)
+        yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 
 def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:

@@ -5,8 +5,7 @@ Never looks at a checkpoint: the rules do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptmove.model import Finding, Severity
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """What is to be known of a code.
 
     Attributes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.devices import NO_DEVICE, is_accelerator, parse_target, split
 from ckptmove.directories import DirectoryInventory
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.pairing import Pairing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(NamedTuple):
     """The machine that a file is judged for.
 
     Attributes:

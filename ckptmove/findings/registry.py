@@ -5,7 +5,6 @@ Never holds a rule itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
@@ -58,5 +57,5 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
         inventory: what a checkpoint holds.
         context: the machine that it is judged for.
     """
-    context = replace(context, home=target_device(inventory, context), pairings=pair_all(inventory))
+    context = context._replace(home=target_device(inventory, context), pairings=pair_all(inventory))
     return tuple(finding for rule in RULES for finding in rule(inventory, context))

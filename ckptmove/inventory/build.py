@@ -5,7 +5,6 @@ Never reads a tensor's bytes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
@@ -92,7 +91,7 @@ def _script_mentions(container: Container, found: list[Mention], most: int) -> l
     more = list(islice(in_code, most + 1))
     if len(more) > most:
         raise LimitExceeded("devices named in code", limit=most, actual=len(more))
-    devices = [replace(one, tuple_site=one.site) if one.kind == "torch.device" else one for one in found]
+    devices = [one._replace(tuple_site=one.site) if one.kind == "torch.device" else one for one in found]
     return devices + more
 
 

@@ -5,8 +5,7 @@ Never looks at the contents of storages: a tensor is compared by what is made of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.devices import is_device_string
 from ckptmove.inventory.shapes import as_dict, key_text
@@ -31,8 +30,7 @@ _SHOWN: Final = 60
 _MISSING: Final = Opaque("nothing")
 
 
-@dataclass(frozen=True, slots=True)
-class TreeChange:
+class TreeChange(NamedTuple):
     """A place where a tree is not another one.
 
     Attributes:

@@ -8,8 +8,7 @@ parameter by itself the options of its group, ``param_groups.NAME.OPTION``. Whic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.inventory.shapes import members, unique
 from ckptmove.pickles.tree import Dict
@@ -28,8 +27,7 @@ _RATE: Final = ".lr"
 _DEEPEST: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FlatOptimizer:
+class FlatOptimizer(NamedTuple):
     """A dict whose keys begin with ``state.`` and ``param_groups.``, sorted out.
 
     Attributes:

@@ -5,8 +5,7 @@ Never goes by a file's name: ``.pth.tar`` is not a tar, and ``.bin`` is anything
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.inventory.shapes import as_dict, string_keys
 from ckptmove.pickles.tree import Call
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Dict, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a checkpoint comes from.
 
     Attributes:

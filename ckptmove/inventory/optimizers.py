@@ -5,7 +5,7 @@ Never matches state with parameters: that is ``pairing``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.inventory.numpy_scalars import scalar_value
@@ -102,7 +102,7 @@ def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int],
     prefix = f"{where}.param_groups." if where else "param_groups."
     for name, options in flat.groups:
         spend(_extent(options))
-        groups.append(replace(_group(options, f"{prefix}{name}", {}), params=(name,)))
+        groups.append(_group(options, f"{prefix}{name}", {})._replace(params=(name,)))
     return OptimizerDraft(where, tuple(groups), {}, (), is_flat=True)
 
 

@@ -5,8 +5,7 @@ Never recurses, and never shows more of a value than fits a line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import LimitExceeded
 from ckptmove.inventory import shapes
@@ -27,8 +26,7 @@ _LINES: Final = 10_000
 _LINES_PER_BYTE: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class OutlineLine:
+class OutlineLine(NamedTuple):
     """A line of the outline.
 
     Attributes:

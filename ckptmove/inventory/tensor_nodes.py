@@ -7,8 +7,7 @@ The argument orders are those of the rebuild functions in torch/_utils.py and to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.inventory.shapes import as_dict, key_text
 from ckptmove.pickles.arguments import SPARSE_PARTS, NotATensor, items, sparse_parts
@@ -53,8 +52,7 @@ _ARGUMENTS: Final[dict[str, tuple[str, dict[str, int], tuple[int, ...]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorNode:
+class TensorNode(NamedTuple):
     """What is written with a tensor besides what its record says.
 
     Attributes:

@@ -6,10 +6,9 @@ Never holds more of it than what was asked for, save for a piece whose own eleme
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.elements import blocks, is_in_order, raw_blocks
@@ -46,8 +45,7 @@ class ChunkElements:
         return b"".join(raw_blocks(self._stored, self._record, Span(self._start + low, self._start + high)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
+class _Box(NamedTuple):
     """A chunk as rows that lie side by side in the tensor: axes that it fills to the end are parts of the one before.
 
     Attributes:
@@ -73,7 +71,7 @@ class _Box:
                 break
         return count
 
-    def index(self, element: int) -> int:
+    def position(self, element: int) -> int:
         """Where one of its elements stands in the tensor."""
         found, by = 0, 1
         for size, offset, extent in zip(
@@ -89,7 +87,7 @@ class _Box:
         width = self.sizes[-1]
         while first < last:
             end = min(first - first % width + width, last)
-            yield first, end, self.index(first)
+            yield first, end, self.position(first)
             first = end
 
 
@@ -111,10 +109,10 @@ class AssembledTensor:
         self._load = load
         self._loaded: dict[int, ChunkElements] = {}
         boxes = [_box(shape, chunk, place) for place, chunk in enumerate(chunks)]
-        self._boxes = sorted(boxes, key=lambda box: box.index(0))
-        self._firsts = [box.index(0) for box in self._boxes]
+        self._boxes = sorted(boxes, key=lambda box: box.position(0))
+        self._firsts = [box.position(0) for box in self._boxes]
         #: Where the last element of the boxes so far stands, so that those that end before a place are the first ones.
-        self._lasts = list(accumulate((box.index(prod(box.sizes) - 1) for box in self._boxes), max))
+        self._lasts = list(accumulate((box.position(prod(box.sizes) - 1) for box in self._boxes), max))
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive), both between two elements.

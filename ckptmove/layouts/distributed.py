@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint import Survey, naming
 from ckptmove.containers.distributed import DistributedCheckpoint
@@ -39,8 +39,7 @@ _OPERATIONS: Final = 1 << 20
 _PICKLE_BYTES: Final = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class DistributedFolder:
+class DistributedFolder(NamedTuple):
     """A ``.metadata`` and the files beside it; each rank has its own where they saved without talking.
 
     Attributes:
@@ -142,7 +141,7 @@ def survey_distributed(
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
     # Keys that are numbers are text there, and a load puts them back under whatever the training has.
-    inventory = replace(inventory, optimizers=tuple(replace(one, mistyped=()) for one in inventory.optimizers))
+    inventory = replace(inventory, optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers))
     facts = inventory.facts + tuple(_unnamed(part, container))
     facts += tuple(_check(listing, part, container, limits, progress)) if check else damaged
     lines = make_outline(machine.root, limits, machine.end) if outline else ()
@@ -261,8 +260,7 @@ def _limits_of(piece: Piece, limits: Limits, count: int) -> Limits:
     What is stored plainly, as torch stores it, never asks for more.
     """
     operations, nbytes = _OPERATIONS // count + piece.span.nbytes, _PICKLE_BYTES // count + piece.span.nbytes
-    return replace(
-        limits,
+    return limits._replace(
         operations=min(limits.operations, limits.factor * operations),
         pickle_bytes=min(limits.pickle_bytes, limits.factor * nbytes),
     )

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint import naming
 from ckptmove.containers.chunks import Chunk
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
 _BLOCK: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPiece:
+class StoredPiece(NamedTuple):
     """The ``torch.save`` of a chunk, or of an object.
 
     Attributes:

@@ -11,7 +11,7 @@ import stat
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
 from ckptmove.model import Span
@@ -35,8 +35,7 @@ _PERMISSIONS: Final = 0o777
 _BLOCK: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFile:
+class ListedFile(NamedTuple):
     """A regular file.
 
     Attributes:
@@ -64,8 +63,7 @@ class ListedFile:
         return self.path.rpartition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFolder:
+class ListedFolder(NamedTuple):
     """A folder.
 
     Attributes:
@@ -77,8 +75,7 @@ class ListedFolder:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListedLink:
+class ListedLink(NamedTuple):
     """A symbolic link that stays in the directory, or that leads nowhere.
 
     Attributes:
@@ -90,8 +87,7 @@ class ListedLink:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiskPlace:
+class DiskPlace(NamedTuple):
     """Where the bytes of a file lie on the disk.
 
     Attributes:

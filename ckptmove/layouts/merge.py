@@ -6,9 +6,9 @@ Never decides anything: what a file's place says of its tensors is in ``places``
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ckptmove.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.layouts.places import in_place, place_of
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 _Unique = TypeVar("_Unique", bound="Hashable")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A checkpoint file of a directory, its inventory written as a part of the whole.
 
     Attributes:
@@ -148,7 +147,7 @@ def split_plan(plan: MovePlan, parts: Sequence[Part]) -> tuple[MovePlan, ...]:
         back = _Mover(parts[index].file.path, -bases[index], None)
         flags[index].append(back.flag_edit(flag))
     return tuple(
-        replace(plan, edits=tuple(own), kept=(), flags=tuple(set_), inflates=())
+        plan._replace(edits=tuple(own), kept=(), flags=tuple(set_), inflates=())
         for own, set_ in zip(edits, flags, strict=True)
     )
 
@@ -197,8 +196,7 @@ class _Mover:
         )
 
     def mention(self, mention: Mention) -> Mention:
-        return replace(
-            mention,
+        return mention._replace(
             where=self.name(mention.where),
             site=self.site(mention.site),
             index_site=self.site(mention.index_site),
@@ -209,8 +207,7 @@ class _Mover:
         return FileFact(fact.kind, self.key(fact.record), fact.nbytes, self.key(fact.storage_key))
 
     def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
-        return replace(
-            optimizer,
+        return optimizer._replace(
             where=self.name(optimizer.where),
             groups=tuple(map(self._group, optimizer.groups)),
             state=tuple(
@@ -222,16 +219,15 @@ class _Mover:
         )
 
     def _group(self, group: ParamGroup) -> ParamGroup:
-        return replace(group, where=self.name(group.where), flags=tuple(map(self._flag, group.flags)))
+        return group._replace(where=self.name(group.where), flags=tuple(map(self._flag, group.flags)))
 
     def _flag(self, flag: FlagValue) -> FlagValue:
-        return replace(flag, site=flag.site + self._base)
+        return flag._replace(site=flag.site + self._base)
 
     # --- and back, with a base below zero -------------------------------------------------------------------------
 
     def edit(self, edit: StorageEdit) -> StorageEdit:
-        return replace(
-            edit,
+        return edit._replace(
             storage=edit.storage[len(self._path) + 1 :],
             sites=self.sites(edit.sites),
             class_sites=self.sites(edit.class_sites),
@@ -240,13 +236,12 @@ class _Mover:
     def flag_edit(self, flag: FlagEdit) -> FlagEdit:
         mention = flag.mention
         if mention is not None:
-            mention = replace(
-                mention,
+            mention = mention._replace(
                 site=self.site(mention.site),
                 index_site=self.site(mention.index_site),
                 tuple_site=self.site(mention.tuple_site),
             )
-        return replace(flag, mention=mention, site=self.site(flag.site))
+        return flag._replace(mention=mention, site=self.site(flag.site))
 
 
 def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:

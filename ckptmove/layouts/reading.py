@@ -6,9 +6,9 @@ checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint import survey
 from ckptmove.directories import EmptyDirectory
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 _TRAINER_STATE: Final = "trainer_state.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(NamedTuple):
     """A checkpoint directory or archive, as it was read.
 
     Attributes:
@@ -211,7 +210,7 @@ class _Reader:
         )
         self.has_something = self.has_something or bool(container.metadata.entries)
         whole = as_part(part.path, found.inventory, self._base)
-        self.parts.append(replace(whole, rows=file_records(part, container, whole)))
+        self.parts.append(whole._replace(rows=file_records(part, container, whole)))
         self._outline_of(part.path or ".metadata", found)
         self._done += found.inventory.size_bytes
         return container

@@ -6,9 +6,8 @@ Never looks at a tensor's bytes: it says where they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint import naming
 from ckptmove.elements import StoredBytes, extent
@@ -138,8 +137,7 @@ class StoredPart(ABC):
         return {fact.storage_key: fact.kind for fact in self.inventory.facts}
 
 
-@dataclass(frozen=True, slots=True)
-class FileContents:
+class FileContents(NamedTuple):
     """What is kept of a file once it was read: not its tree, as a small file can hold a large one.
 
     Attributes:
@@ -168,8 +166,7 @@ class FileContents:
         return cls(spans, container.byteorder, sums, container.placeholder, size, container.limits)
 
 
-@dataclass(frozen=True, slots=True)
-class FileAccess:
+class FileAccess(NamedTuple):
     """How a file is read whenever it is asked for.
 
     Attributes:

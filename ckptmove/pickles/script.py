@@ -8,8 +8,7 @@ module, ``constants.pkl`` a tuple of what its code calls ``CONSTANTS.c0`` and so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.errors import DamagedPickle
 from ckptmove.pickles.machine import interpret
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 _KEY_FIELD = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PicklePart:
+class PicklePart(NamedTuple):
     """One of several pickles that a container hands out as one run of bytes.
 
     Attributes:

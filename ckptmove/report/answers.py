@@ -5,8 +5,7 @@ Never makes a decision and never formats one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ckptmove.api import Inspection
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from ckptmove.moves import StorageEdit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """An error as it is told: the fact, and what to do next.
 
     Attributes:
@@ -33,8 +31,7 @@ class Failure:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(NamedTuple):
     """The answer to ``--expect``.
 
     Attributes:
@@ -48,8 +45,7 @@ class Expectation:
     unplaced: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectAnswer:
+class InspectAnswer(NamedTuple):
     """What ``inspect`` has to say of one checkpoint.
 
     Attributes:
@@ -65,8 +61,7 @@ class InspectAnswer:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detail:
+class Detail(NamedTuple):
     """How much of it people want to see.
 
     Attributes:
@@ -82,8 +77,7 @@ class Detail:
     verbose: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """The tensors of one role on one device.
 
     Attributes:

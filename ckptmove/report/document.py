@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptmove.directories import DirectoryInventory
@@ -272,7 +271,7 @@ def _result(result: VerifyResult) -> Json:
             for check in result.checks
         ],
         "findings": [_finding(finding) for finding in result.findings],
-        "sample": None if result.sample is None else asdict(result.sample),
+        "sample": None if result.sample is None else result.sample._asdict(),
     }
 
 

@@ -6,8 +6,7 @@ Never asks a terminal: whoever makes a page does.
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.report.text import shorten, width
 
@@ -20,8 +19,7 @@ _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
 _NARROWEST: Final = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(NamedTuple):
     """What a stream can show.
 
     Attributes:
@@ -71,8 +69,7 @@ class Page:
         return text if self.columns is None else shorten(text, max(self.columns - indent, _NARROWEST))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table.
 
     Attributes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ckptmove.changes import UNKNOWN_JOURNAL
@@ -45,8 +44,7 @@ class Run(NamedTuple):
     new: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Journal:
+class Journal(NamedTuple):
     """What a file was before a change, and what it is to be.
 
     Attributes:

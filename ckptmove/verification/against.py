@@ -6,8 +6,7 @@ Never compares devices or the flags that follow them: those are what a conversio
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -75,8 +74,7 @@ class OriginalTensors:
         return groups if len(groups) == len(optimizer.groups) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """How a checkpoint compares with its original.
 
     Attributes:

@@ -10,7 +10,7 @@ import linecache
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -55,8 +55,7 @@ class Blame:
         return self.fault + (f"; fix: {self.fix}" if self.fix else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """All that a fault is read from.
 
     Attributes:
@@ -187,8 +186,7 @@ def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
     return any(id(one) in scene.names or scene.watch.origin(one) is not None for one in scene.watch.lineage(stray))
 
 
-@dataclass(frozen=True, slots=True)
-class _Culprit:
+class _Culprit(NamedTuple):
     """A tensor at fault.
 
     Attributes:

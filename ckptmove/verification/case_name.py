@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptmove.case import CaseUnusable
 
 
-@dataclass(frozen=True, slots=True)
-class CaseName:
+class CaseName(NamedTuple):
     """A function by name.
 
     Attributes:

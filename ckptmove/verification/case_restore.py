@@ -5,7 +5,7 @@ Never loads what does not fit: it says what, by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,8 +94,8 @@ def _in_groups(record: OptimizerRecord, case: Case) -> OptimizerRecord:
         apart = next((one for one in of_group if one.options != first.options), None)
         if apart is not None:
             raise Mismatch(f"{first.where} and {apart.where} differ, and are one group in the case's optimizer")
-        groups.append(replace(first, params=tuple(key for one in of_group for key in one.params)))
-    return replace(record, groups=tuple(groups), is_flat=False)
+        groups.append(first._replace(params=tuple(key for one in of_group for key in one.params)))
+    return record._replace(groups=tuple(groups), is_flat=False)
 
 
 def _matching(pairings: list[tuple[OptimizerRecord, Pairing]], case: Case, where: str) -> OptimizerRecord | None:

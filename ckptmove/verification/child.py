@@ -13,7 +13,7 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ckptmove.verification.checks import check_from_json, failed, finding_from_json, skipped
 
@@ -143,8 +143,7 @@ def collect(
     return answers
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(NamedTuple):
     """How a child ended.
 
     Attributes:

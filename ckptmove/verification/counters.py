@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.optimizers import BY_NAME
 from ckptmove.verification.checks import Offenders
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _BOUNDS: Final = {"mu_product": (0.0, 1.0), "mu": (0.0, 1.0), "eta": (0.0, math.inf)}
 
 
-@dataclass(frozen=True, slots=True)
-class Uneven:
+class Uneven(NamedTuple):
     """A group whose parameters differ in their counts. A layer that was frozen at first makes a healthy one.
 
     Attributes:

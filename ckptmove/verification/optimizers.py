@@ -6,8 +6,7 @@ Never imports torch, nor what the user names: the class is looked up where the s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import UsageError
 from ckptmove.optimizers import BY_NAME
@@ -21,8 +20,7 @@ _ELSEWHERE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\
 _UNKNOWN: Final = "its keys are those of no class in torch.optim; name its own with --optimizer pkg.mod:CLASS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """The class that an optimizer is stepped with, or why it is not stepped.
 
     Attributes:

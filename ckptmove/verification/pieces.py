@@ -5,9 +5,8 @@ Never holds a tensor: a piece says which elements of which records are stepped t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ckptmove.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 from ckptmove.pairing import moments
@@ -34,8 +33,7 @@ class TensorSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """A run of a parameter's elements.
 
     Attributes:
@@ -53,8 +51,7 @@ class Window:
         return (tensor.view(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A parameter, or a run of its elements, with what the optimizer keeps for it.
 
     Attributes:

@@ -6,8 +6,7 @@ Never says that a simulated device is real.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -70,8 +69,7 @@ class TorchDevice:
         return str(tensor.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """The place of one verification.
 
     Attributes:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -32,8 +31,7 @@ _MOST_ITERATIONS: Final = 1000
 HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """What a step needs besides parameters and state.
 
     Attributes:

@@ -6,13 +6,12 @@ Never opens a file and never imports torch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from ckptmove.limits import Limits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRequest:
+class VerifyRequest(NamedTuple):
     """What the user asked ``verify`` for.
 
     Attributes:
@@ -45,12 +44,12 @@ class VerifyRequest:
     case: str | None = None
     timeout: float | None = None
     sample: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     nbytes: int = 0
 
     def to_json(self) -> str:
         """The request as one JSON document."""
-        return json.dumps(asdict(self))
+        return json.dumps({**self._asdict(), "limits": self.limits._asdict()})
 
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:

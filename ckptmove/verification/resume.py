@@ -6,9 +6,8 @@ Never steps an optimizer that neither torch has nor the user has named.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.devices import supports_capturable
 from ckptmove.directories import DirectoryInventory
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.request import VerifyRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(NamedTuple):
     """All that the steps are made from.
 
     Attributes:
@@ -241,8 +239,7 @@ def _written_over(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) 
 
 def _for_cpu(recipe: Recipe) -> Recipe:
     """The same recipe without ``capturable``, which the CPU refuses."""
-    return replace(
-        recipe,
+    return recipe._replace(
         groups=tuple(
             {name: False if name == "capturable" else value for name, value in group.items()} for group in recipe.groups
         ),
@@ -256,8 +253,7 @@ def _with_options(recipe: Recipe, groups: Sequence[ParamGroup]) -> Recipe:
     options = [
         {name: value for name, value in group.options if name not in HOW and value is not OPAQUE} for group in groups
     ]
-    return replace(
-        recipe,
+    return recipe._replace(
         groups=tuple(
             {name: theirs.get(name, value) for name, value in ours.items()}
             for ours, theirs in zip(recipe.groups, options, strict=True)

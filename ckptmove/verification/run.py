@@ -91,7 +91,7 @@ def verify_checkpoint(
         refuse_excess(checkpoint, limits)
         to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
         nbytes += checkpoint.nbytes
-        asked = replace(request, to=parse_target(to), devices=_device_count(request), nbytes=nbytes)
+        asked = request._replace(to=parse_target(to), devices=_device_count(request), nbytes=nbytes)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else check_bytes(checkpoint, limits, progress)

@@ -11,9 +11,8 @@ import math
 import mmap
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
@@ -44,8 +43,7 @@ _BLOCK_BYTES: Final = 2**20
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBytes:
+class StoredBytes(NamedTuple):
     """Where bytes lie that are read as they are.
 
     Attributes:

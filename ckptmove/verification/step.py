@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -33,8 +33,7 @@ _LEAST_OF_FIRST: Final = 2.0**-10
 _MOST_CURVED: Final = 2.0**10
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A piece with the magnitude of its gradient.
 
     Attributes:
@@ -117,8 +116,7 @@ def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
     inverse = 1.0 if record is None or record.shape else float(source.tensor(record).item())
     curvature = 1 / inverse if inverse > 0 else 1.0
     return [
-        replace(
-            draft,
+        draft._replace(
             largest=holder.largest,
             shows=holder.shows,
             scale=max(holder.scale, _LEAST_OF_FIRST),

@@ -6,7 +6,7 @@ Never makes a step and never judges one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.verification.checks import Offenders
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.recipe import Recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """How one optimizer is tried.
 
     Attributes:

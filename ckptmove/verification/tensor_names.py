@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["model", "attribute", "criterion", "batch", "state"]
 
 
-@dataclass(frozen=True, slots=True)
-class NamedTensor:
+class NamedTensor(NamedTuple):
     """A tensor of a case.
 
     Attributes:

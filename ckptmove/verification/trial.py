@@ -5,7 +5,6 @@ Never keeps a tensor beyond its batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -188,7 +187,7 @@ def _differ(one: Stepped, other: Stepped) -> bool:
 
 def _differs_with_less(trial: Trial, among: Sequence[Draft], at: int) -> bool:
     """Whether state shows beside a gradient that is small against it: Adamax takes the larger of the two."""
-    small = [replace(draft, scale=draft.scale * _LESS) for draft in among]
+    small = [draft._replace(scale=draft.scale * _LESS) for draft in among]
     one, other = (
         take_step(trial.reference, small, trial.second, trial.other, with_state=with_state)[at]
         for with_state in (True, False)

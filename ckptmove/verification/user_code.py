@@ -11,9 +11,8 @@ import linecache
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.case import CaseUnusable
 
@@ -31,8 +30,7 @@ _OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 _MODULE: Final = "_ckptmove_case"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line of the user's code.
 
     Attributes:

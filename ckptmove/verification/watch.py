@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -31,8 +31,7 @@ _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a tensor that is not on the target comes from.
 
     Attributes:
@@ -48,8 +47,7 @@ class Origin:
     parent: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A call that torch refused.
 
     Attributes:

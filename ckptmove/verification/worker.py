@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -170,7 +169,7 @@ def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
     if sample is None or sample.size.is_all or check.status != "passed":
         return check
     part = sample.size.of_all_tensors if check.name in {"restore", "numbers"} else sample.size.of_all_parameters
-    return replace(check, detail=f"{check.detail}; a sample: {part}")
+    return check._replace(detail=f"{check.detail}; a sample: {part}")
 
 
 def _with_original(restore: CheckResult, against: str, compared: Comparison, cast: str) -> CheckResult:
@@ -178,11 +177,11 @@ def _with_original(restore: CheckResult, against: str, compared: Comparison, cas
     lost = compared.lost
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
-        return replace(restore, evidence=evidence)
+        return restore._replace(evidence=evidence)
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
     what = "every tensor" if compared.notes else "all"
     made_up = f" and {cast}" if cast else ""
     made_up += "".join(f"; {note}" for note in compared.notes)
     detail = f"{restore.detail}; and {what} that {against} holds, devices aside{made_up}"
-    return replace(restore, detail=detail, evidence=evidence)
+    return restore._replace(detail=detail, evidence=evidence)

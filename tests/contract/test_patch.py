@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import zipfile
 
@@ -163,6 +162,6 @@ def test_records_that_the_archive_did_not_have_are_none_of_ours(roomy, pickle_of
     container = opened(data)
     directory = container._directory
     for records in (directory.records[:-1], (*directory.records[:-1], directory.records[-1]._replace(raw_end=0))):
-        container._directory = dataclasses.replace(directory, records=records)
+        container._directory = directory._replace(records=records)
         with pytest.raises(NothingToUndo, match="written over"):
             container.undo()

@@ -334,20 +334,18 @@ def carried_out(inventory, plan):
         return record._replace(device=tags.get(record.storage, record.device))
 
     optimizers = tuple(
-        replace(
-            optimizer,
+        optimizer._replace(
             groups=tuple(
-                replace(
-                    group,
+                group._replace(
                     flags=tuple(
-                        replace(flag, value=flag.value and f"{group.where}.{flag.name}" not in values)
+                        flag._replace(value=flag.value and f"{group.where}.{flag.name}" not in values)
                         for flag in group.flags
                     ),
                 )
                 for group in optimizer.groups
             ),
             state=tuple(
-                replace(entry, tensors=tuple((key, moved(record)) for key, record in entry.tensors))
+                entry._replace(tensors=tuple((key, moved(record)) for key, record in entry.tensors))
                 for entry in optimizer.state
             ),
         )
@@ -361,7 +359,7 @@ def carried_out(inventory, plan):
         ),
         optimizers=optimizers,
         mentions=tuple(
-            replace(mention, value=values.get(mention.where, mention.value)) for mention in inventory.mentions
+            mention._replace(value=values.get(mention.where, mention.value)) for mention in inventory.mentions
         ),
     )
 

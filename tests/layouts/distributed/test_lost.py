@@ -154,8 +154,8 @@ def test_two_numbers_of_ranks_write_the_keys_in_two_orders_and_hold_the_same(dis
 def test_the_shares_of_ranks_are_no_checkpoints_of_their_own(distributed, tmp_path):
     rows = [(0, (0, 0), (2, 2)), (1, (2, 0), (2, 2))]
     found = ckptmove.inspect(distributed.save_ranks(tmp_path / "run", {"w": (torch.ones(4, 2), rows)})).inventory
-    files = [replace(file, roles=("model", "optimizer")) for file in found.files]
+    files = [file._replace(roles=("model", "optimizer")) for file in found.files]
     assert [file.path for file in files] == ["__0_0.distcp", "__1_0.distcp"]
     assert replace(found, files=tuple(files)).checkpoints == ()
-    files = [replace(file, path=f"{rank}.pt") for rank, file in enumerate(files)]
+    files = [file._replace(path=f"{rank}.pt") for rank, file in enumerate(files)]
     assert replace(found, files=tuple(files)).checkpoints == ("0.pt", "1.pt")

@@ -163,13 +163,13 @@ class Make:
     def without(self, optimizer: OptimizerRecord, key: str, state_key: str) -> OptimizerRecord:
         """The optimizer with one tensor less in the state of one parameter."""
         state = tuple(
-            replace(entry, tensors=tuple(pair for pair in entry.tensors if (entry.key, pair[0]) != (key, state_key)))
+            entry._replace(tensors=tuple(pair for pair in entry.tensors if (entry.key, pair[0]) != (key, state_key)))
             for entry in optimizer.state
         )
-        return replace(optimizer, state=state)
+        return optimizer._replace(state=state)
 
     def replace(self, value: Any, **changes: Any) -> Any:
-        is_tuple = isinstance(value, tuple)  # as tensors and storages are
+        is_tuple = isinstance(value, tuple)  # as everything is but the inventory
         return value._replace(**changes) if is_tuple else replace(value, **changes)
 
 

@@ -107,7 +107,7 @@ class TestResume:
         assert finding.where == ("scheduler._last_lr",)
 
     def test_a_scheduler_of_one_of_two_optimizers(self, make) -> None:
-        slow = replace(make.optimizer(), groups=(replace(make.optimizer().groups[0], options=(("lr", 0.5),)),))
+        slow = make.optimizer()._replace(groups=(make.optimizer().groups[0]._replace(options=(("lr", 0.5),)),))
         rates = (("scheduler._last_lr", (0.5,)),)
 
         assert make.findings(make.inventory(optimizers=[make.optimizer(), slow], last_rates=rates), "R304") == ()
@@ -115,8 +115,8 @@ class TestResume:
         assert finding.message == "scheduler._last_lr[0] is 0.5, and lr of the optimizer's group 0 0.1"
 
     def test_a_rate_that_is_a_tensor_is_not_compared(self, make) -> None:
-        group = replace(make.optimizer().groups[0], options=(("lr", OPAQUE),))
-        optimizer = replace(make.optimizer(), groups=(group,))
+        group = make.optimizer().groups[0]._replace(options=(("lr", OPAQUE),))
+        optimizer = make.optimizer()._replace(groups=(group,))
 
         assert make.findings(make.inventory(optimizers=[optimizer], last_rates=(("_last_lr", (0.5,)),)), "R304") == ()
 

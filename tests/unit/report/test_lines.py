@@ -114,10 +114,10 @@ def test_several_places_have_a_total() -> None:
 
 
 def test_a_run_that_fails_has_an_annotation_that_is_an_error() -> None:
-    strict = replace(answer(finding(severity=Severity.WARNING)), exit_code=1)
+    strict = answer(finding(severity=Severity.WARNING))._replace(exit_code=1)
     *_, last = github.inspection_lines(strict)
     assert last == "::error file=a.pth,title=inspect::a.pth: 1 warning (R302)"
-    grave = replace(answer(finding(severity=Severity.ERROR)), exit_code=1)
+    grave = answer(finding(severity=Severity.ERROR))._replace(exit_code=1)
     assert len(list(github.inspection_lines(grave))) == 1
 
 
@@ -151,7 +151,7 @@ def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:
     plan = MovePlan(request=MoveRequest(to="mps"))
     copied = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", copied) == "wrote b.pth: 3 B in 0.00 s, copied as it was"
-    stored = replace(copied, plan=replace(plan, inflates=("0",)))
+    stored = replace(copied, plan=plan._replace(inflates=("0",)))
     assert conversion.brief_line("a.pth", stored) == "wrote b.pth: 3 B in 0.00 s"
 
 
@@ -213,7 +213,7 @@ def test_faults_stand_below_each_other_and_a_command_in_one_line() -> None:
         f"             {'x ' * 6}y",
         f"             fix: {command}",
     ]
-    whole = replace(check, status="passed", detail="4 parameters; 4 found")
+    whole = check._replace(status="passed", detail="4 parameters; 4 found")
     assert list(verification.verification_lines(Page(), verified(whole), verbose=False))[1] == (
         "✓ placement  4 parameters; 4 found"
     )

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -26,7 +24,7 @@ def test_small_pieces_are_stepped_together_and_large_ones_alone():
 
 
 def test_an_optimizer_is_given_few_groups_at_once():
-    pieces = [replace(piece(), group=index // 2) for index in range(150)]
+    pieces = [piece()._replace(group=index // 2) for index in range(150)]
     assert [len(batch) for batch in batches(iter(pieces), together=False)] == [64, 64, 22]
     assert [len(batch) for batch in batches(iter(pieces), together=True)] == [150]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -101,7 +99,7 @@ def test_a_gradient_in_half_precision_is_large_enough_to_be_squared():
 def test_a_large_parameter_is_cut_and_one_with_a_moment_of_another_shape_is_not():
     large = record("w", (4, WINDOW_ELEMENTS))
     same = StateEntry("0", (("step", record("s", ())), ("exp_avg", record("m", large.shape))), ())
-    other = replace(same, tensors=(("exp_avg", record("m", (WINDOW_ELEMENTS, 4))),))
+    other = same._replace(tensors=(("exp_avg", record("m", (WINDOW_ELEMENTS, 4))),))
     assert [piece.elements for piece in pieces_of(OPTIMIZER(same), {"0": large}, "Adam")] == [WINDOW_ELEMENTS] * 4
     assert [piece.window for piece in pieces_of(OPTIMIZER(other), {"0": large}, "Adam")] == [None]
     assert [piece.window for piece in pieces_of(OPTIMIZER(same), {"0": large}, "Muon")] == [None]
