@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove import devices
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import flag_paths
-from ckptmove.model import OF_TORCH_SAVE
+from ckptmove.model import LACKING, OF_TORCH_SAVE
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 3
 _SHOWN_NAMES: Final = 6
-#: Facts about bytes that are not in the file, and so not in the new one either.
-_LOST: Final = frozenset({"missing-storage", "short-storage", "past-end"})
 
 
 def no_devices(inventory: Inventory) -> str:
@@ -147,7 +145,7 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     ):
         allowed = f"ckptmove inspect {shlex.quote(inventory.path)} says what allows it"
         yield f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}"
-    lost = [fact for fact in inventory.facts if fact.kind in _LOST]
+    lost = [fact for fact in inventory.facts if fact.kind in LACKING]
     if lost:
         nbytes = sum(fact.nbytes for fact in lost)
         storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} not whole"

@@ -8,23 +8,24 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint import Survey, naming
 from ckptmove.containers.distributed import DistributedCheckpoint
 from ckptmove.containers.sniff import recognise
 from ckptmove.directories import FileRecord
-from ckptmove.errors import CrcMismatch, DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
-from ckptmove.layouts.distributed_pieces import DAMAGE, check_piece, read_object
+from ckptmove.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, read_object
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.containers.distributed_metadata import Piece
-    from ckptmove.contracts import ByteSource, Progress
+    from ckptmove.contracts import ByteSource, CheckedRange, Progress
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
@@ -150,26 +151,55 @@ def survey_distributed(
     ), container
 
 
-def require_whole(listing: Listing, limits: Limits, *, check: bool) -> None:
-    """Refuse distributed checkpoints that would be copied with their damage.
+class PiecesOfFile(NamedTuple):
+    """What is copied of a file of a distributed checkpoint, and must be what was written.
+
+    Attributes:
+        container: what ``.metadata`` says.
+        pieces: those in the file, in its order.
+    """
+
+    container: DistributedCheckpoint
+    pieces: Sequence[Piece]
+
+    def checks(self, source: ByteSource, limits: Limits) -> tuple[CheckedRange, ...]:
+        """The CRCs in the file, once the form of each piece is what it should be.
+
+        Args:
+            source: the file.
+            limits: what a piece may ask for.
+
+        Raises:
+            CrcMismatch, DamagedArchive, DamagedPickle: a piece is damaged.
+            UnreadableInput, LimitExceeded: it is of a kind that is not read, or asks for too much.
+        """
+        found = (checks_in(source, piece, self.container, limits) for piece in self.pieces)
+        return tuple(chain.from_iterable(found))
+
+
+def require_whole(listing: Listing, limits: Limits) -> Mapping[str, PiecesOfFile]:
+    """Refuse distributed checkpoints whose pieces are not all there.
 
     Args:
         listing: the directory that they are in.
         limits: what they may ask for.
-        check: whether every piece is read; otherwise only those that are not all there are found.
+
+    Returns:
+        What is in each of their files, by its path seen from the directory.
 
     Raises:
-        CrcMismatch: the bytes of a piece differ from their CRC.
-        DamagedArchive: a piece is not all there, or none any more.
+        DamagedArchive: a piece is not all there.
         UnreadableInput, LimitExceeded: as :func:`survey_distributed`.
     """
+    files = {}
     for part in find_distributed(listing):
-        found, _ = survey_distributed(listing, part, limits, check=check)
+        found, container = survey_distributed(listing, part, limits)
         for fact in found.inventory.facts:
-            if fact.kind == "crc-mismatch":
-                raise CrcMismatch(found.inventory.path, fact.record)
             if fact.kind != "unnamed-file":
                 raise DamagedArchive(found.inventory.path, f"'{fact.record:.200}' is not what was written, or not all")
+        for file, own in _by_file(container.whole_pieces()).items():
+            files[part.full(file)] = PiecesOfFile(container, own)
+    return files
 
 
 def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:

@@ -6,22 +6,25 @@ Never lets the damage of one piece be that of the whole: it is a fact about the 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import naming
 from ckptmove.containers.distributed import ReadObject
 from ckptmove.containers.opening import container_of
 from ckptmove.containers.zip_index import END_BYTES, END_SIGNATURE
+from ckptmove.contracts import CopySegment
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, NotACheckpoint
 from ckptmove.inventory.build import build_inventory
-from ckptmove.model import ArchiveFact
+from ckptmove.model import LACKING, ArchiveFact
+from ckptmove.segments import shifted
 from ckptmove.streams.part import PartSource
 
 if TYPE_CHECKING:
     from ckptmove.containers.contract import Container
     from ckptmove.containers.distributed import DistributedCheckpoint
     from ckptmove.containers.distributed_metadata import Piece
-    from ckptmove.contracts import ByteSource
+    from ckptmove.contracts import ByteSource, CheckedRange
     from ckptmove.limits import Limits
     from ckptmove.model import TensorRecord
 
@@ -56,6 +59,36 @@ def check_piece(
     except DAMAGE:
         return (ArchiveFact("damaged-piece", record, piece.span.nbytes),)
     return tuple(replace(fact, record=record) for fact in facts)
+
+
+def checks_in(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[CheckedRange, ...]:
+    """The CRCs that the bytes of a piece must have where they are copied, once its form is what it should be.
+
+    Arguments as of :func:`check_piece`.
+
+    Raises:
+        CrcMismatch, DamagedArchive, DamagedPickle: it is damaged.
+        UnreadableInput, LimitExceeded: as :func:`check_piece`.
+    """
+    if piece.offsets is None:
+        stream = open_object(source, piece, limits)
+        if stream is not None:
+            stream.read()
+    else:
+        stream = open_chunk(source, piece, limits)
+        chunk_in(stream, source, piece, container, limits)
+    if stream is None or not stream.has_checksums():
+        return ()
+    folder = f"{piece.name}/"
+    segments = [shifted(one, piece.span.start, folder) for one in stream.lay_out(stream.object_pickle(), {})]
+    copied = [one for one in segments if isinstance(one, CopySegment)]
+    if len(copied) == len(segments):
+        return tuple(chain.from_iterable(one.checks for one in copied))
+    for fact in stream.check():  # what is deflated has a CRC of what it inflates to
+        raise CrcMismatch(source.path, folder + fact.record)
+    return ()
 
 
 def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[ArchiveFact, ...]:
@@ -130,10 +163,13 @@ def chunk_in(
         DamagedArchive: it holds something else than ``.metadata`` says.
         UnreadableInput, LimitExceeded: as a checkpoint of its own.
     """
-    expected, tensors = container.chunk_at(piece), build_inventory(stream, stream.read(), limits).tensors
+    expected, inventory = container.chunk_at(piece), build_inventory(stream, stream.read(), limits)
+    tensors = inventory.tensors
     found = [_spelled(one.dtype, one.shape) for one in tensors]
     if expected is not None and found != [_spelled(*expected)]:
         raise damaged_piece(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
+    if any(fact.kind in LACKING for fact in inventory.facts):
+        raise damaged_piece(source, piece, "has fewer bytes than its tensor takes")
     return tensors
 
 

@@ -27,8 +27,11 @@ from ckptmove.streams.leftovers import clear_leftovers
 from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckptmove.contracts import ByteSink, Progress
     from ckptmove.conversion import ConvertRequest
+    from ckptmove.layouts.distributed import PiecesOfFile
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.reading import Directory
     from ckptmove.moves import ConvertResult, MovePlan
@@ -42,7 +45,7 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
     """Plan the conversion of a directory and carry it out.
 
     Errors as of :func:`ckptmove.api.convert`. Files that are no checkpoints are copied byte for byte, links are made
-    anew, and permission bits stay. So are the pieces of a distributed checkpoint, once their CRCs were compared.
+    anew, and permission bits stay. So are the pieces of a distributed checkpoint, whose CRCs are compared meanwhile.
     """
     path, target = request.path, request.target
     with naming(path):
@@ -54,9 +57,9 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         clear_leftovers(Path(target).parent)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
-        require_whole(directory.listing, request.limits, check=request.check)
+        pieces = require_whole(directory.listing, request.limits)
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:
-            writer = _Writer(directory, conversion, request, sink)
+            writer = _Writer(directory, conversion, request, sink, pieces if request.check else {})
             writer.run()
             sink.commit()
     if writer.unchecked:
@@ -92,8 +95,14 @@ class _Writer:
     """
 
     def __init__(
-        self, directory: Directory, conversion: Conversion, request: ConvertRequest, sink: DirectorySink
+        self,
+        directory: Directory,
+        conversion: Conversion,
+        request: ConvertRequest,
+        sink: DirectorySink,
+        pieces: Mapping[str, PiecesOfFile],
     ) -> None:
+        self._pieces = pieces
         self._listing: Listing = directory.listing
         self._plans = {
             part.file.path: own
@@ -152,7 +161,7 @@ class _Writer:
         with naming(full):
             require_unchanged(self._listing, file)
             if plan is None:
-                self._copy(full, sink)
+                self._copy(full, self._pieces.get(file.path), sink)
             else:
                 self._convert(file.path, plan, sink)
             require_unchanged(self._listing, file)
@@ -164,10 +173,11 @@ class _Writer:
                 self.unchecked.append(path)
             write_checkpoint(checkpoint, plan, sink, request, self._overflowed)
 
-    def _copy(self, full: str, sink: ByteSink) -> None:
+    def _copy(self, full: str, pieces: PiecesOfFile | None, sink: ByteSink) -> None:
         source = open_source(full)
         try:
-            write_segments(source, [CopySegment(Span(0, source.size))], sink, full, self._counted())
+            checks = () if pieces is None else pieces.checks(source, self._request.limits)
+            write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, full, self._counted())
         finally:
             source.close()
 

@@ -7,6 +7,7 @@ import torch
 
 import ckptmove
 from ckptmove.layouts import distributed
+from ckptmove.streams.source import FileSource
 
 
 @pytest.fixture
@@ -41,6 +42,29 @@ def test_an_object_is_read_once_for_a_comparison(distributed, trained, reads):
 def test_convert_reads_none(trained, tmp_path, reads):
     ckptmove.convert(trained, to="cpu", output=tmp_path / "out")
     assert reads == []
+
+
+def test_convert_reads_every_byte_once(distributed, tmp_path, monkeypatch):
+    """The CRCs of the pieces are compared while they are copied, and the progress is that of the copy."""
+    folder = distributed.save(tmp_path / "run", {"a": torch.arange(1e6), "b": torch.ones(1_000_000), "n": 7})
+    nbytes = sum(file.stat().st_size for file in folder.iterdir())
+    taken, told = [], []
+
+    def blocks(self, span, *more):
+        taken.append(span.nbytes)
+        return whole(self, span, *more)
+
+    def read(self, start, end):
+        taken.append(end - start)
+        return part(self, start, end)
+
+    whole, part = FileSource.blocks, FileSource.read
+    monkeypatch.setattr(FileSource, "blocks", blocks)
+    monkeypatch.setattr(FileSource, "read", read)
+    ckptmove.convert(folder, to="cpu", output=tmp_path / "out", progress=lambda *of: told.append(of))
+    assert nbytes <= sum(taken) < 1.2 * nbytes
+    assert told[-1] == (nbytes, nbytes)
+    assert {total for _, total in told} == {nbytes}
 
 
 def without_schedule(tree):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import shutil
+import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,3 +123,66 @@ def test_both_sides_of_a_comparison_name_what_they_cannot_compare(distributed, f
     result = ckptmove.diff(str(folder), str(other))
     assert {one.name: str(other) in one.reason for one in result.uncompared} == {"w": True, "o": True}
     assert result.changed == ()
+
+
+def deflated(piece):
+    """A torch.save with its records deflated, as other programs write it again."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(piece)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for record in old.infolist():
+            new.writestr(record.filename, old.read(record))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", ["w", "o"])
+def test_what_is_deflated_is_compared_too(distributed, tmp_path, name):
+    """Its CRC is that of what it inflates to: none that could be taken while the bytes are copied."""
+    noise = torch.randint(256, (4000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    piece = deflated(saved(noise if name == "w" else [noise]))
+    whole = {"w": (noise, [(0, (0,), (4000,))])}
+    folder = distributed.save_ranks(tmp_path / "run", whole, {"o": (0, saved(WORD))})
+    data = (folder / "__0_0.distcp").read_bytes()
+
+    def point(metadata):
+        index = next(key for key in metadata.storage_data if key.fqn == name)
+        place = metadata.storage_data[index]
+        metadata.storage_data[index] = replace(place, offset=len(data), length=len(piece))
+
+    distributed.change(folder, point)
+    (folder / "__0_0.distcp").write_bytes(data + piece)
+    ckptmove.convert(folder, to="cpu", output=tmp_path / "out")
+    assert (tmp_path / "out" / "__0_0.distcp").read_bytes() == data + piece
+    with zipfile.ZipFile(io.BytesIO(piece)) as archive:
+        record = next(one for one in archive.infolist() if "/data/0" in one.filename)
+    spoilt = bytearray(data + piece)
+    spoilt[len(data) + piece.index(b"PK\x01\x02") - 40 - record.compress_size // 2] ^= 1
+    (folder / "__0_0.distcp").write_bytes(spoilt)
+    with pytest.raises((CrcMismatch, DamagedArchive)):
+        ckptmove.convert(folder, to="cpu", output=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_piece_of_fewer_bytes_than_its_tensor_is_damaged(distributed, folder, tmp_path):
+    """Its CRC is right: only what .metadata says, and its own pickle, tell that bytes are lacking."""
+    short = saved(torch.full((1,), 7.5)).replace(b"K\x01\x85", b"K\x02\x85").replace(b"cpuq\x04K\x01", b"cpuq\x04K\x02")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(short)) as old, zipfile.ZipFile(buffer, "w") as new:
+        for record in old.infolist():
+            data = old.open(record)
+            data._expected_crc = None  # its pickle was changed
+            new.writestr(record.filename, data.read())
+    data = (folder / "__0_0.distcp").read_bytes()
+
+    def point(metadata):
+        index = next(key for key in metadata.storage_data if key.fqn == "w")
+        place = metadata.storage_data[index]
+        metadata.storage_data[index] = replace(place, offset=len(data), length=len(buffer.getvalue()))
+
+    distributed.change(folder, point)
+    (folder / "__0_0.distcp").write_bytes(data + buffer.getvalue())
+    with pytest.raises(RuntimeError):
+        torch.load(io.BytesIO(buffer.getvalue()))
+    (finding,) = ckptmove.inspect(folder, check=True).findings
+    assert (finding.code, finding.where) == ("F802", ("__0_0.distcp/w",))
+    with pytest.raises(DamagedArchive):
+        ckptmove.convert(folder, to="cpu", output=tmp_path / "out")
