@@ -42,8 +42,10 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 _WILDCARDS: Final = frozenset("*?[")
 
+_XLA: Final = "xla tensors are saved as plain values and placed when they are loaded, so there is no tag to write"
 _WHY_NOT: Final[dict[str, str]] = {
-    "xla": "xla tensors are saved as plain values and placed when they are loaded, so there is no tag to write",
+    "xla": _XLA,
+    "tpu": f"torch names a TPU xla, and {_XLA}",
     "meta": "a meta tensor has no values, so nothing can be moved there",
     "hip": "torch names the devices of ROCm cuda, also in files",
 }
@@ -136,9 +138,9 @@ def parse_target(text: str) -> str:
     text = str(text)
     match = _GRAMMAR.fullmatch(text)
     kind, index = (match[1], int(match[2] or 0)) if match else ("", 0)
-    if kind in _TORCH_TYPES - _TAGGED:
-        why = _WHY_NOT.get(kind, "torch.save has no tag for it")
-        raise UsageError(f"a checkpoint cannot be moved to '{text}': {why}")
+    why = _WHY_NOT.get(split(text.lower())[0])
+    if why is not None or kind in _TORCH_TYPES - _TAGGED:
+        raise UsageError(f"a checkpoint cannot be moved to '{text}': {why or 'torch.save has no tag for it'}")
     if kind not in _TAGGED or index > (0 if kind in _UNINDEXED else _MAX_INDEX):
         raise UnknownDevice(text, suggest(text))
     return kind if kind in _UNINDEXED else f"{kind}:{index}"
@@ -189,8 +191,8 @@ def suggest(text: str) -> str | None:
     name = head[0] if head else ""
     rest = word[len(name) :]
     digits = _DIGITS.search(rest)
-    if not name and not digits:
-        return None
+    if (not name and not digits) or name in _WHY_NOT:
+        return None  # no target is near what is none for a reason of its own
     close = difflib.get_close_matches(name, sorted(_TAGGED), n=1)
     kind = _ALIASES.get(name) or (close[0] if close else None)
     if kind is None or kind in _UNINDEXED:

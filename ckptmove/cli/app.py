@@ -11,7 +11,7 @@ import typer
 
 from ckptmove.cli import options  # noqa: TC001  # Typer reads the annotations at run time
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
-from ckptmove.cli.paths import checkpoint_paths, single_path
+from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import Format, Output, write_answer
@@ -124,7 +124,7 @@ def convert(
         to=to if to is not None or maps else config.to,
         maps=tuple(maps or ()),
         keep=tuple(keep or ()),
-        output=output,
+        output=None if output is None else as_operand(output),
         in_place=in_place,
         dry_run=dry_run,
         force=force,
@@ -171,7 +171,7 @@ def verify(
     config = load_config(Path())
     asked = verify_command.VerifyOptions(
         to=to if to is not None else config.to,
-        against=against,
+        against=None if against is None else as_operand(against),
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
@@ -210,7 +210,7 @@ def diff(
     from ckptmove.cli import diff_command  # noqa: PLC0415  # --help does not wait for it
 
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
-    raise typer.Exit(diff_command.run_diff(first, second, out, Limits().times(limit_factor)))
+    raise typer.Exit(diff_command.run_diff(as_operand(first), as_operand(second), out, Limits().times(limit_factor)))
 
 
 @app.command()

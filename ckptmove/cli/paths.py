@@ -50,7 +50,16 @@ def single_path(word: str | None, config: Config, command: str) -> str:
     return paths[0]
 
 
+def as_operand(word: str) -> str:
+    """A path that no program takes for an option: ``./-x.pth`` for ``-x.pth``, which every command named later has.
+
+    A ``-`` alone stays: whoever types it means a stream.
+    """
+    return f"./{word}" if word.startswith("-") and word != "-" else word
+
+
 def _expand(pattern: str) -> Sequence[str]:
+    pattern = as_operand(pattern)
     if os.path.lexists(pattern) or not has_magic(pattern):
         return [pattern]
     # Path.glob takes no absolute pattern before Python 3.13, and loses a leading `./`.

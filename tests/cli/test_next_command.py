@@ -64,6 +64,18 @@ def test_a_converted_file_says_how_it_is_loaded_and_verified(say, words, expecte
     assert [line.removeprefix("next: ckptmove ") for line in lines] == expected
 
 
+def test_a_name_that_begins_as_an_option_can_be_typed_as_it_is_shown(say, bench):
+    (bench / "run.pth").rename(bench / "-x.pth")
+    assert "fix ckptmove convert ./-x.pth --to cuda:0" in say("inspect", "--", "-x.pth").out
+    for words, new in (("--to", "cpu"), "./-x.cpu.pth"), (("--to", "cpu", "--output=-y.pth"), "./-y.pth"):
+        said = say("convert", *words, "--", "-x.pth")
+        assert said.err == f"next: ckptmove verify {new} --to cpu\n"
+        assert (bench / new).is_file()
+    assert say("diff", "--", "-x.pth", "-z.pth").err.startswith("error: ./-z.pth: no such file")
+    assert say("verify", "--against=-z.pth", "--", "-y.pth").err.startswith("error: ./-z.pth: no such file")
+    assert say("inspect", "-").err.startswith("error: -: no such file")
+
+
 def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
     said = say("convert", str(SAMPLES / "bare-pickle-cuda2.pkl"), "--to", "cuda:0", "-o", str(tmp_path / "out.pkl"))
     assert said.err.splitlines() == [f"next: ckptmove verify {tmp_path / 'out.pkl'} --to cuda:0"]

@@ -75,6 +75,11 @@ def test_an_unknown_word_comes_with_the_nearest_target(text, suggestion):
     assert caught.value.suggestion == suggestion
 
 
+@pytest.mark.parametrize("text", ["tpu0", "tpu:0", "xla_1"])
+def test_no_target_is_suggested_for_what_no_file_can_name(text):
+    assert devices.suggest(text) is None
+
+
 @given(st.text())
 def test_whatever_is_suggested_is_a_target(text):
     suggestion = devices.suggest(text)
@@ -83,7 +88,7 @@ def test_whatever_is_suggested_is_a_target(text):
 
 @pytest.mark.parametrize(
     ("text", "why"), [("xla", "placed when they are loaded"), ("xla:1", "xla"), ("meta", "no values"),
-                      ("hip:0", "cuda"), ("vulkan", "no tag")],
+                      ("hip:0", "cuda"), ("vulkan", "no tag"), ("tpu", "a TPU xla"), ("TPU:1", "a TPU xla")],
 )  # fmt: skip
 def test_what_no_file_can_name_is_refused_with_the_reason(text, why):
     with pytest.raises(UsageError, match=why) as caught:
