@@ -17,6 +17,8 @@ from ckptmove import case, changes, directories, errors, outputs
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
+#: What a conversion writes anew, and never changes, as the reason of :class:`ckptmove.changes.NothingToUndo` begins.
+_MADE_ANEW: Final = ("it is a directory", "it is an archive of files")
 #: What a file that is no checkpoint can be mended with, by what it is; with its path and its folder
 #: for a shell, and its path for Python.
 _MENDS: Final = {
@@ -221,11 +223,16 @@ def _(error: errors.OutputIsStdout) -> str:
 @hint_for.register(changes.InPlaceImpossible)
 def _(error: changes.InPlaceImpossible) -> str:
     del error
-    return "write a new file: take --output NEW in place of --in-place"
+    return "write a new one: take --output NEW in place of --in-place"
 
 
 @hint_for.register(changes.NothingToUndo)
 def _(error: changes.NothingToUndo) -> str:
+    if error.reason.startswith("a safetensors file"):
+        return "it stores no device, so that no conversion has changed it"
+    if error.reason.startswith(_MADE_ANEW):
+        shown = f"ckptmove inspect {shlex.quote(error.path or '')}"
+        return f"what it was made from is as it was: take that; to see where this one lies: {shown}"
     return f"convert it back to where it was: ckptmove convert {shlex.quote(error.path or '')} --to DEVICE"
 
 

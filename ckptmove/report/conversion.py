@@ -25,7 +25,7 @@ _REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
 _DEVICE: Final = "cyan"
 #: Seconds below which a rate says more of the start than of the disk.
 _WORTH_A_RATE: Final = 1.0
-_NOTHING: Final = "nothing to change: everything is already where it belongs"
+_NOTHING: Final = "nothing to change: no tensor has to move"
 
 
 def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:

@@ -44,7 +44,7 @@ def test_the_source_is_never_the_output(ask) -> None:
 def test_nothing_to_change_is_said_and_copied(say, bench) -> None:
     said = say("convert", "run.pth", "--to", "cuda:3", "--output", "same.pth")
     assert said.code == 0
-    assert "\nnothing to change: everything is already where it belongs\n" in said.out
+    assert "\nnothing to change: no tensor has to move\n" in said.out
     assert said.out.endswith(", copied as it was\n")
     tensors = [(tensor.name, tensor.device) for tensor in api.inspect("same.pth").inventory.tensors]
     assert tensors == [(tensor.name, tensor.device) for tensor in api.inspect("run.pth").inventory.tensors]

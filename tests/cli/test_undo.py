@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 
 import pytest
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
 
 @pytest.fixture
@@ -52,3 +55,22 @@ def test_other_names_of_the_file_are_told(ask, bench, more) -> None:
     assert len(rest) == (0 if more else 1)
     assert (bench / "latest.pth").is_symlink()
     assert (bench / "best.pth").samefile("run.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("hf-trainer-cuda3", "take that; to see where this one lies: ckptmove inspect {}"),
+        ("weights.safetensors", "it stores no device, so that no conversion has changed it"),
+        ("legacy-adamw-cuda1.pth", "convert it back to where it was: ckptmove convert {} --to DEVICE"),
+    ],
+)
+def test_where_nothing_can_be_undone_there_is_another_way_back(say, name, hint) -> None:
+    path = str(SAMPLES / name)
+    assert f"{hint.format(path)}\n" in say("convert", path, "--undo").err
+
+
+def test_an_archive_of_files_is_what_it_was(say, bench) -> None:
+    with zipfile.ZipFile(bench / "a.zip", "w") as archive:
+        archive.write(bench / "run.pth", "run.pth")
+    assert say("convert", "a.zip", "--undo").err.endswith(" lies: ckptmove inspect a.zip\n")

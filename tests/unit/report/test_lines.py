@@ -237,6 +237,4 @@ def test_a_failure_without_hint_or_path() -> None:
 
 def test_a_plan_without_reasons_has_no_legend() -> None:
     plan = MovePlan(request=MoveRequest(to="mps"))
-    assert list(conversion.plan_lines(Page(), plan, verbose=False)) == [
-        "nothing to change: everything is already where it belongs"
-    ]
+    assert list(conversion.plan_lines(Page(), plan, verbose=False)) == ["nothing to change: no tensor has to move"]
