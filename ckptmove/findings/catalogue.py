@@ -304,11 +304,11 @@ _ENTRIES: Final = (
         name="truncated",
         severity=Severity.ERROR,
         when="a record reaches past the end of the file, a storage is shorter than its tensors, or absent, or a piece "
-        "of a distributed checkpoint is none any more; or a tar of files has no end (a warning)",
+        "of a distributed checkpoint is not what .metadata says; or a tar of files has no end (a warning)",
         why="The copy or the save was cut off: 'PytorchStreamReader failed', or 'file in archive is not in a "
         "subdirectory', or too few bytes for a tensor. A tar that was cut between two members is a shorter tar to "
-        "tar and to Python: only the blocks of zeros at its end are missing.",
-        mend="Copy or download it again, or go back to an earlier checkpoint.",
+        "tar and to Python: only the blocks of zeros at its end are missing. A whole piece may be of another save.",
+        mend="Copy or download it again, all files of one save, or go back to an earlier checkpoint.",
     ),
     Entry(
         code="F803",
