@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 from functools import singledispatch
 from glob import has_magic
@@ -19,6 +20,8 @@ _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPER
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
 #: What a conversion writes anew, and never changes, as the reason of :class:`ckptmove.changes.NothingToUndo` begins.
 _MADE_ANEW: Final = ("it is a directory", "it is an archive of files")
+#: An archive in one that holds nothing else, as an :class:`ckptmove.directories.EmptyDirectory` names it.
+_INNER: Final = re.compile(r", with another archive in it: '(.*)'; by content, ")
 #: What a file that is no checkpoint can be mended with, by what it is; with its path and its folder
 #: for a shell, and its path for Python.
 _MENDS: Final = {
@@ -122,7 +125,13 @@ def _(error: errors.NotACheckpoint) -> str:
 
 @hint_for.register(directories.EmptyDirectory)
 def _(error: directories.EmptyDirectory) -> str:
-    del error
+    path = error.path or ""
+    form: directories.ArchiveForm = "tar" if error.found.startswith("a tar") else "zip"
+    if (inner := _INNER.search(error.found)) is not None:
+        name = shlex.quote(f"{path}.unpacked/{inner[1]}")
+        return f"unpack it, and take that: {unpacking(path, form)} && ckptmove inspect {name}"
+    if "without its end" in error.found:
+        return f"it was cut off on its way: {_AGAIN}"
     return (
         "looked for what torch.save writes, under any name, as the HF Trainer, Accelerate, DeepSpeed, Megatron and "
         "mmengine keep it in directories"
@@ -137,7 +146,9 @@ def _(error: directories.MissingShard) -> str:
 
 @hint_for.register(directories.MustBeUnpacked)
 def _(error: directories.MustBeUnpacked) -> str:
-    return f"unpack it, then take the directory: {unpacking(error.path or '', error.form, locked=error.locked)}"
+    path = error.path or ""
+    command = unpacking(path, error.form, locked=error.locked)
+    return f"unpack it, and take the directory: {command} && ckptmove inspect {shlex.quote(f'{path}.unpacked')}"
 
 
 @hint_for.register(directories.DistributedFile)

@@ -121,8 +121,7 @@ def _is_tar_in_gzip(head: bytes) -> bool:
 
 def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:
     path = source.path
-    inside = [record.name.partition("/")[2] for record in directory.records]
-    if any(name in _SCRIPT_RECORDS or name.startswith("code/") for name in inside):
+    if _is_script({record.name.partition("/")[2] for record in directory.records}):
         return "torchscript"
     object_folder(directory, path)
     if directory.shift == 0:
@@ -134,6 +133,13 @@ def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:
             return "dcp"
         raise DamagedArchive(path, "truncated: the directory at its end is missing")
     raise DamagedArchive(path, f"{directory.shift} bytes stand before its first record")
+
+
+def _is_script(inside: set[str]) -> bool:
+    """Whether the names in a zip's folder are those of a TorchScript archive, whole or not: sources have code/, too."""
+    return not _SCRIPT_RECORDS.isdisjoint(inside) or (
+        "data.pkl" in inside and any(name.startswith("code/") for name in inside)
+    )
 
 
 def _is_pickle(head: bytes, source: ByteSource) -> bool:

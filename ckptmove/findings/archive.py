@@ -36,7 +36,7 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F802: records or storages are cut off or absent, or the end of a tar is."""
+    """F802: records or storages are cut off, absent or not those that were saved, or the end of a tar is missing."""
     fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
     endings = [fact for fact in inventory.facts if fact.kind == "missing-end"]
     if endings:
@@ -50,10 +50,12 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         "past-end": "record reaches past the end",
         "short-storage": "storage is shorter than its tensors",
         "missing-storage": "storage is absent",
-        "damaged-piece": "piece is not what was written",
+        "damaged-piece": "piece is not what .metadata says",
     }
     facts = [fact for fact in inventory.facts if fact.kind in words]
     if facts:
+        if any(fact.kind == "damaged-piece" for fact in facts):
+            fix = fix.replace(" it again", " the directory again, all of one save")
         parts = []
         for kind, text in words.items():
             own = [fact for fact in facts if fact.kind == kind]
@@ -128,8 +130,8 @@ def _passed_over(inventory: Inventory) -> Iterator[Finding]:
             f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): checkpoints may be in there, and no "
             f"command looks at them"
         )
-        first = inner[0].record
-        fix = f"unpack {shlex.quote(inventory.path)}, and in it {shlex.quote(first)}, then: ckptmove inspect FOLDER"
+        first = shlex.quote(inner[0].record)
+        fix = f"unpack {shlex.quote(inventory.path)} into FOLDER, then: ckptmove inspect FOLDER/{first}"
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 

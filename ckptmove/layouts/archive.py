@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _ZIP: Final = b"PK"
 _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
+_CUT: Final = " without its end, behind which members may be cut off"
 _SHARD: Final = ".distcp"
 _FORMS: Final[dict[ArchiveForm, type[ZipMembers | TarMembers]]] = {"zip": ZipMembers, "tar": TarMembers}
 #: What :func:`ckptmove.containers.sniff.recognise` says of files that hold others, or another: those that can be
@@ -78,8 +79,8 @@ class ArchiveListing(Listing):
 
     @property
     def described(self) -> str:
-        """The same for people."""
-        return _DESCRIBED[self.members.form]
+        """The same for people, and whether its end is missing."""
+        return _DESCRIBED[self.members.form] + (_CUT if self.members.facts else "")
 
     @property
     def has_checksums(self) -> bool:

@@ -71,8 +71,10 @@ def test_what_is_refused_in_a_tar_is_never_unpacked_outside_of_its_directory(say
             archive.add(bench / "run.pth", "../evil.pth")
     said = say("inspect", "evil.tar")
     assert said.code == 3
-    assert said.err.splitlines()[1].endswith(": python -m tarfile --filter data -e evil.tar evil.tar.unpacked")
-    words = shlex.split(said.err.splitlines()[1].rpartition(": python ")[2])
+    assert said.err.splitlines()[1].endswith(
+        ": python -m tarfile --filter data -e evil.tar evil.tar.unpacked && ckptmove inspect evil.tar.unpacked"
+    )
+    words = shlex.split(said.err.splitlines()[1].rpartition(": python ")[2].partition(" && ")[0])
     subprocess.run([sys.executable, *words], cwd=bench, capture_output=True, check=False)
     assert not (bench / "evil.pth").exists()
 
@@ -82,13 +84,10 @@ def test_a_password_is_asked_for_by_unzip(say, bench, model) -> None:
     data[bytes(data).rindex(b"best/policy.pth") - 46 + 8] |= 1
     model.write_bytes(data)
     said = say("inspect", "model.zip")
-    assert (said.code, said.err.splitlines()) == (
-        3,
-        [
-            "error: model.zip: not read as it is: member 'best/policy.pth' is encrypted",
-            "hint: unpack it, then take the directory: unzip model.zip -d model.zip.unpacked",
-        ],
-    )
+    error, hint = said.err.splitlines()
+    assert (said.code, error) == (3, "error: model.zip: not read as it is: member 'best/policy.pth' is encrypted")
+    unzip = "unzip model.zip -d model.zip.unpacked && ckptmove inspect model.zip.unpacked"
+    assert hint == f"hint: unpack it, and take the directory: {unzip}"
 
 
 @pytest.mark.parametrize("form", ["zip", "tar"])
@@ -98,3 +97,28 @@ def test_a_healthy_archive_is_verified_next(say, bench, form) -> None:
         (archive.write if form == "zip" else archive.add)(bench / "run.pth", "run.pth")
     said = say("inspect", path.name, "--select", "O")
     assert (said.code, said.err) == (0, f"next: ckptmove verify {path.name}\n")
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_an_archive_of_nothing_but_an_archive_says_how_to_come_to_that(say, bench, model, form) -> None:
+    path = bench / f"outer.{form}"
+    with zipfile.ZipFile(path, "w") if form == "zip" else tarfile.open(path, "w") as archive:
+        (archive.write if form == "zip" else archive.add)(model, "a b.zip")
+    hint = say("inspect", path.name).err.splitlines()[1]
+    assert f" -e {path.name} {path.name}.unpacked && " in hint
+    words = shlex.split(hint.partition(": python ")[2])
+    cut = words.index("&&")
+    subprocess.run([sys.executable, *words[:cut]], cwd=bench, capture_output=True, check=True)
+    assert say(*words[cut + 2 :]).out.startswith(f"{path.name}.unpacked/a b.zip\n")
+
+
+def test_a_tar_that_was_cut_before_its_first_checkpoint_is_said_to_be(say, bench) -> None:
+    with tarfile.open(bench / "cut.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("README.txt"))
+    data = (bench / "cut.tar").read_bytes()
+    for length, is_cut in (512, True), (1024, False):
+        (bench / "cut.tar").write_bytes(data[:length])
+        said = say("inspect", "cut.tar")
+        assert said.code == 3
+        assert (" without its end, behind which members may be cut off; " in said.err) == is_cut
+        assert ("hint: it was cut off on its way: compare its size" in said.err) == is_cut

@@ -17,6 +17,7 @@ import torch
 
 from ckptmove.containers.opening import open_container
 from ckptmove.containers.sniff import recognise
+from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, NotACheckpoint, UnsupportedContainer
 from ckptmove.limits import Limits
 from ckptmove.streams.source import open_source
@@ -89,6 +90,7 @@ SAFETENSORS = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0,
         (zipped("m/version", "m/model.json"), "torchscript"),
         (zipped("m/data.pkl", "m/code/__torch__.py"), "torchscript"),
         (zipped("m/data.pkl", "m/constants.pkl"), "torchscript"),
+        (zipped("m/code/__torch__.py", "m/constants.pkl"), "torchscript"),
         (len(SAFETENSORS).to_bytes(8, "little") + SAFETENSORS + b"\0", "safetensors"),
         (saved() + saved(), "dcp"),
         *((pickle.dumps({"a": 1}, protocol), "pickle") for protocol in range(6)),
@@ -98,6 +100,11 @@ SAFETENSORS = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0,
 )
 def test_a_checkpoint_is_recognised(name_of, data, expected):
     assert name_of(data) == expected
+
+
+def test_sources_in_a_zip_are_no_torchscript(name_of):
+    with pytest.raises(ArchiveOfFiles):
+        name_of(zipped("app/code/train.py", "app/README"))
 
 
 def test_a_real_torchscript_archive(name_of, tmp_path):
