@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from ckptmove.changes import RolledBack
+from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
@@ -108,6 +109,9 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         hint = f"did you mean: {retyped(PROGRAM, words, word, f'--to={word}')}"
     elif command == f"{PROGRAM} convert" and message.startswith(_ONE_TOO_MANY):
         hint = f"convert takes one PATH; name the new file with --output: {hint}"
+    elif command == PROGRAM and message.startswith("No such"):
+        known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
+        hint = with_command(PROGRAM, words, known)
     return Failure(kind="usage", message=message, hint=hint, path=None, exit_code=USAGE)
 
 

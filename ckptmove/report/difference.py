@@ -55,7 +55,7 @@ def brief_line(result: DiffResult) -> str:
 
 def _answer(result: DiffResult) -> str:
     if result.same:
-        rest = "and all else that was compared" if result.notes else "on the same devices, and all else"
+        rest = "and all else that was compared" if result.notes else "with every stored device, and all else"
         return f"the same: {amount(result.tensors, 'tensor')} bit for bit, {rest}"
     if result.uncompared and not (result.changed or result.added or result.removed):
         return f"no difference was found, and {_uncompared(result)} could not be compared"

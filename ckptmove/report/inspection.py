@@ -30,6 +30,12 @@ _FIRST: Final = 3
 #: Files of a directory that are listed without -v: those of a run on one machine.
 _MOST_FILES: Final = 24
 _DEVICE: Final = "cyan"
+#: What is said of a name, and no more: a file of safe names may still hold wrong numbers, or too many of them.
+_VERDICTS: Final = {
+    "safe": "known here: checkpoints have it, and by itself it does no harm",
+    "unknown": "on no list here: whether it does harm, its own module decides",
+    "dangerous": "no checkpoint needs it, and it can do harm",
+}
 
 
 def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
@@ -228,8 +234,16 @@ def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
 
 
 def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
+    if not names:
+        yield "it would import nothing"
+        return
     columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
     rows = [
         (clean(use.name), f"since {use.weights_only_since}" if use.weights_only else "no", use.verdict) for use in names
     ]
-    return table(page, columns, rows)
+    yield from table(page, columns, rows)
+    yield ""
+    used = {use.verdict for use in names}
+    for verdict, meaning in _VERDICTS.items():
+        for line in page.wrap(f"{verdict:<9}  {meaning}", 11) if verdict in used else ():
+            yield page.paint(line, "dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,11 +28,11 @@ def test_a_file_and_its_copy(check) -> None:
     check(
         "diff", "run.pth", "run.pth",
         code=0,
-        human="run.pth -> run.pth\n\nthe same: 16 tensors bit for bit, on the same devices, and all else\n",
-        quiet="run.pth -> run.pth: the same: 16 tensors bit for bit, on the same devices, and all else\n",
+        human="run.pth -> run.pth\n\nthe same: 16 tensors bit for bit, with every stored device, and all else\n",
+        quiet="run.pth -> run.pth: the same: 16 tensors bit for bit, with every stored device, and all else\n",
         github=(
             "::notice file=run.pth,title=diff::run.pth -> run.pth: "
-            "the same: 16 tensors bit for bit, on the same devices, and all else\n"
+            "the same: 16 tensors bit for bit, with every stored device, and all else\n"
         ),
         document={"command": "diff", "ok": True, "same": True, "added": [], "removed": [], "changed": []},
     )  # fmt: skip
@@ -154,7 +155,7 @@ def runs(bench):
 
 
 def test_a_directory_and_its_archive(check, runs) -> None:
-    answer = "the same: 5 tensors bit for bit, on the same devices, and all else"
+    answer = "the same: 5 tensors bit for bit, with every stored device, and all else"
     check(
         "diff", "one", "one.tar",
         code=0,
@@ -232,3 +233,9 @@ def test_two_files_are_needed(say) -> None:
     said = say("diff", "run.pth")
     assert said.code == 2
     assert "B" in said.err
+
+
+def test_no_device_is_said_to_be_the_same_where_none_is_stored(say) -> None:
+    path = str(Path(__file__).parents[2] / "sample_ckpts" / "weights.safetensors")
+    answer = "the same: 4 tensors bit for bit, with every stored device, and all else"
+    assert say("diff", path, path).out.splitlines()[-1] == answer

@@ -56,6 +56,8 @@ def test_tree_and_globals(say) -> None:
     assert "\n    0.weight: float32 [" in out
     assert "\ntorch._utils._rebuild_tensor_v2  since 2.4     safe\n" in out
     assert "\nmodel.0.weight " in out
+    assert "\nsafe       known here: checkpoints have it, and by itself it does no harm\n" in out
+    assert "\nit would import nothing\n" in say("inspect", str(WEIGHTS), "--globals").out
 
 
 def test_match_filters_the_document_too(ask) -> None:

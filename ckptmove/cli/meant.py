@@ -1,0 +1,66 @@
+"""What whoever typed a command line without a command may have meant by it.
+
+Never opens a file: whether one is there is all that it asks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from glob import has_magic
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+#: What other programs call the commands.
+_SYNONYMS: Final[dict[str, str]] = {
+    **dict.fromkeys(("check", "show", "info", "list", "ls", "scan", "view", "dump"), "inspect"),
+    **dict.fromkeys(("move", "map", "remap", "load", "to", "cast"), "convert"),
+    **dict.fromkeys(("test", "validate", "prove", "resume"), "verify"),
+    **dict.fromkeys(("compare", "cmp"), "diff"),
+    **dict.fromkeys(("explain", "codes", "findings"), "rules"),
+}
+
+
+def with_command(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
+    """What to type in place of words that do not begin with a command.
+
+    Args:
+        program: the name of the program.
+        words: what was typed behind it; one at least.
+        commands: each command with its options.
+
+    Returns:
+        A whole command line to type, or the names of the commands where nobody can tell.
+    """
+    first, rest = words[0], list(words[1:])
+    if first.startswith("-"):
+        return _behind(program, words, commands)
+    close = difflib.get_close_matches(first.lower(), commands, n=1)
+    name = "--help" if first == "help" else _SYNONYMS.get(first.lower()) or (close[0] if close else "")
+    if _is_path(first):
+        has_target = any(word.partition("=")[0] == "--to" for word in words)
+        rest, name = list(words), "convert" if has_target else "inspect"
+    if not name:
+        return f"the commands are {', '.join(commands)}: {program} --help"
+    if name == "--help":
+        return f"did you mean: {shlex.join([program, *rest, name])}"
+    return f"did you mean: {shlex.join([program, name, *rest])}"
+
+
+def _behind(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
+    """An option before the command: the same behind it."""
+    known = [name for name, options in commands.items() if words[0].partition("=")[0] in options]
+    typed = next((name for name in commands if name in words), None)
+    if typed is not None:
+        at = words.index(typed)
+        words = [*words[:at], *words[at + 1 :]]
+    if not known or all(word.startswith("-") for word in words):
+        return f"{program} --help"
+    return f"options stand behind the command: {shlex.join([program, typed or known[0], *words])}"
+
+
+def _is_path(word: str) -> bool:
+    return os.path.lexists(word) or has_magic(word) or bool(os.path.splitext(word)[1]) or os.sep in word  # noqa: PTH122  # a path stays as it was typed
