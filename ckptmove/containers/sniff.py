@@ -54,6 +54,8 @@ _FLATBUFFER: Final = b"PTMF"
 #: zlib's word for deflate in gzip's frame; and the length of tar's header.
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _TAR_HEADER: Final = 512
+#: Each costs a copy of what follows it.
+_GZIP_MEMBERS: Final = 64
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 #: What ``save_pretrained`` of transformers writes beside the files: ``weight_map`` stands behind ``metadata``.
 _INDEX: Final = re.compile(rb"\s*\{.*\"weight_map\"\s*:", re.DOTALL)
@@ -111,12 +113,31 @@ def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirec
     raise NotACheckpoint(source.path, _describe(head))
 
 
+def gunzipped(data: bytes, most: int) -> bytes | None:
+    """What a gzip file holds, at most so many bytes of it; None where it is none.
+
+    Like every reader of gzip it takes members in a row for one file; of a great many, only the first are looked at.
+
+    Args:
+        data: the beginning of the file; of what is cut off in a member, that much is inflated.
+        most: bytes of the result.
+    """
+    found = b""
+    for _ in range(_GZIP_MEMBERS):
+        member = zlib.decompressobj(_GZIP)
+        try:
+            found += member.decompress(data, most - len(found))
+        except zlib.error:
+            return found or None
+        data = member.unused_data
+        if not data or len(found) == most:
+            break
+    return found
+
+
 def _is_tar_in_gzip(head: bytes) -> bool:
     """Whether a file that begins so is a tar archive, compressed with gzip."""
-    try:
-        return zlib.decompressobj(_GZIP).decompress(head, _TAR_HEADER)[257:262] == b"ustar"
-    except zlib.error:
-        return False
+    return (gunzipped(head, _TAR_HEADER) or b"")[257:262] == b"ustar"
 
 
 def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:

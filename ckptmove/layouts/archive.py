@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.sniff import recognise
+from ckptmove.containers.sniff import gunzipped, recognise
 from ckptmove.directories import ArchiveOfFiles, MustBeUnpacked
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.layouts.listing import DiskPlace, Listing, stamp_of
@@ -46,8 +45,6 @@ _SEALED_FILE: Final = frozenset({"a bzip2 file", "an xz file", "a zstd file"})
 _OF_INTEREST: Final = re.compile(r"\.(?:tar|tbz2?|txz|tzst|zip|pth?|ckpt|bin|safetensors|nemo)\b")
 #: So much of what is compressed is looked at.
 _LOOK: Final = 1 << 20
-#: zlib's word for deflate in gzip's frame.
-_GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +186,8 @@ def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, li
         source = listing.open(path) if is_at_hand else MemorySource(path, _beginning(listing, path))
         return _lists_one(source, error.form, limits)
     if error.found in _GZIPPED:
-        try:
-            data = zlib.decompressobj(_GZIP).decompress(_beginning(listing, path), _LOOK)
-        except zlib.error:
-            return True
-        return _is_one(MemorySource(path, data), limits)
+        data = gunzipped(_beginning(listing, path), _LOOK)
+        return data is None or _is_one(MemorySource(path, data), limits)
     is_named_so = error.found in _SEALED_FILE and _OF_INTEREST.search(path) is not None
     return is_named_so or error.found in _SEALED
 
