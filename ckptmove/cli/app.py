@@ -201,9 +201,10 @@ def diff(
     _version: options.Version = False,
     _help: options.Help = False,
 ) -> None:
-    """Show what differs between two: tensors, devices, dtypes, values, and all else.
+    """Show what differs between two checkpoints.
 
-    Values are compared bit for bit, and nothing is executed. Torch, where it is installed, says how far they lie apart.
+    Tensors, devices, dtypes, values, and all else; values bit for bit, and nothing is executed. Torch, where it is
+    installed, says how far they lie apart.
     Directories and archives are compared file by file; a model that is cut into other files goes by its own names.
     Exits 1 where anything differs.
     """

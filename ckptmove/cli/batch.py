@@ -84,15 +84,15 @@ def conclude(batch: Batch, asked: int, word: str, out: Output, *, unproven: int 
         asked: how many there were.
         word: what such a checkpoint is: ``passed``.
         out: where to say it.
-        unproven: how many of those have it only because nothing spoke against it; they are counted apart.
+        unproven: how many of those have it only because nothing spoke against it, which is said of them.
 
     Raises:
         StdoutFailed: stdout does not take it.
     """
     if asked == 1 or out.format is not Format.HUMAN or batch.is_cut_short:
         return
-    apart = f", {unproven:,} not proven" if unproven else ""
-    line = f"{batch.good - unproven:,} of {asked:,} {word}{apart}"
+    doubt = f", {unproven:,} of them not proven" if unproven else ""
+    line = f"{batch.good:,} of {asked:,} {word}{doubt}"
     if out.quiet:
         out.lines([line])
     else:

@@ -318,7 +318,8 @@ def _(error: outputs.NotDurable) -> str:
 @hint_for.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
-        return "its folder does not exist: make it first, or name another place with --output"
+        folder = shlex.quote(_folder_of(error.path or ""))
+        return f"its folder does not exist: mkdir -p {folder}; or name another place with --output"
     if error.reason in _NO_SPACE:
         return "nothing is left of it: free some space, or name another place with --output"
     return "nothing is left of it: name a place that can be written with --output"

@@ -5,9 +5,11 @@ Never reads a byte: the container states the facts, and the tensors say what the
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.directories import DirectoryInventory
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, load_expression
@@ -93,10 +95,10 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         held = sum(fact.nbytes for fact in orphans)
         parts.append(f"{held:,} bytes in {amount(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
-    save = "torch.jit.save" if inventory.container == "torchscript" else "torch.save"
-    again = f"{save}({load_expression(inventory)}, {f'{inventory.path}.small'!r})"
+    places = [*where, *(fact.record for fact in orphans)]
+    again = _saved_again(inventory, places[0], ".small")
     fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
-    yield found("F804", "; ".join(parts), [*where, *(fact.record for fact in orphans)], fix)
+    yield found("F804", "; ".join(parts), places, fix)
 
 
 def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
@@ -141,8 +143,20 @@ def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
-        fix = f"torch.save({load_expression(inventory)}, {f'{inventory.path}.plain'!r})"
+        fix = _saved_again(inventory, facts[0].record, ".plain")
         yield found("F805", message, [fact.record for fact in facts], fix)
+
+
+def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
+    """Python that loads the file that a tensor or a record is in, and saves it beside the old one."""
+    container, path, file = inventory.container, inventory.path, ""
+    if isinstance(inventory, DirectoryInventory):
+        held = (one for one in inventory.files if place.startswith((f"{one.path}.", f"{one.path}/")))
+        if (one := next(held, None)) is not None:
+            container, file = one.container, one.path
+            path = path if inventory.form else posixpath.join(path, file)
+    save = "torch.jit.save" if container == "torchscript" else "torch.save"
+    return f"{save}({load_expression(inventory, file)}, {f'{path}{ending}'!r})"
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.policy import DEVICE_MENTION, GROUP_FLAG, RULES
 from ckptmove.report.page import Column, table
-from ckptmove.report.text import clean, size
+from ckptmove.report.text import clean, sentence, size
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: b
     yield ""
     yield page.paint(brief_line(path, result), "bold green")
     for note in result.notes:
-        yield f"note: {clean(note)}"
+        # A command stays in one line, so that it can be copied.
+        line = f"note: {sentence(note)}"
+        yield from [line] if "ckptmove " in line else page.wrap(line, 2)
 
 
 def brief_line(path: str, result: ConvertResult) -> str:

@@ -35,6 +35,8 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
     yield ""
     yield from _names(page, f"only in {clean(result.first)}", result.removed, verbose=verbose)
     yield from _names(page, f"only in {clean(result.second)}", result.added, verbose=verbose)
+    if result.changed and (result.removed or result.added):
+        yield ""
     yield from _changes(page, result.changed, verbose=verbose)
     shown = result.uncompared if verbose else result.uncompared[:_SHOWN]
     for one in shown:

@@ -65,7 +65,7 @@ def asked_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[s
     """What is shown only to those who ask for it, each part apart from what stands before it."""
     if detail.tensors:
         yield ""
-        yield from _tensors(page, answer.tensors) if answer.tensors else ("no tensor of that name",)
+        yield from _tensors(page, answer.tensors) if answer.tensors else (_none(answer.inspection.inventory),)
     if detail.tree:
         yield ""
         yield from _tree(page, answer.inspection.outline)
@@ -202,6 +202,11 @@ def _optimizer(optimizer: OptimizerRecord) -> str:
     counts = [value for value in steps if type(value) is int]
     step = f", step {max(counts):,}" if counts else ""
     return f"{clean(optimizer.where) or 'optimizer'}: {names}, {groups}, {parameters}{step}"
+
+
+def _none(inventory: Inventory) -> str:
+    """What stands in place of rows of tensors."""
+    return "no tensor of that name (--tensors lists them all)" if inventory.tensors else "there is no tensor in it"
 
 
 def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:

@@ -39,7 +39,8 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool) -> It
         yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
         yield f"{verdict(page, result.findings)} ({codes})"
-    yield page.paint(outcome(result), _STYLES[_status(result)])
+    for line in page.wrap(outcome(result), 2):
+        yield page.paint(line, _STYLES[_status(result)])
 
 
 def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:

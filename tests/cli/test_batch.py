@@ -15,15 +15,23 @@ from ckptmove.errors import LimitExceeded
     [
         (3, 0, "3 of 3 passed"),
         (2, 0, "2 of 3 passed"),
-        (2, 1, "1 of 3 passed, 1 not proven"),
-        (3, 3, "0 of 3 passed, 3 not proven"),
+        (2, 1, "2 of 3 passed, 1 of them not proven"),
+        (3, 3, "3 of 3 passed, 3 of them not proven"),
     ],
 )
-def test_what_is_not_proven_is_counted_apart(capsys, good, unproven, line) -> None:
+def test_what_is_not_proven_is_told(capsys, good, unproven, line) -> None:
     batch = Batch(code=YES if good == 3 else NO, failures=(), good=good, is_cut_short=False)
     for quiet in (True, False):
         conclude(batch, 3, "passed", Output(Format.HUMAN, quiet=quiet), unproven=unproven)
         assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_what_fails_for_want_of_proof_is_not_taken_off_those_that_passed(say, bench) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2)}, bench / "weights.pth")
+    say("convert", "run.pth", "--to", "cpu")
+    for words, line in (((), "2 of 2 passed, 1 of them not proven"), (("--strict",), "1 of 2 passed")):
+        assert say("verify", "-q", *words, "run.cpu.pth", "weights.pth").out.splitlines()[-1] == line
 
 
 @pytest.mark.parametrize(("good", "unproven", "color"), [(3, 0, 32), (3, 1, 33), (2, 1, 31)])
@@ -61,4 +69,4 @@ def test_verify_counts_what_it_could_not_prove(say, bench) -> None:
     torch.save({"weight": torch.ones(2)}, bench / "weights.pth")
     say("convert", "weights.pth", "--to", "cuda:3")
     out = say("verify", "weights.cuda3.pth", "run.pth", "dragged.pth", "--to", "cuda:3").out
-    assert out.endswith("\n\n1 of 3 passed, 1 not proven\n")
+    assert out.endswith("\n\n2 of 3 passed, 1 of them not proven\n")

@@ -239,3 +239,10 @@ def test_no_device_is_said_to_be_the_same_where_none_is_stored(say) -> None:
     path = str(Path(__file__).parents[2] / "sample_ckpts" / "weights.safetensors")
     answer = "the same: 4 tensors bit for bit, with every stored device, and all else"
     assert say("diff", path, path).out.splitlines()[-1] == answer
+
+
+def test_a_table_stands_apart_from_the_names_above_it(say, pair) -> None:
+    pair({"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.zeros(2)})
+    lines = say("diff", "a.pt", "b.pt").out.splitlines()
+    assert lines[2:4] == ["only in a.pt: b", ""]
+    assert lines[4].startswith("what ")

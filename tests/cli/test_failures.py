@@ -223,7 +223,7 @@ ERRORS = {
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
-    errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "make it first"),
+    errors.WriteFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --output"),
     outputs.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
     outputs.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
     outputs.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),

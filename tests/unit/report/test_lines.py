@@ -39,6 +39,7 @@ def answer(*findings, expectation=None, outline=(), **facts) -> InspectAnswer:
 def test_a_file_without_tensors() -> None:
     lines = list(inspection.inspection_lines(Page(), answer(torch_version="2.1.0", producer="lightning 2"), Detail()))
     assert lines == ["a.pth", "torch-zip, plain, 1 B, torch 2.1.0, lightning 2", "", "no findings"]
+    assert "there is no tensor in it" in inspection.inspection_lines(Page(), answer(), Detail(tensors=True))
 
 
 def test_a_finding_without_place_and_cure() -> None:
@@ -143,6 +144,10 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     result = ConvertResult(container="torch-zip", plan=plan, **facts)
     assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
     assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
+    noted = replace(result, notes=("some words " * 9, f"{'type this: ' * 9}ckptmove convert b.pth --undo"))
+    *_, first, second, command = conversion.conversion_lines(Page(columns=60), "a.pth", noted, verbose=False)
+    assert (first[:12], second[:4]) == ("note: some w", "  so"), "words are wrapped"
+    assert command.endswith(": ckptmove convert b.pth --undo"), "a command is for copying"
     brief = replace(result, seconds=0.99)
     assert conversion.brief_line("a.pth", brief) == "wrote b.pth: 3.0 MiB in 0.99 s", "the start is most of it"
     instant = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
@@ -227,6 +232,8 @@ def test_what_passed_without_proof_is_marked() -> None:
     for passed, proven, color in ((True, True, 32), (True, False, 33), (False, False, 31)):
         *_, last = verification.verification_lines(page, verified(passed=passed, proven=proven), verbose=False)
         assert last.startswith(f"\x1b[1;{color}m")
+    *_, first, second = verification.verification_lines(Page(columns=60), verified(proven=False), verbose=False)
+    assert f"{first} {second.strip()}" == verification.outcome(verified(proven=False))
     line = verification.brief_line(verified(proven=False))
     assert line == (
         "a: passed, real mps, but a resume is not proven: something stood in for what the file does not hold"
