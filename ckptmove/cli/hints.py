@@ -32,6 +32,13 @@ _MENDS: Final = {
     "again",
     "a gzip file": "unpack it first: gunzip -c {shell} > unpacked.pth",
     "a tar archive in a gzip file": "unpack it first: tar -xzf {shell}",
+    "a bzip2 file": "unpack it first: bunzip2 -c {shell} > unpacked.pth",
+    "an xz file": "unpack it first: xz -dc {shell} > unpacked.pth",
+    "a zstd file": "unpack it first: zstd -dc {shell} > unpacked.pth",
+    "a 7z archive": "unpack it first: 7z x {shell}",
+    "a rar archive": "unpack it first: unrar x {shell}",
+    "a text file": "ckptmove reads what torch.save writes; see what this says with: head {shell}",
+    "bytes of no known format": "ckptmove reads what torch.save writes; see what this may be with: file {shell}",
     "a mobile module in FlatBuffer form": "make an archive of it: torch.jit.load({python}).save('module.pt')",
     "a symbolic link out of its directory": "no link is followed out of it: copy the directory with what its links "
     "name, cp -rL DIRECTORY COPY, and take the copy",

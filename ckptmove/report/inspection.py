@@ -48,6 +48,8 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
     if inventory.tensors:
         yield ""
         yield from _devices(page, inventory)
+    elif not detail.tensors:  # which says so itself
+        yield from ("", _none(inventory))
     if inventory.optimizers:
         yield ""
         for optimizer in inventory.optimizers:
