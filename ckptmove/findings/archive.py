@@ -149,14 +149,13 @@ def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
     """Python that loads the file that a tensor or a record is in, and saves it beside the old one."""
-    container, path, file = inventory.container, inventory.path, ""
-    if isinstance(inventory, DirectoryInventory):
-        held = (one for one in inventory.files if place.startswith((f"{one.path}.", f"{one.path}/")))
-        if (one := next(held, None)) is not None:
-            container, file = one.container, one.path
-            path = path if inventory.form else posixpath.join(path, file)
-    save = "torch.jit.save" if container == "torchscript" else "torch.save"
-    return f"{save}({load_expression(inventory, file)}, {f'{path}{ending}'!r})"
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    file = next((one.path for one in files if place.startswith((f"{one.path}.", f"{one.path}/"))), "")
+    is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
+    path = posixpath.join(inventory.path, file) if file and is_folder else inventory.path
+    load = load_expression(inventory, file)
+    save = "torch.jit.save" if load.startswith("torch.jit.") else "torch.save"
+    return f"{save}({load}, {f'{path}{ending}'!r})"
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
