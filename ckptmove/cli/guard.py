@@ -5,6 +5,7 @@ Never lets an exception out, and never hides a bug: that one keeps its traceback
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 import warnings
@@ -21,7 +22,7 @@ from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
 from ckptmove.devices import is_device_string
-from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice
+from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice, UnsupportedDtype
 from ckptmove.outputs import LeftoversRemoved
 from ckptmove.report.answers import Failure
 from ckptmove.report.text import clean, sentence
@@ -86,6 +87,9 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         failure = failure_of(error)
         if isinstance(error, UnknownDevice) and error.suggestion is not None:
             failure = failure._replace(hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
+        elif type(error) is UnsupportedDtype and words[0] == "convert":  # what cannot be cast is another error
+            cast = shlex.join([PROGRAM, "convert", "--cast", *words[1:]])
+            failure = failure._replace(hint=f"{failure.hint}: {cast}")
     except _TyperUsageError as error:
         failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:

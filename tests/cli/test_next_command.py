@@ -76,6 +76,13 @@ def test_a_name_that_begins_as_an_option_can_be_typed_as_it_is_shown(say, bench)
     assert say("inspect", "-").err.startswith("error: -: no such file")
 
 
+def test_what_has_to_be_cast_says_how_that_is_typed(say, bench):
+    path = shutil.copy(SAMPLES / "float64-cpu.pt", bench / "a b.pt")
+    hint = say("convert", path.name, "--to", "mps").err.splitlines()[1]
+    assert hint.endswith(" with --cast: ckptmove convert --cast 'a b.pt' --to mps")
+    assert say("convert", "--cast", path.name, "--to", "mps").code == 0
+
+
 def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
     said = say("convert", str(SAMPLES / "bare-pickle-cuda2.pkl"), "--to", "cuda:0", "-o", str(tmp_path / "out.pkl"))
     assert said.err.splitlines() == [f"next: ckptmove verify {tmp_path / 'out.pkl'} --to cuda:0"]
