@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import devices
-from ckptmove.directories import DirectoryInventory
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import flag_paths
 from ckptmove.model import LACKING, OF_TORCH_SAVE
@@ -55,8 +54,6 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if dragged:
         yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
     tags = {record.device for record in inventory.tensors}
-    if tags == {devices.NO_DEVICE} and _has_others(inventory):
-        yield "no device is stored with any tensor: each is loaded to where the model has it"
     for glob, _ in plan.request.mapping if tags != {devices.NO_DEVICE} else ():
         if not any(devices.matches(glob, tag) for tag in tags):
             yield f"--map {glob}=... matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
@@ -79,12 +76,6 @@ def overflow_note(values: int) -> str:
     """What is said of values that were too large for the dtype that they were cast to."""
     verb = "was" if values == 1 else "were"
     return f"--cast: {amount(values, 'value')} {verb} too large for the smaller dtype: inf in the new file"
-
-
-def _has_others(inventory: Inventory) -> bool:
-    """Whether files that store devices stand beside those that store none, of which :func:`no_devices` says so."""
-    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    return any(file.container in OF_TORCH_SAVE for file in files)
 
 
 def _neighbours(glob: str, names: Sequence[str]) -> str:

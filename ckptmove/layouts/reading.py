@@ -59,9 +59,9 @@ class Directory(NamedTuple):
     outline: tuple[OutlineLine, ...]
 
     def no_devices(self) -> str:
-        """Why there is no device in any of the files; empty where there is one."""
-        reasons = [no_devices(part.inventory) for part in self.parts]
-        return reasons[0] if all(reasons) else ""
+        """Why there is no device in any of the files that have tensors; empty where there is one."""
+        reasons = [no_devices(part.inventory) for part in self.parts if part.inventory.tensors]
+        return reasons[0] if reasons and all(reasons) else ""
 
 
 def read_directory(
