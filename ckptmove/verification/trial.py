@@ -60,6 +60,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
             tally.error = _locate(trial, batch, drafts, error)
+            tally.unread = isinstance(error, UnreadableInput)
             return
         for draft, after in zip(drafts, stepped, strict=True):
             judge(trial, draft.piece, after, tally)
