@@ -129,7 +129,7 @@ def _wrong(node: Any, index: int, devices: tuple[str, str], gradient: torch.Tens
 def _first_gradient(code: Any) -> str:
     """What a `backward` calls the first gradient that it is given: `grad`, or `grads[0]` of a `*grads`."""
     if code.co_argcount > 1:
-        return code.co_varnames[1]
+        return str(code.co_varnames[1])
     takes_more = code.co_flags & _TAKES_MORE
     return f"{code.co_varnames[code.co_argcount + code.co_kwonlyargcount]}[0]" if takes_more else ""
 
