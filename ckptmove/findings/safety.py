@@ -5,6 +5,7 @@ Never imports any of it, and never offers to allow what is dangerous.
 
 from __future__ import annotations
 
+import ast
 import shlex
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from ckptmove.pickles.names import newest
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, GlobalUse, Inventory
@@ -26,6 +27,10 @@ _SHOWN: Final = 4
 _MOVED: Final = ("numpy.core.", "numpy._core.", "pathlib.")
 #: The first torch to which such a name can be given with the object (``_get_user_allowed_globals``).
 _PAIRS_SINCE: Final = "2.6"
+#: Modules of ``torch.optim`` that can be reached by name: it deletes those of its optimizers from itself.
+_OPTIM_MODULES: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
+#: Modules that an expression which loads a file may name.
+_LOADING: Final = frozenset({"io", "pickle", "tarfile", "torch", "zipfile"})
 #: numpy restores an array through the class of its dtype, which the file does not name.
 _NUMPY_DTYPES: Final = "*{type(numpy.dtype(code)) for code in numpy.typecodes['All']}"
 
@@ -51,14 +56,14 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     message += f"; before torch {' also '.join(_before(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
     load = load_expression(inventory, files[0] if files else "").removesuffix(")")
-    if any(use.verdict == "dangerous" for use in refused):
+    if any(use.verdict == "dangerous" or not _is_name(use) for use in refused):
         fix = _distrust(inventory)
     elif inventory.container == "torchscript":
-        fix = f"{load})  # runs the code in it: only if you trust its origin"
+        fix = f"{_imports(load)}{load})  # runs the code in it: only if you trust its origin"
     elif inventory.container == "pickle":
-        fix = f"{load})  # runs what the file says: only if you trust its origin"
+        fix = f"{_imports(load)}{load})  # runs what the file says: only if you trust its origin"
     elif opcodes or is_tar or filled:
-        fix = f"{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
+        fix = f"{_imports(load)}{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:
         fix = _allow(inventory, load)
     yield found("S701", message, files or where, fix)
@@ -111,8 +116,10 @@ def _allow(inventory: Inventory, load: str) -> str:
     pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
     oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])
     names += [use.name for use in later if oldest == OLDEST_TORCH]
-    allow = f"{_allow_line(names)}; " if names else ""
-    return f"{allow}{load}, weights_only=True){'' if oldest == OLDEST_TORCH else f'  # torch {oldest} or later'}"
+    modules, allowed = _allowed(names)
+    allow = f"torch.serialization.add_safe_globals([{', '.join(allowed)}]); " if names else ""
+    since = "" if oldest == OLDEST_TORCH else f"  # torch {oldest} or later"
+    return f"{_imports(load, modules)}{allow}{load}, weights_only=True){since}"
 
 
 def _later(inventory: Inventory) -> list[GlobalUse]:
@@ -134,16 +141,32 @@ def _is_allowable(use: GlobalUse) -> bool:
     return not use.name.startswith("torch.") or use.weights_only_since == "2.5"
 
 
-def _allow_line(names: list[str]) -> str:
-    """The imports and the call that let ``weights_only=True`` take names; classes of the script are in ``__main__``."""
-    modules = {"torch"}
+def _allowed(names: list[str]) -> tuple[set[str], list[str]]:
+    """The modules of names, and what ``add_safe_globals`` is given; classes of the script are in ``__main__``."""
+    modules = set()
     objects = []
     for name in names:
         current = name.replace("numpy.core.", "numpy._core.", 1) if name.startswith("numpy.core.") else name
-        if current.startswith("torch.optim."):  # torch.optim deletes the names of its own modules
+        if current.startswith("torch.optim.") and not current.startswith(_OPTIM_MODULES):
             current = f"torch.optim.{current.rpartition('.')[2]}"
         modules.add(current.rpartition(".")[0] or "builtins")
         objects.append(f"({current}, {name!r})" if name.startswith(_MOVED) else current)
     if "numpy.dtype" in names:
         objects.append(_NUMPY_DTYPES)
-    return f"import {', '.join(sorted(modules))}; torch.serialization.add_safe_globals([{', '.join(objects)}])"
+    return modules, objects
+
+
+def _is_name(use: GlobalUse) -> bool:
+    """Whether a line of Python can name it: a file may write anything in a name's place, code of its own too."""
+    return all(part.isidentifier() for part in use.name.split("."))
+
+
+def _imports(load: str, modules: Collection[str] = ()) -> str:
+    """What is to be imported for a line, so that it runs as it is pasted.
+
+    Args:
+        load: the call that loads a file, without its end.
+        modules: others that the line names.
+    """
+    named = {node.id for node in ast.walk(ast.parse(f"{load})")) if isinstance(node, ast.Name)}
+    return f"import {', '.join(sorted({*modules, *(named & _LOADING)}))}; "

@@ -1,50 +1,43 @@
-"""What a simulated device refuses while the autograd engine runs, kept until it has ended.
+"""What is raised while the autograd engine runs on a simulated device, brought out of it whole.
 
-Never lets an exception of an operation out through the engine.
+Never holds the engine up: what is raised ends a backward, as on a real device.
 
-There it would end the process: for a device of Python's, `torch::acc::PythonDeviceGuard::exchangeStream` calls Python
-while the exception is on its way, and is noexcept. So the step goes on with a value in place of the refused one, and
-the first refusal is raised when the engine returns. So it is with an exception of a hook of the user's. What a function
-of the user's own raises in `backward` does no such harm.
+For a device of Python's the engine restores a stream on the way out, which asks :class:`Guard` for its type: a call of
+Python while an exception is on its way would end the process, as that is no place for one. So the guard takes the
+exception up, and the engine's caller raises it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import nn
 from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction
 
-from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
+from ckptmove.verification.simulated_rules import WrongGradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-#: What an operation raises.
-ERRORS: Final = (RuntimeError, TypeError, ValueError, IndexError)
+    from ckptmove.verification.simulated_rules import CrossDeviceError
+
 _ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # the one function that runs the engine
 _OWN: Final = re.compile(r"/ckptmove/verification/(simulated|backward)\.py$|/torch/_(compile|dynamo/.*)\.py$")
 #: A line of `traceback.format_stack`, as anomaly detection keeps it.
 _FRAME: Final = re.compile(r'\s*File "(.*)", line (\d+), in ')
 
-#: What a user registers hooks with that run in `backward`.
-_REGISTRARS: Final = (
-    (torch.Tensor, torch.Tensor.register_hook),
-    (torch.Tensor, torch.Tensor.register_post_accumulate_grad_hook),
-    (nn.Module, nn.Module.register_backward_hook),
-    (nn.Module, nn.Module.register_full_backward_hook),
-    (nn.Module, nn.Module.register_full_backward_pre_hook),
-)
+#: `inspect.CO_VARARGS`: of the code of a function that takes any number of arguments.
+_TAKES_MORE: Final = 0x04
+#: An iterator without anything in it. To ask it raises whatever exception is on its way.
+_NOTHING: Final = iter(())
 
-_kept: list[Exception] = []
+#: What was taken up in each run of the engine, the innermost last: a backward may run inside of another.
+_runs: list[list[BaseException]] = []
 
 
 def is_running() -> bool:
@@ -52,51 +45,40 @@ def is_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001  # no public name for it
 
 
-def keep(error: Exception) -> None:
-    """Keep what was raised, with the frames between the engine and the operation: those of a hook of the user's."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the frames, without an exception that left them
-    trace: TracebackType | None = None
-    while frame is not None and frame.f_code is not _ENGINE:
-        if not _OWN.search(frame.f_code.co_filename):
-            trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
+def note_node(error: CrossDeviceError) -> None:
+    """Take down the node of the graph that an operation was refused in, where no code of Python's stands between."""
+    frames = _frames_to_engine(sys._getframe(1))  # noqa: SLF001  # the frames, without an exception that left them
+    is_torchs = all(_OWN.search(frame.f_code.co_filename) for frame in frames)
     node: Any = torch._C._current_autograd_node()  # noqa: SLF001  # no public name for it
-    if trace is None and node is not None and isinstance(error, CrossDeviceError):
+    if is_torchs and node is not None:
         error.node = node.name()
         stack = (_FRAME.match(line) for line in node.metadata.get("traceback_", ()))
         error.made_by = tuple((found[1], int(found[2])) for found in stack if found is not None)
-    _kept.append(error.with_traceback(trace))
 
 
-class _Keeper:
-    """Keeps what is raised inside of it, and goes on."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, Exception):
-            _kept.append(error)
-        return isinstance(error, Exception)
+def _frames_to_engine(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None and frame.f_code is not _ENGINE:
+        yield frame
+        frame = frame.f_back
 
 
-def _keeping(register: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that registers a hook, with all that the hook raises while the engine runs kept."""
+def make_guard(kind: Any) -> Any:
+    """The guard of a device of Python's, to be kept as long as the process lives.
 
-    @functools.wraps(register)
-    def registered(owner: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        @functools.wraps(hook)
-        def kept(*given: Any) -> Any:
-            if not is_running():
-                return hook(*given)
-            with _Keeper():
-                return hook(*given)
+    Args:
+        kind: what it says that it guards.
+    """
 
-        return register(owner, kept, *args, **kwargs)
+    class Guard(torch._C._acc.DeviceGuard):  # noqa: SLF001  # not in every torch
+        def type_(self) -> Any:
+            try:
+                next(_NOTHING, None)
+            except BaseException as error:  # noqa: BLE001  # whatever was raised, the engine's caller raises it again
+                if _runs:
+                    _runs[-1].append(error)
+            return kind
 
-    return registered
+    return Guard()
 
 
 @contextlib.contextmanager
@@ -140,31 +122,40 @@ def _wrong(node: Any, index: int, devices: tuple[str, str], gradient: torch.Tens
     code = getattr(backward, "__code__", None)
     if code is not None:
         error.home = code.co_filename, code.co_firstlineno
-        error.argument = code.co_varnames[1] if code.co_argcount > 1 else ""
+        error.argument = _first_gradient(code)
     return error
 
 
+def _first_gradient(code: Any) -> str:
+    """What a `backward` calls the first gradient that it is given: `grad`, or `grads[0]` of a `*grads`."""
+    if code.co_argcount > 1:
+        return str(code.co_varnames[1])
+    takes_more = code.co_flags & _TAKES_MORE
+    return f"{code.co_varnames[code.co_argcount + code.co_kwonlyargcount]}[0]" if takes_more else ""
+
+
 @contextlib.contextmanager
-def kept_until_the_end() -> Iterator[None]:
-    """Have the engine raise at its end what was kept, while the context is open."""
+def raised_by_its_caller() -> Iterator[None]:
+    """Have the engine raise at its end what was taken up while it ran, as long as the context is open."""
     module: Any = torch.autograd
     engine = module._engine_run_backward  # noqa: SLF001  # as `torch.autograd.backward` and `grad` call it
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        taken: list[BaseException] = []
+        _runs.append(taken)
         try:
-            return engine(*args, **kwargs)
+            result = engine(*args, **kwargs)
+        except SystemError:  # it has failed, and there is no exception any more
+            if not taken:
+                raise
         finally:
-            if _kept and not is_running():  # of one backward inside of another, the outer one tells
-                first = _kept[0]
-                _kept.clear()
-                raise first
+            _runs.pop()
+        if taken:
+            raise taken[0]
+        return result
 
     module._engine_run_backward = run  # noqa: SLF001  # another takes its place while the device stands
-    for owner, register in _REGISTRARS:
-        setattr(owner, register.__name__, _keeping(register))
     try:
         yield
     finally:
         module._engine_run_backward = engine  # noqa: SLF001  # the engine, put back
-        for owner, register in _REGISTRARS:
-            setattr(owner, register.__name__, register)

@@ -143,7 +143,7 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
     line = _returning(*error.home) if error.home is not None else scene.home
     made = f"gradient {error.index} of {error.function}.backward"
     wanted, device = error.devices
-    fix = _returned(line, f"{error.argument}.device" if error.argument else "device")
+    fix = _returned(line, error.argument)
     figures: dict[str, object] = {
         "tensor": made,
         "on": device,
@@ -168,8 +168,11 @@ def _returning(file: str, first: int) -> Line:
     return line_of(file, first)
 
 
-def _returned(line: Line, device: str) -> str:
-    """The user's line with what it returns moved, or what to do in its place."""
+def _returned(line: Line, gradient: str) -> str:
+    """The user's line with what it returns moved to where a gradient is, or what to do in its place."""
+    if not gradient:
+        return "return it on the device of the gradient that backward is given"
+    device = f"{gradient}.device"
     try:
         (statement,) = ast.parse(line.source).body
     except (SyntaxError, ValueError):  # a part of a longer statement, or the head of a function

@@ -40,7 +40,10 @@ def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[str, 
 
 
 def leaves(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state holds, lists, tuples and dicts in it opened, by path."""
+    """What a state holds, by path, with all in it opened that may hold a tensor: dicts, lists, tuples of any class.
+
+    A ``torch.Size`` is opened, too: its members are numbers, at which nobody looks.
+    """
     found: dict[str, Any] = {}
     stack = [iter(state.items())]
     while stack:

@@ -41,6 +41,13 @@ _PER_CHANNEL: Final = frozenset(
 )
 #: Kinds of tensors at whose values torch does not look while it loads them, as it does at the indices of sparse ones.
 _UNSEEN: Final = frozenset({"tensor", "parameter", "storage", "meta"})
+#: What torch raises for a file that it cannot load; at a damaged pickle its own unpickler falls over.
+_LOAD_ERRORS: Final = (
+    RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, OSError,
+    SafetensorError,
+)  # fmt: skip
+#: What follows in torch's own words is the same for every file.
+_ADVICE: Final = (". This is an internal miniz error", " (Could this error message be improved?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +244,7 @@ def load(
         root = torch.load(place, map_location=where, weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
         return Loaded(refusal=_reason(error))
-    except (RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError, OSError, SafetensorError) as error:
+    except _LOAD_ERRORS as error:
         return Loaded(error=_first_line(error))
     tensors: dict[str, list[torch.Tensor]] = {}
     for name, tensor in named_tensors(root):
@@ -320,5 +327,7 @@ def _reason(error: UnpicklingError) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    line = str(error).strip().partition("\n")[0]
+    for advice in _ADVICE:
+        line = line.partition(advice)[0].rstrip(" .")
+    return f"{type(error).__name__}: {line or 'no message'}"

@@ -5,6 +5,7 @@ Never compares values: only bits, sizes, strides and dtypes.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.
 NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
+#: With these words torch says that an archive does not hold together.
+_DAMAGED: Final = "PytorchStreamReader failed"
 
 
 @dataclass(slots=True)
@@ -128,7 +131,7 @@ def survey(
         compare_objects(part, tally.pieces)
     loaded.release()
     total = len(inventory.tensors)
-    return _outcome(tally, loaded, total, total if sample is None else sample.size.tensors)
+    return _outcome(inventory.path, tally, loaded, total, total if sample is None else sample.size.tensors)
 
 
 class LoadedTensors:
@@ -225,7 +228,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same and torch.equal(one[words:], other[words:])
 
 
-def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
+def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
     refused = loaded.refused
     figures: dict[str, object] = {
         "tensors": total,
@@ -243,7 +246,9 @@ def _outcome(tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: in
         apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} with nothing of the sample"
     error = loaded.error or str(tally.pieces.errors)
     if error:
-        return failed("restore", f"torch.load fails: {error}", **figures)
+        mend = f"; fix: copy or download it again, then: ckptmove inspect --check {shlex.quote(path)}"
+        is_damaged = tally.pieces.errors or _DAMAGED in error
+        return failed("restore", f"torch.load fails: {error}{mend if is_damaged else ''}", **figures)
     if tally.unreadable:
         return failed("restore", f"bytes not stored plainly and whole: {tally.unreadable}", **figures)
     differing = "; ".join(str(one) for one in (tally.differing, tally.pieces.differing) if one)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.devices import supports_capturable
 from ckptmove.directories import DirectoryInventory
-from ckptmove.errors import UncastableDtype, UnsupportedDtype
+from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.optimizers import keeps_state_on_first
@@ -180,7 +180,10 @@ def _try(
         lost = f"{listed - len(pieces)} of {amount(listed, 'parameter')} not found in the file"
         around.left_out.append(f"{named}{choice.name} steps all parameters as one vector, and {lost}")
         return
-    tally.error = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
+    try:
+        tally.error = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
+    except UnreadableInput as error:  # an option that is a tensor
+        tally.error, tally.unread = error_text(error), True
     if tally.error:
         return
     around.classes.append(choice.name)

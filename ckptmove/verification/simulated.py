@@ -3,8 +3,7 @@
 Never changes a figure: results are those of the CPU bit for bit, and only what the target refuses is refused.
 
 Leans on private parts of torch (the Python backend under PrivateUse1), and renames that backend for the life of the
-process: run it in a child process. An exception that leaves the engine by a hook of a node, or of what was saved, ends
-the process there; one of an operation, or of a hook of a tensor or a module, does not (`backward.py` says why).
+process: run it in a child process.
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ckptmove.verification.backward import ERRORS, gradients_checked, is_running, keep, kept_until_the_end
+from ckptmove.verification.backward import (
+    gradients_checked,
+    is_running,
+    make_guard,
+    note_node,
+    raised_by_its_caller,
+)
 from ckptmove.verification.device_module import DeviceModule
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
@@ -86,7 +91,7 @@ class SimulatedDevice:
         # The engine counts devices at the first backward of the process and fails on one that came later, unless the
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
-        self._entered.enter_context(kept_until_the_end())
+        self._entered.enter_context(raised_by_its_caller())
         self._entered.enter_context(gradients_checked(name_of))
         self._entered.enter_context(_Simulation())
         _ENTERED.append(self.device.index)
@@ -279,13 +284,10 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
             for outer in simulated.values():
                 _describe_again(outer)
         return _wrap(results, landing, simulated)
-    except ERRORS as error:
-        if not simulated or not is_running():
-            raise
-        keep(error)
-        first = next(iter(simulated.values()))
-        results = func(*inner_args, **inner_kwargs) if isinstance(error, CrossDeviceError) else first.host
-        return _wrap(results, [first.device], simulated)
+    except CrossDeviceError as error:
+        if is_running():
+            note_node(error)
+        raise
 
 
 def _inner(leaf: Any) -> Any:
@@ -324,16 +326,18 @@ def _register_backend() -> Any:
     """Rename PrivateUse1, and give it the kernels that torch calls beneath every Python dispatch.
 
     `torch.tensor`, `torch.as_tensor` and sparse constructors allocate and copy with Python dispatch switched off.
-    The library must live as long as the process: its kernels go when it is collected.
+    The library must live as long as the process, and so must the guard: its kernels go when it is collected.
     """
-    getattr(backend_registration, _SETUP)(_BACKEND, backend_module=DeviceModule(lambda: len(_TARGETS), _current))
+    guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as torch's own guard says
+    module = DeviceModule(lambda: len(_TARGETS), _current)
+    getattr(backend_registration, _SETUP)(_BACKEND, backend_module=module, device_guard=guard)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     for func in WHOLE_OPS:
         library.impl(func.name().removeprefix("aten::"), functools.partial(_run_whole, func), "AutogradPrivateUse1")
-    return library
+    return library, guard
 
 
 def _kernel(func: Operation) -> Callable[..., Any]:

@@ -64,6 +64,7 @@ class TrialTally:
         casts: moments that ``load_state_dict`` gave another dtype, with both dtypes.
         faults: what is wrong with the step.
         error: what torch refused, with the parameter; empty where it did not.
+        unread: whether that is not torch's doing: there are no bytes to step from.
         apart: where the two steps disagree.
         furthest: greatest difference between the two.
         bare: why parameters have no state that could show in a step, with how many there are for each reason.
@@ -83,6 +84,7 @@ class TrialTally:
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     faults: Offenders = field(default_factory=Offenders)
     error: str = ""
+    unread: bool = False
     apart: Offenders = field(default_factory=Offenders)
     furthest: float = 0.0
     bare: dict[str, set[str]] = field(default_factory=dict)

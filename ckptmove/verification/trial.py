@@ -5,12 +5,13 @@ Never keeps a tensor beyond its batch.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from ckptmove.errors import UnreadableInput
-from ckptmove.optimizers import keeps_state_on_first, steps_together
+from ckptmove.optimizers import keeps_state_on_first, state_keys, steps_together
 from ckptmove.verification.judge import judge, stored_count
 from ckptmove.verification.optimizers import uses_state
 from ckptmove.verification.pieces import batches
@@ -60,6 +61,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
             tally.error = _locate(trial, batch, drafts, error)
+            tally.unread = isinstance(error, UnreadableInput)
             return
         for draft, after in zip(drafts, stepped, strict=True):
             judge(trial, draft.piece, after, tally)
@@ -72,22 +74,34 @@ def _locate(trial: Trial, batch: Sequence[Piece], drafts: Sequence[Draft], error
     by_itself = len(drafts) > 1 and not steps_together(trial.recipe.name)
     refusals = (_refusal(trial, draft) for draft in drafts) if by_itself else iter(())
     first = batch[0] if len(drafts) == len(batch) else batch[len(drafts)]  # the one that could not be read
-    return next(filter(None, refusals), f"{first.name}: {error_text(error)}")
+    lacking = (_lacking(trial, piece, error) for piece in batch)
+    return next(filter(None, chain(refusals, lacking)), f"{first.name}: {error_text(error)}")
 
 
 def _refusal(trial: Trial, draft: Draft) -> str:
     try:
         take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
     except STEP_ERRORS as error:
-        return f"{draft.piece.name}: {error_text(error)}"
+        return _lacking(trial, draft.piece, error) or f"{draft.piece.name}: {error_text(error)}"
     return ""
+
+
+def _lacking(trial: Trial, piece: Piece, error: Exception) -> str:
+    """What a parameter's state or its group lacks, where torch says no more than a key; else empty."""
+    group = trial.optimizer.groups[piece.group]
+    key = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    if not key or piece.entry is None or key in state_keys(piece.entry) or key in dict(group.options):
+        return ""
+    is_option = key in trial.recipe.optimizer([torch.zeros(1, 1)]).defaults
+    holder = group.where if is_option else f"the state of parameter {piece.entry.key}"
+    return f"{piece.name}: {error_text(error)}: {holder} has none, and {trial.recipe.name} reads it"
 
 
 def error_text(error: Exception) -> str:
     """An exception on one line; of our own, its words alone."""
     if isinstance(error, UnreadableInput):
         return str(error)
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")  # an error may come without words
 
 
 def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], tally: TrialTally) -> Sequence[Stepped]:

@@ -126,6 +126,8 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
 
 def _failure(tally: TrialTally, around: Circumstances) -> str:
     """What is wrong with the step; empty where nothing is."""
+    if tally.unread:
+        return f"there is nothing to step from: {tally.error}"
     if tally.error:
         mend = f"; fix: {around.mend}" if around.mend else ""
         return f"torch refuses the step on {around.target}: {tally.error}{mend}"

@@ -142,7 +142,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             found = counterparts(checkpoint, other)
             original = OriginalTensors(found, other.inventory, other_stored)
             compared = differences(checkpoint, stored, other, other_stored, found, sample)
-            restore = _with_original(restore, request.against, compared, casts(found))
+            restore = _with_original(restore, request.against, compared, casts(found), sample)
         checkpoint.require_unchanged()  # no file is to be blamed for what another one of its name is
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
@@ -172,7 +172,9 @@ def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
     return check._replace(detail=f"{check.detail}; a sample: {part}")
 
 
-def _with_original(restore: CheckResult, against: str, compared: Comparison, cast: str) -> CheckResult:
+def _with_original(
+    restore: CheckResult, against: str, compared: Comparison, cast: str, sample: Sample | None
+) -> CheckResult:
     """The restore check, with what the comparison with the original showed."""
     lost = compared.lost
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
@@ -181,7 +183,8 @@ def _with_original(restore: CheckResult, against: str, compared: Comparison, cas
     if lost:
         return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
     what = "every tensor" if compared.notes else "all"
+    unseen = "" if sample is None or sample.size.is_all else " but the bits of tensors outside the sample"
     made_up = f" and {cast}" if cast else ""
     made_up += "".join(f"; {note}" for note in compared.notes)
-    detail = f"{restore.detail}; and {what} that {against} holds, devices aside{made_up}"
+    detail = f"{restore.detail}; and {what} that {against} holds{unseen}, devices aside{made_up}"
     return restore._replace(detail=detail, evidence=evidence)

@@ -76,8 +76,6 @@ BY_NAME = {
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
-    "setattr(owner, register.__name__, _keeping(register))": "methods of torch, by their own names",
-    "setattr(owner, register.__name__, register)": "methods of torch, by their own names",
     "getattr(torch.Tensor, kind, None)": "a name of torch's own operations",
     "vars(one)": "the attributes of a module of the user's",
     "vars(torch._C.TensorBase)": "no look-up",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import collections
 import pathlib
+import pickle
+import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -18,6 +21,9 @@ VALUES = {
     "a complex number": 1j,
     "a Namespace": argparse.Namespace(lr=1),
     "a Namespace and a set": [argparse.Namespace(lr=1), {1}],
+    "an optimizer": torch.optim.SGD([torch.ones(1)]),
+    "a class of a scheduler": torch.optim.lr_scheduler.StepLR,
+    "a class of swa_utils": torch.optim.swa_utils.SWALR,
     "a path": pathlib.Path("runs"),
     "a NumPy scalar": np.float64(1.5),
     "a module": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),
@@ -28,6 +34,20 @@ VALUES = {
 }
 
 
+#: A line to be pasted closes no file.
+LEAVES_IT_OPEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def run(line):
+    """Run a line as it is pasted, with nothing imported."""
+    before = torch.serialization.get_safe_globals()
+    try:
+        exec(line, {})
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_the_line_loads_the_file(value, tmp_path):
     path = str(tmp_path / "c.pt")
@@ -36,12 +56,26 @@ def test_the_line_loads_the_file(value, tmp_path):
     oldest = finding.fix.partition("# torch ")[2].removesuffix(" or later")
     if oldest and numbers(oldest) > numbers(torch.__version__):
         pytest.skip(f"the line is for torch {oldest}")
-    before = torch.serialization.get_safe_globals()
-    try:
-        exec(finding.fix, {"torch": torch})
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+    run(finding.fix)
+
+
+@LEAVES_IT_OPEN
+def test_the_line_loads_a_member_of_an_archive(tmp_path):
+    torch.save({"weight": torch.ones(2), "value": argparse.Namespace(lr=1)}, tmp_path / "c.pt")
+    for name in ("c.zip", "c.tar"):
+        with (
+            zipfile.ZipFile(tmp_path / name, "w") if name == "c.zip" else tarfile.open(tmp_path / name, "w") as archive
+        ):
+            (archive.write if name == "c.zip" else archive.add)(tmp_path / "c.pt", "c.pt")
+        (finding,) = [one for one in ckptmove.inspect(tmp_path / name).findings if one.code == "S701"]
+        run(finding.fix)
+
+
+@LEAVES_IT_OPEN
+def test_the_line_loads_a_bare_pickle(tmp_path):
+    (tmp_path / "c.pkl").write_bytes(pickle.dumps({"weight": torch.ones(2), "value": argparse.Namespace(lr=1)}))
+    (finding,) = [one for one in ckptmove.inspect(tmp_path / "c.pkl").findings if one.code == "S701"]
+    run(finding.fix)
 
 
 @pytest.mark.skipif(not hasattr(torch.serialization, "safe_globals"), reason="this torch knows them for good alone")

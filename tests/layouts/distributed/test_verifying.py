@@ -394,6 +394,15 @@ def test_a_piece_that_torch_cannot_load_fails(halves, answers, monkeypatch):
     assert restore["detail"].startswith("torch.load fails: w (__0_0.distcp at byte 0): RuntimeError: no such version")
 
 
+def test_a_piece_that_does_not_hold_together_is_told_of_in_a_line_that_says_what_mends_it(halves, answers):
+    data = bytearray((halves / "__0_0.distcp").read_bytes())
+    data[data.index(b"PK\x03\x04", 4)] ^= 1  # of the second record of the first piece
+    (halves / "__0_0.distcp").write_bytes(data)
+    detail = answers(halves)["restore"]["detail"]
+    assert detail.startswith("torch.load fails: w (__0_0.distcp at byte 0): RuntimeError: PytorchStreamReader failed ")
+    assert detail.endswith(f" is corrupted; fix: copy or download it again, then: ckptmove inspect --check {halves}")
+
+
 def test_an_object_that_weights_only_mode_refuses_is_named(distributed, tmp_path, answers):
     folder = distributed.save(tmp_path / "run", {"w": torch.ones(2), "args": Namespace(a=1)})
     restore = answers(folder)["restore"]

@@ -302,8 +302,8 @@ class TestSafety:
 
         [finding] = make.findings(make.inventory(globals=uses))
 
-        assert (
-            finding.fix == "torch.load('runs/my run.pth', map_location='cpu', weights_only=True)  # torch 2.6 or later"
+        assert finding.fix == (
+            "import torch; torch.load('runs/my run.pth', map_location='cpu', weights_only=True)  # torch 2.6 or later"
         )
 
     @pytest.mark.parametrize("container", ["torchscript", "pickle", "torch-tar", "dcp"])
@@ -323,6 +323,7 @@ class TestSafety:
         [finding] = make.findings(make.inventory(container="torchscript", globals=uses))
 
         assert finding.fix == (
+            "import torch; "
             "torch.jit.load('runs/my run.pth', map_location='cpu')  # runs the code in it: only if you trust its origin"
         )
 
@@ -332,6 +333,7 @@ class TestSafety:
         [finding] = make.findings(make.inventory(container="pickle", globals=uses))
 
         assert finding.fix == (
+            "import pickle; "
             "pickle.load(open('runs/my run.pth', 'rb'))  # runs what the file says: only if you trust its origin"
         )
 
@@ -346,6 +348,12 @@ class TestSafety:
         assert more.message == f"{plain.message} and 1 name: a.B"
         assert plain.fix == more.fix
         assert "weights_only=False" in plain.fix
+
+    @pytest.mark.parametrize("name", ["a.b]); print(1); ([c", "a b; import os.c", ".a", "a.<locals>"])
+    def test_what_is_no_name_is_never_written_as_code(self, make, name) -> None:
+        [finding] = make.findings(make.inventory(globals=(GlobalUse(name, None, "unknown"),)))
+
+        assert finding.fix == "do not load it; see what it would import: ckptmove inspect --globals 'runs/my run.pth'"
 
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:
         uses = (GlobalUse("os.system", None, "dangerous"), GlobalUse("a.B", None, "unknown"))

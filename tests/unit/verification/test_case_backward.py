@@ -77,6 +77,11 @@ def test_a_gradient_that_is_elsewhere(evidence_of, backward, source, fix, decora
     assert "Function TwiceBackward returned an invalid gradient at index 0" in found["error"]
 
 
+def test_one_of_a_backward_that_takes_them_all_as_they_come(evidence_of):
+    inside = "@staticmethod\ndef backward(ctx, *grads):\n    return grads[0].cpu()"
+    assert evidence_of(USED, inside)["fix"] == "return grads[0].cpu().to(grads[0].device)"
+
+
 def test_one_of_a_backward_without_lines(evidence_of):
     called = """
 class Called:
@@ -87,7 +92,7 @@ Twice.backward = Called()
 """
     found = evidence_of(called + USED)
     assert found["source"] == "def case(device):"
-    assert found["fix"] == "return it where the input is: .to(device)"
+    assert found["fix"] == "return it on the device of the gradient that backward is given"
 
 
 def test_one_of_a_backward_whose_file_is_another_one_by_now(evidence_of):
@@ -121,6 +126,37 @@ def test_a_module_whose_hook_raises(evidence_of):
     )
     assert found["error"].startswith("IndexError")
     assert found["source"].startswith("model[0].register_full_backward_hook(lambda")
+
+
+@pytest.mark.parametrize(
+    "registered",
+    [
+        "made.grad_fn.register_hook(watched)",
+        "made.grad_fn.register_prehook(watched)",
+        "stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda one: one, watched))",
+        "stack.callback(nn.modules.module.register_module_full_backward_hook(watched).remove)",
+        "stack.callback(nn.modules.module.register_module_full_backward_pre_hook(watched).remove)",
+        "stack.callback(nn.modules.module.register_module_forward_hook(watched).remove)",
+    ],
+    ids=["node", "before a node", "saved", "every module", "before every module", "forward"],
+)
+def test_a_hook_of_whatever_kind_is_named_by_its_line(evidence_of, registered):
+    found = evidence_of(
+        f"""
+        from contextlib import ExitStack
+
+        def loss(model, inputs, targets):
+            made = inputs.requires_grad_() * 2
+            with ExitStack() as stack:
+                {registered}
+                return nn.functional.mse_loss(model(made), targets)
+
+        def watched(*given):
+            raise ValueError("this is not what I want")
+        """
+    )
+    assert found["error"] == "ValueError: this is not what I want"
+    assert (found["file"], found["source"]) == ("train.py", 'raise ValueError("this is not what I want")')
 
 
 def test_a_function_that_is_right_is_none_of_it(answers, make, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import OrderedDict, defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +13,14 @@ import torch
 from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.verification.entries import foreign_kind, leaves, nested_state
+
+
+class Factors(NamedTuple):
+    """As an optimizer of another library keeps them."""
+
+    left: torch.Tensor
+    rank: int
+
 
 TENSOR = torch.arange(3.0)
 
@@ -76,3 +85,15 @@ def test_leaves_are_named_as_the_file_names_them(tmp_path):
     assert set(found) == {key for key, _ in (*entry.tensors, *entry.scalars)}
     assert found["al.1"] is TENSOR
     assert leaves({}) == {}
+
+
+def test_a_named_tuple_is_opened_as_the_file_has_it_for_a_tensor_may_be_in_it(tmp_path):
+    state = {"x": Factors(TENSOR, 2)}
+    entry = entry_of(state, tmp_path / "c.pt")
+    found = leaves(state)
+    assert set(found) == {key for key, _ in (*entry.tensors, *entry.scalars)} == {"x.0", "x.1"}
+    assert found["x.0"] is TENSOR
+
+
+def test_sizes_are_opened_to_their_numbers():
+    assert leaves({"shape": torch.Size([2, 3]), "in": [torch.Size([1])]}) == {"shape.0": 2, "shape.1": 3, "in.0.0": 1}

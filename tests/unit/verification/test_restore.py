@@ -189,6 +189,15 @@ def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
     assert load("pickle", str(tmp_path / "none")).error
 
 
+@pytest.mark.parametrize("damage", [b"\x80\x02\x86.", b"\x80\x02K\x01Q."], ids=["an empty list", "no tuple"])
+def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_path, make, damage):
+    path, broken = make.save({"w": torch.ones(3)}), tmp_path / "broken.pt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(broken, "w") as target:
+        for item in source.infolist():
+            target.writestr(item, damage if item.filename.endswith("/data.pkl") else source.read(item))
+    assert load("torch-zip", str(broken)).error.startswith(("IndexError: ", "AssertionError: "))
+
+
 def restore_with(path, loaded):
     with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})

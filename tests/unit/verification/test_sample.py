@@ -118,6 +118,11 @@ def test_against_an_original_bits_are_those_of_the_sample_and_form_that_of_all(t
     for seed, status in ((looking, "failed"), (passing, "passed")):
         assert answers(checkpoint, "cpu", sample=6, seed=seed, against=bits)["restore"]["status"] == status
     assert answers(checkpoint, "cpu", sample=6, seed=passing, against=form)["restore"]["status"] == "failed"
+    told = answers(checkpoint, "cpu", sample=6, against=checkpoint)["restore"]["detail"]
+    unseen = "but the bits of tensors outside the sample"
+    assert f"; and all that {checkpoint} holds {unseen}, devices aside; a sample: " in told
+    whole = answers(checkpoint, "cpu", sample=1000, against=checkpoint)["restore"]["detail"]
+    assert whole.endswith(f"; and all that {checkpoint} holds, devices aside")
 
 
 def test_every_check_that_looked_at_a_sample_says_of_how_much(checkpoint, answers):

@@ -1,0 +1,87 @@
+"""A step from a file that has lost bytes or keys: what is lost is named, in more words than torch has for it."""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+import torch
+
+import ckptmove
+
+
+@pytest.fixture
+def shorten(tmp_path):
+    """Cuts a tensor's record in an archive off behind some bytes, as no torch writes it."""
+
+    def shorten(path, name, left):
+        (tensor,) = [one for one in ckptmove.inspect(path).inventory.tensors if one.name == name]
+        short = tmp_path / "short.pt"
+        with zipfile.ZipFile(path) as source, zipfile.ZipFile(short, "w") as target:
+            for item in source.infolist():
+                data = source.read(item)
+                target.writestr(
+                    item.filename, data[:left] if item.filename.endswith(f"/data/{tensor.storage}") else data
+                )
+        return str(short)
+
+    return shorten
+
+
+def statuses(found):
+    return [found[name]["status"] for name in ("restore", "step", "parity", "fresh")]
+
+
+@pytest.mark.parametrize("left", [0, 60], ids=["nothing", "half"])
+def test_a_moment_that_is_cut_off(make, answers, shorten, left):
+    found = answers(shorten(make("AdamW"), "optimizer.state.0.exp_avg", left), "cpu")
+    assert statuses(found) == ["failed", "failed", "skipped", "skipped"]
+    assert found["restore"]["detail"] == "bytes not stored plainly and whole: optimizer.state.0.exp_avg"
+    assert found["step"]["detail"].startswith("there is nothing to step from: model.0.weight: ")
+    assert found["step"]["detail"].endswith("'optimizer.state.0.exp_avg' is not stored plainly and whole")
+
+
+def test_a_learning_rate_that_is_cut_off_does_not_end_the_process(make, answers, shorten):
+    found = answers(shorten(make("AdamW", lr=torch.tensor(0.01)), "optimizer.param_groups.0.lr", 0), "cpu")
+    assert statuses(found) == ["failed", "failed", "skipped", "skipped"]
+    assert found["step"]["detail"].startswith("there is nothing to step from: ")
+    assert "'optimizer.param_groups.0.lr' is not stored plainly and whole" in found["step"]["detail"]
+
+
+@pytest.mark.parametrize("key", ["exp_avg_sq", "step"])
+def test_a_key_that_the_state_of_a_parameter_lacks(make, answers, key):
+    tree = make.tree("AdamW")
+    del tree["optimizer"]["state"][2][key]
+    detail = answers(make.save(tree), "cuda:0")["step"]["detail"]
+    said = f"model.1.weight: KeyError: '{key}': the state of parameter 2 has none, and AdamW reads it"
+    assert detail == f"torch refuses the step on cuda:0 (simulated): {said}"
+
+
+def test_a_key_that_a_group_lacks(make, answers):
+    tree = make.tree("AdamW")
+    del tree["optimizer"]["param_groups"][0]["betas"]
+    detail = answers(make.save(tree), "cpu", optimizer="AdamW")["step"]["detail"]
+    assert detail.endswith("model.0.weight: KeyError: 'betas': optimizer.param_groups.0 has none, and AdamW reads it")
+
+
+def test_a_key_that_an_optimizer_of_ones_own_looks_for_elsewhere(make, answers, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_key.py").write_text(OWN)
+    for key, said in (
+        ("exp_avg", "model.0.weight: KeyError: 'exp_avg'"),
+        ("other", "model.0.weight: KeyError: 'other': the state of parameter 0 has none, and own_key:Own reads it"),
+        ("", "model.0.weight: KeyError"),
+    ):
+        monkeypatch.setenv("OWN_KEY", key)
+        assert answers(make("AdamW"), "cpu", optimizer="own_key:Own")["step"]["detail"].endswith(said)
+
+
+OWN = """
+import os
+import torch
+
+class Own(torch.optim.AdamW):
+    def step(self, closure=None):
+        key = os.environ["OWN_KEY"]
+        raise KeyError(key) if key else KeyError
+"""
