@@ -141,23 +141,23 @@ def _archives(size: int) -> dict[str, Callable[[], bytes]]:
 
 def _inner(size: int) -> dict[str, Callable[[], bytes]]:
     """Archives in archives, which are looked into no further than they have to be."""
-    few = size // 100
-    one, texts = zip_of({"model.pt": _SOUND}), {str(one): b"" for one in range(size // 20)}
+    few, files = size // 100, {"model.pt": _SOUND}
+    one, texts = zip_of(files), {str(one): b"" for one in range(size // 20)}
     every = {"x.zip": deflated(texts), "x.tar": tar_of(texts), "x.tar.gz": gzip.compress(tar_of(texts))}
     return {
-        "one of each": lambda: zip_of(every | {"model.pt": _SOUND}),
-        "one of each, compressed": lambda: deflated(every | {"model.pt": _SOUND}),
-        "one of each, in a tar": lambda: tar_of(every | {"model.pt": _SOUND}),
-        "many": lambda: zip_of({f"{place}.zip": one for place in range(few)}),
-        "many, compressed": lambda: deflated({f"{place}.zip": one for place in range(few)}),
+        "one of each": lambda: zip_of(every | files),
+        "one of each, compressed": lambda: deflated(every | files),
+        "one of each, in a tar": lambda: tar_of(every | files),
+        "many": lambda: zip_of(files | {f"{place}.zip": one for place in range(few)}),
+        "many, compressed": lambda: deflated(files | {f"{place}.zip": one for place in range(few)}),
         "many, without an end": lambda: tar_of(
-            {f"{place}.tar": without_end(tar_of({"a": b""})) for place in range(few)}
+            files | {f"{place}.tar": without_end(tar_of({"a": b""})) for place in range(few)}
         ),
         "many times the same": lambda: _same(deflated({str(place): b"" for place in range(few)}), few),
-        "of zeros": lambda: deflated({"x.zip": zip_of({"model.pt": bytes(50 * size)}), "model.pt": _SOUND}),
-        "gzip of zeros": lambda: zip_of({"x.gz": gzip.compress(bytes(50 * size)), "model.pt": _SOUND}),
+        "of zeros": lambda: deflated({"x.zip": zip_of({"model.pt": bytes(50 * size)}), **files}),
+        "gzip of zeros": lambda: zip_of({"x.gz": gzip.compress(bytes(50 * size)), **files}),
         "of members that inflate": lambda: zip_of(
-            {"x.zip": deflated({f"{place}.pt": b"PK\3\4" + bytes(50 * size) for place in range(9)}), "model.pt": _SOUND}
+            {"x.zip": deflated({f"{place}.pt": b"PK\3\4" + bytes(50 * size) for place in range(9)}), **files}
         ),
     }
 
