@@ -1,6 +1,6 @@
 """What the worst files cost: time and memory of `inspect`, `convert`, `diff` and `verify` on files that ask for much.
 
-    python benchmarks/hostile.py [FAMILY...] [--size 1000000] [--commands inspect json convert diff verify]
+    python benchmarks/hostile.py [FAMILY...] [--size 1000000] [--commands inspect json convert dry-run diff verify]
 
 Never a test: it prints a table, a row for each family, and names what was worst in it. Seconds are those of the
 processor, which other work on the machine does not change; ``EACH=1`` prints every run.
@@ -35,11 +35,12 @@ COMMANDS = {
     "inspect": ["inspect", "{path}", "--tensors", "--tree", "--globals", "--check", "--expect", "cpu", "-v"],
     "json": ["inspect", "{path}", "--json"],
     "convert": ["convert", "{path}", "--to", "mps", "--cast", "--rewrite-strings", "--force", "-o", "{out}"],
+    "dry-run": ["convert", "{path}", "--to", "mps", "--dry-run"],
     "diff": ["diff", "{path}", "{path}"],
     "verify": ["verify", "{path}", "--to", "cuda:0"],
 }
-#: All but the one that imports torch for each.
-USUAL = [name for name in COMMANDS if name != "verify"]
+#: All but the one that imports torch for each, and what `convert` does in any case.
+USUAL = [name for name in COMMANDS if name not in {"verify", "dry-run"}]
 #: In a small process of its own: what a process took before it started another one would count as the other's.
 MEASURE = """
 import os, signal, sys, time

@@ -9,11 +9,11 @@ import io
 import json
 import struct
 import zipfile
-import zlib
 from typing import TYPE_CHECKING, Final
 
+from fuzz import zip_bombs
 from fuzz.payloads import text
-from fuzz.seeds import STORAGE, archive_of
+from fuzz.seeds import STORAGE, archive_of, deflated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,8 +33,9 @@ def by_family(size: int) -> dict[str, dict[str, Callable[[], bytes]]]:
         "nesting and cycles": _nesting(size),
         "indices and lengths": _figures(),
         "wide trees": _wide(size),
-        "zip: inflation": _inflation(size),
-        "zip: structure": _structure(size),
+        "zip: inflation": zip_bombs.inflation(size),
+        "zip: structure": zip_bombs.structure(size),
+        "zip: bits of its directory": zip_bombs.bits(),
         "streams of torch < 1.6": _legacy(size),
         "TorchScript": _script(size),
         "JSON of safetensors": _json(size),
@@ -171,71 +172,6 @@ def _wide(size: int) -> dict[str, Callable[[], bytes]]:
     }  # fmt: skip
 
 
-def _deflated(records: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in records.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
-
-
-def _inflation(size: int) -> dict[str, Callable[[], bytes]]:
-    zeros, sound = 200 * size, b"\x80\x02" + _TENSOR + b"."
-    return {
-        "data.pkl": lambda: _deflated({"a/data.pkl": bytes(zeros), "a/version": b"3"}),
-        "a storage": lambda: _deflated({"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}),
-        "byteorder": lambda: _deflated({"a/data.pkl": sound, "a/byteorder": bytes(zeros), "a/version": b"3"}),
-        "a length that lies": lambda: _deflated(
-            {"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}
-        ).replace(struct.pack("<L", zeros), struct.pack("<L", 16)),
-        "a CRC of zero": lambda: _deflated({"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}).replace(
-            struct.pack("<L", zlib.crc32(bytes(zeros))), bytes(4)
-        ),
-        "records on one another": lambda: _overlapping(sound, size // 100),
-    }
-
-
-def _overlapping(pickled: bytes, count: int) -> bytes:
-    """Many entries of the directory for the same deflated bytes, each behind a header of its own."""
-    sound = _deflated({"a/data.pkl": pickled, "a/data/0": bytes(10_000_000)})
-    end = sound.rindex(b"PK\5\6")
-    start = sound.index(b"PK\1\2")
-    second = sound.index(b"PK\1\2", start + 4)
-    entry = sound[second:end]
-    entries = b"".join(entry.replace(b"a/data/0", b"a/da%04d" % (place % 10_000)) for place in range(count))
-    nbytes = end - start + len(entries)
-    tail = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count + 2, count + 2, nbytes, start, 0)
-    return sound[:end] + entries + tail
-
-
-def _structure(size: int) -> dict[str, Callable[[], bytes]]:
-    pickled = b"\x80\x02" + _TENSOR + b"."
-    sound = archive_of(pickled, _BYTES)
-    at = sound.rindex(b"PK\5\6")
-
-    def wide(count: int, nbytes: int, start: int) -> bytes:
-        end64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, nbytes, start)
-        locator = struct.pack("<4sLQL", b"PK\6\7", 0, at, 1)
-        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-        return sound[:at] + end64 + locator + end
-
-    start, nbytes = struct.unpack_from("<LL", sound, at + 12)[::-1]
-    return {
-        "many records": lambda: archive_of(pickled, _BYTES | {str(one): b"" for one in range(1, size // 10)}),
-        "long names": lambda: archive_of(
-            pickled, _BYTES | {str(one) * 10_000: b"" for one in range(1, 1 + size // 10_000)}
-        ),
-        "zip64: 2**64 records": lambda: wide(2**64 - 1, nbytes, start),
-        "zip64: a directory of 2**64 bytes": lambda: wide(3, 2**64 - 1, start),
-        "zip64: a directory at 2**64": lambda: wide(3, nbytes, 2**64 - 1),
-        "zip64: lengths of 2**64": lambda: sound.replace(
-            struct.pack("<LL", 16, 16), struct.pack("<LL", 2**32 - 1, 2**32 - 1)
-        ),
-        "many ends": lambda: sound + b"PK\5\6" * (size // 100),
-        "comments in every entry": lambda: archive_of(pickled, _BYTES | {f"x{one}": b"" for one in range(size // 100)}),
-    }
-
-
 def _stream(*pickles: bytes, rest: bytes = b"") -> bytes:
     sound = [
         b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
@@ -292,7 +228,7 @@ def _script(size: int) -> dict[str, Callable[[], bytes]]:
         "code of escapes": with_code(b'"\\' * size),
         "code of open calls": with_code(b"torch.device(" * (size // 10)),
         "code of spaces": with_code(b"torch.device" + b" " * size),
-        "code that inflates": lambda: _deflated({
+        "code that inflates": lambda: deflated({
             "a/data.pkl": pickled, "a/data/0": bytes(16), "a/constants.pkl": b"\x80\x02).",
             **{f"a/code/{one}.py": bytes(20 * size) for one in range(20)},
         }),
@@ -316,14 +252,29 @@ def _json(size: int) -> dict[str, Callable[[], bytes]]:
         "empty lists": _table(b'{"a":[' + b"[]," * (size * 10) + b"[]]}"),
         "empty objects": _table(b'{"a":[' + b"{}," * (size * 10) + b"{}]}"),
         "small numbers": _table(b'{"a":[' + b"7," * (size * 10) + b"7]}"),
+        "larger numbers": _table(b'{"a":[' + b"257," * (size * 10) + b"7]}"),
         "sizes of zero": _table(b'{"a":{"dtype":"U8","shape":[' + b"0," * (size * 10) + b'0],"data_offsets":[0,0]}}'),
         "short keys": _table(b"{" + b",".join(b'"%d":0' % one for one in range(size)) + b"}"),
+        "entries of metadata": _table(_metadata(size)),
+        "as many as allowed": _table(_metadata(min(size, 262_000))),
+        "quotes in a text": _table(b'{"__metadata__":{"a":"' + b'\\"' * (size * 5) + b'"}}'),
+        "escaped brackets in a text": _table(b'{"__metadata__":{"a":"' + b'\\\\{[\\"' * size + b'"}}'),
+        "more keys in a row": _table(
+            b'{"a":{"dtype":"U8","shape":[],' + b",".join(b'"%x":""' % one for one in range(size)) + b"}}"
+        ),
+        "lists, so that there may be strings": _table(
+            b'{"a":[' + b",".join(b'[],"","","%x"' % one for one in range(size // 2)) + b"]}"
+        ),
         "escapes": _table(b'{"' + b"\\u0041" * (size * 5) + b'":0}'),
         "a number of a million digits": _table(b'{"a":' + b"9" * size + b"}"),
         "many tensors": _table(json.dumps(rows).encode()),
         "spaces": _table(b"{" + b" " * (size * 10) + b"}"),
         "a length of 2**63": lambda: b"\xff" * 7 + b"\x7f{}",
     }
+
+
+def _metadata(count: int) -> bytes:
+    return b'{"__metadata__":{' + b",".join(b'"%x":""' % one for one in range(count)) + b"}}"
 
 
 def _nested(size: int) -> dict[str, Callable[[], bytes]]:

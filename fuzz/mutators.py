@@ -44,6 +44,11 @@ _GLOBALS: Final = (
     b"torch.nn.modules.linear\nLinear\n", b"numpy.core.multiarray\n_reconstruct\n", b"argparse\nNamespace\n",
 )  # fmt: skip
 
+_METADATA: Final[tuple[Any, ...]] = (
+    {}, {"format": "\x1b[2J"}, {"a": 1}, [], None, {"format": ""}, {f"{one:x}": "" for one in range(3_000)},
+    {"a\\": '"[{\\' * 3_000},
+)  # fmt: skip
+
 #: What zipfile raises of an archive that it cannot read.
 _NO_ARCHIVE: Final = (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError, EOFError, struct.error)
 
@@ -137,6 +142,8 @@ def zip_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
                 records[at] = _other_name(name, random), body, method
             case 4:
                 records[at] = name, body[: random.randrange(len(body) + 1)], method
+            case 5 if name.endswith(".pkl"):  # lists that come to little, compressed
+                records[at] = name, body[:2] + b"(" + b"]" * 3_000 + b"l0" + body[2:], zipfile.ZIP_DEFLATED
             case _ if name.endswith(".pkl"):
                 records[at] = name, pickle_mutator(body, random, plain), method
             case _:
@@ -180,12 +187,16 @@ def zipped(records: list[tuple[str, bytes, int]]) -> bytes:
 
 
 def _lied_about(data: bytes, random: Random) -> bytes:
-    """One field of a header, an entry of the directory or the end record set to another number."""
+    """A bit of a header, an entry of the directory or the end record flipped, or a field set to another number."""
     lied = bytearray(data)
     signature = random.choice((b"PK\x03\x04", b"PK\x01\x02", b"PK\x01\x02", b"PK\x05\x06"))
     places = [at for at in range(len(data) - 3) if data[at : at + 4] == signature]
     if not places:
         return data
+    if random.random() < 0.3:
+        at = random.choice(places) + random.randrange(4, {b"PK\x03\x04": 30, b"PK\x01\x02": 46}.get(signature, 22))
+        lied[min(at, len(lied) - 1)] ^= 1 << random.randrange(8)
+        return bytes(lied)
     fields = {
         b"PK\x03\x04": ((6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)),
         b"PK\x01\x02": ((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4)),
@@ -249,7 +260,7 @@ def safetensors_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
             case 3:
                 header[random.choice(WORDS).decode("utf-8", "replace")] = header.pop(name)
             case 4:
-                header["__metadata__"] = random.choice(({}, {"format": "\x1b[2J"}, {"a": 1}, [], None, {"format": ""}))
+                header["__metadata__"] = random.choice(_METADATA)
             case _:
                 header[name] = random.choice(([], {}, None, row, {"dtype": "F32"}, 0))
     except (ValueError, LookupError, TypeError, RecursionError):

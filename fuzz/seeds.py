@@ -50,21 +50,33 @@ def by_target() -> dict[str, list[bytes]]:
         container_of(MemorySource("seed", data), Limits()).object_pickle() for data in found["torch-zip"]
     ]
     found["torch-zip"] += [archive_of(pickled, {"0": bytes(16)}) for pickled in tensors()]
-    found["safetensors"] += [table()]
+    # As many times its size in nodes as a fuzzer reaches, and less than is refused.
+    nodes = b"\x80\x02(" + b"]" * 1_000 + b"l."
+    found["torch-zip"] += [deflated({"a/data.pkl": one, "a/data/0": bytes(16)}) for one in (nodes, *tensors())]
+    found["torchscript"] += [deflated({"a/data.pkl": nodes, "a/constants.pkl": nodes, "a/code/__torch__.py": b""})]
+    found["safetensors"] += [table(), table({f"{one:x}": "" for one in range(300)} | {"a\\": '"{[\\' * 99})]
     return found
 
 
 def archive_of(pickled: bytes, storages: dict[str, bytes], **more: bytes) -> bytes:
     """An archive of ``torch.save``, stored and aligned by nobody."""
+    data = {f"data/{key}": data for key, data in storages.items()}
+    records = {"data.pkl": pickled} | data | more | {"version": b"3\n"}
+    return zip_of({f"a/{name}": data for name, data in records.items()})
+
+
+def zip_of(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip of files."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("a/data.pkl", pickled)
-        for key, data in storages.items():
-            archive.writestr(f"a/data/{key}", data)
-        for name, data in more.items():
-            archive.writestr(f"a/{name}", data)
-        archive.writestr("a/version", b"3\n")
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
     return stream.getvalue()
+
+
+def deflated(files: dict[str, bytes]) -> bytes:
+    """The same, compressed."""
+    return zip_of(files, zipfile.ZIP_DEFLATED)
 
 
 def _pickles() -> Iterator[bytes]:
@@ -105,19 +117,15 @@ def _model_json() -> bytes:
     module = {"name": "M", "parameters": [{"isBuffer": False, "tensorId": "0", "name": "weight"}], "submodules": []}
     model = {"protoVersion": "2", "mainModule": module, "producerName": "pytorch", "producerVersion": "1.0",
              "tensors": [tensor, tensor]}  # fmt: skip
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("a/model.json", json.dumps(model))
-        archive.writestr("a/tensors/0", bytes(8))
-    return stream.getvalue()
+    return zip_of({"a/model.json": json.dumps(model).encode(), "a/tensors/0": bytes(8)})
 
 
-def table() -> bytes:
+def table(metadata: dict[str, str] | None = None) -> bytes:
     """A file of safetensors with a tensor of bytes' halves in it."""
     rows = {
         "a.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
         "b": {"dtype": "F4", "shape": [4], "data_offsets": [16, 18]},
-        "__metadata__": {"format": "pt"},
+        "__metadata__": {"format": "pt", **(metadata or {})},
     }
     raw = json.dumps(rows).encode()
     return len(raw).to_bytes(8, "little") + raw + bytes(18)

@@ -5,15 +5,15 @@ Never larger than what is asked for, as the other bombs.
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import struct
 import tarfile
-import zipfile
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.tar_index import padded
 from fuzz.payloads import text
-from fuzz.seeds import STORAGE, archive_of
+from fuzz.seeds import STORAGE, archive_of, deflated, zip_of
 from fuzz.whole_seeds import (
     old_members,
     saved,
@@ -24,7 +24,7 @@ from fuzz.whole_seeds import (
     stored_place,
     stored_tensor,
     tar_of,
-    zip_of,
+    without_end,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ def by_family(size: int) -> dict[str, dict[str, Callable[[], bytes]]]:
     Args:
         size: what each grows with: members of an archive, entries of a table.
     """
-    return {"tars of torch 0.1": _old_tars(size), "archives of checkpoints": _archives(size)}
+    return {
+        "tars of torch 0.1": _old_tars(size),
+        "archives of checkpoints": _archives(size),
+        "archives in archives": _inner(size),
+    }
 
 
 def _old_tars(size: int) -> dict[str, Callable[[], bytes]]:
@@ -101,24 +105,28 @@ def _archives(size: int) -> dict[str, Callable[[], bytes]]:
     few = size // 100
     files = {"model.pt": _SOUND}
     record = b"11 mtime=1\n" * (min(size, 90_000) // 11)
+    nodes = b"\x80\x02(" + b"]" * (10 * size) + b"l."
 
     def nested() -> bytes:
         inner = zip_of(files)
         for _ in range(50):
-            inner = zip_of({"model.pt": inner}, zipfile.ZIP_DEFLATED)
+            inner = deflated({"model.pt": inner})
         return inner
 
     return {
         "zip: many members": lambda: zip_of(files | {str(one): b"" for one in range(size // 10)}),
         "zip: many checkpoints": lambda: zip_of({f"{one}.pt": _SOUND for one in range(few)}),
-        "zip: members that inflate": lambda: zip_of(
-            files | {f"{one}.bin": b"\x80\x02" + b"N0" * (10 * size) + b"N." for one in range(5)}, zipfile.ZIP_DEFLATED
+        "zip: members that inflate": lambda: deflated(
+            files | {f"{one}.bin": b"\x80\x02" + b"N0" * (10 * size) + b"N." for one in range(5)}
         ),
-        "zip: a storage that inflates": lambda: zip_of(
-            {"model.pt": archive_of(_PICKLE, {"0": bytes(50 * size)})}, zipfile.ZIP_DEFLATED
-        ),
+        "zip: a storage that inflates": lambda: deflated({"model.pt": archive_of(_PICKLE, {"0": bytes(50 * size)})}),
+        "zip: a pickle of nodes that inflates": lambda: deflated({"model.pt": archive_of(nodes, {})}),
         "zip: zips in zips": nested,
         "zip: tars in it": lambda: zip_of({f"{one}.pt": tar_of(files) for one in range(few // 10)}),
+        "tar: without its end": lambda: without_end(tar_of({f"{one}.pt": _SOUND for one in range(few)})),
+        "tar: cut off before its first checkpoint": lambda: without_end(tar_of({str(one): b"" for one in range(few)})),
+        "tar: cut off within a checkpoint": lambda: tar_of(files)[: 512 + len(_SOUND) // 2],
+        "tar of torch 0.1: without its end": lambda: without_end(tar_of(old_members())),
         "tar: many members": lambda: tar_of(files | {str(one): b"" for one in range(size // 20)}),
         "tar: many checkpoints": lambda: tar_of({f"{one}.pt": _SOUND for one in range(few)}),
         "tar: long names": lambda: tar_of(files | {"a" * 90_000 + str(one): b"" for one in range(size // 100_000)}),
@@ -129,6 +137,37 @@ def _archives(size: int) -> dict[str, Callable[[], bytes]]:
         "tar: a header of 8 GiB": lambda: _extended(tarfile.XHDTYPE, b"", 1, 2**33 - 1) + tar_of(files),
         "tar: tars of torch 0.1": lambda: tar_of({f"{one}.pt": tar_of(old_members()) for one in range(few // 10)}),
     }  # fmt: skip
+
+
+def _inner(size: int) -> dict[str, Callable[[], bytes]]:
+    """Archives in archives, which are looked into no further than they have to be."""
+    few, files = size // 100, {"model.pt": _SOUND}
+    one, texts = zip_of(files), {str(one): b"" for one in range(size // 20)}
+    every = {"x.zip": deflated(texts), "x.tar": tar_of(texts), "x.tar.gz": gzip.compress(tar_of(texts))}
+    return {
+        "one of each": lambda: zip_of(every | files),
+        "one of each, compressed": lambda: deflated(every | files),
+        "one of each, in a tar": lambda: tar_of(every | files),
+        "many": lambda: zip_of(files | {f"{place}.zip": one for place in range(few)}),
+        "many, compressed": lambda: deflated(files | {f"{place}.zip": one for place in range(few)}),
+        "many, without an end": lambda: tar_of(
+            files | {f"{place}.tar": without_end(tar_of({"a": b""})) for place in range(few)}
+        ),
+        "many times the same": lambda: _same(deflated({str(place): b"" for place in range(few)}), few),
+        "of zeros": lambda: deflated({"x.zip": zip_of({"model.pt": bytes(50 * size)}), **files}),
+        "gzip of zeros": lambda: zip_of({"x.gz": gzip.compress(bytes(50 * size)), **files}),
+        "of members that inflate": lambda: zip_of(
+            {"x.zip": deflated({f"{place}.pt": b"PK\3\4" + bytes(50 * size) for place in range(9)}), **files}
+        ),
+    }
+
+
+def _same(inner: bytes, count: int) -> bytes:
+    """Many entries of a directory for one member."""
+    sound = zip_of({"000000.zip": inner})
+    start, end = sound.rindex(b"PK\1\2"), sound.rindex(b"PK\5\6")
+    entries = b"".join(sound[start:end].replace(b"000000", b"%06d" % place) for place in range(count))
+    return sound[:start] + entries + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(entries), start, 0)
 
 
 def folders(size: int) -> dict[str, Callable[[Path], None]]:
@@ -143,6 +182,15 @@ def folders(size: int) -> dict[str, Callable[[Path], None]]:
 
         return write
 
+    def objects(count: int, data: bytes) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            path.mkdir()
+            chunks: dict[str, list[tuple[str, tuple[int, ...]]]] = {"w": [("__0_0.distcp", (0,))]}
+            for name, content in saved(chunks, objects=dict.fromkeys(map(str, range(count)), data)).items():
+                (path / name).write_bytes(content)
+
+        return write
+
     def chunks(*boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> bytes:
         return b"](" + b"".join(stored_chunk(*box) for box in boxes) + b"e"
 
@@ -151,7 +199,12 @@ def folders(size: int) -> dict[str, Callable[[Path], None]]:
 
     thin = [((one, 0), (few, 1)) for one in range(few)]
     one = stored_tensor((4,), chunks(((0,), (4,))))
+    nodes = b"\x80\x02(" + b"]" * size + b"l."
     return {
+        "an object of nodes": objects(1, archive_of(nodes, {})),
+        "an object of nodes that inflates": objects(1, deflated({"a/data.pkl": nodes})),
+        "many objects of nodes that inflate": objects(few // 100, deflated({"a/data.pkl": nodes})),
+        "an object of a bare pickle of nodes": objects(1, nodes),
         "many tensors": folder(named(b"".join(text(f"w{place}") + one for place in range(few // 4)))),
         "one tensor many times": folder(
             named(text("w") + one + b"q\x01" + b"".join(text(f"w{place}") + b"h\x01" for place in range(few)))

@@ -20,6 +20,8 @@ from ckptmove.streams.part import MemorySource
 from fuzz import mutators
 from fuzz.mutators import NUMBERS, WORDS
 from fuzz.packing import Entry, pack, unpack
+from fuzz.seeds import deflated, zip_of
+from fuzz.whole_seeds import tar_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -85,7 +87,10 @@ def tar_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
         case 4:
             pieces[at] = name, _extension(random) + header, body
         case 5:
-            tail = plain(tail) if random.random() < 0.5 else tail[: random.randrange(len(tail) + 1)]
+            tail = random.choice((plain(tail), tail[: random.randrange(len(tail) + 1)], b""))
+        case 7:
+            del pieces[at:]  # cut off before a member, without an end
+            tail = b""
         case 6:
             pieces[at] = name, header, body[: random.randrange(len(body) + 1)]  # and a size that promises more
         case _:
@@ -103,7 +108,10 @@ def archive_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
         return mutators.zip_mutator(data, random, plain)
     at = random.randrange(len(records))
     name, body, method = records[at]
-    if random.random() < 0.2:
+    if random.random() < 0.1:
+        form = random.choice((tar_of, zip_of, deflated))
+        records[at] = name, form({name.rpartition("/")[2] or "x": body}), method
+    elif random.random() < 0.2:
         name = random.choice((name, *(one.decode("latin-1") for one in _NAMES)))
         records.insert(at, (name, body, zipfile.ZIP_DEFLATED - method))
     else:

@@ -5,24 +5,24 @@ Never uses a writer of torch's: the one of torch 0.1 is gone, and that of distri
 
 from __future__ import annotations
 
-import io
+import gzip
 import json
 import pickle
 import struct
 import tarfile
-import zipfile
 from typing import TYPE_CHECKING, Final, Literal
 
 from ckptmove.containers.tar_index import padded
 from fuzz.packing import Entry, pack, packed
 from fuzz.payloads import text
-from fuzz.seeds import STORAGE, archive_of, table, tensors
+from fuzz.seeds import STORAGE, archive_of, deflated, table, tensors, zip_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _TAR_FORMS: Final[tuple[Literal[0, 1, 2], ...]] = (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT)
 _BYTES: Final = {"0": bytes(16)}
+_NODES: Final = deflated({"a/data.pkl": b"\x80\x02(" + b"]" * 4_000 + b"l.", "a/version": b"3\n"})
 _CHUNK: Final = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE + b"."
 _MODEL, _, _, _OPTIMIZER, _ARGUMENTS, _ = (archive_of(pickled, _BYTES) for pickled in tensors())
 
@@ -53,6 +53,7 @@ def old_tars() -> Iterable[bytes]:
     for form in _TAR_FORMS:
         yield tar_of(old_members(), form)
     yield tar_of(old_members() | {"beside": b"x"}, tarfile.GNU_FORMAT)
+    yield without_end(tar_of(old_members()))
 
 
 def _run(count: int, entries: Iterable[bytes]) -> bytes:
@@ -80,13 +81,9 @@ def tar_of(files: dict[str, bytes], form: Literal[0, 1, 2] = tarfile.PAX_FORMAT)
     return b"".join(blocks) + bytes(2 * tarfile.BLOCKSIZE)
 
 
-def zip_of(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip of files."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
+def without_end(tar: bytes) -> bytes:
+    """A tar that was cut off behind its last member."""
+    return tar[: -2 * tarfile.BLOCKSIZE]
 
 
 def _trainer() -> dict[str, bytes]:
@@ -113,13 +110,15 @@ def archives() -> Iterable[bytes]:
     }  # fmt: skip
     nemo = {"./model_config.yaml": b"a: 1\n", "./model_weights.ckpt": _MODEL}
     weights = {"run/model.safetensors": table(), "run/optimizer.pt": _OPTIMIZER, "__MACOSX/._model.pt": b"x"}
-    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        yield zip_of(agent, method)
-        yield zip_of(weights, method)
-    for form in _TAR_FORMS:
-        yield tar_of(nemo, form)
+    for form in (zip_of, deflated):
+        yield form(agent)
+        yield form(weights)
+        yield form(agent | {"all.tar": tar_of(nemo), "x.tar.gz": gzip.compress(tar_of(nemo), mtime=0)})
+    for kind in _TAR_FORMS:
+        yield tar_of(nemo, kind)
     yield tar_of(_trainer())
-    yield tar_of({"all.tar": tar_of(nemo), "agent.zip": zip_of(agent), "old.pt": next(iter(old_tars()))})
+    yield without_end(tar_of(nemo))
+    yield tar_of({"all.tar": tar_of(nemo), "agent.zip": deflated(agent), "old.pt": next(iter(old_tars()))})
 
 
 def distributed() -> Iterable[bytes]:
@@ -128,17 +127,25 @@ def distributed() -> Iterable[bytes]:
     yield packed(saved({"w": [("__0_0.distcp", (0,))], "v": [("__0_0.distcp", (0,))]}))
     yield packed(halves)
     yield packed({"common.pt": _ARGUMENTS, **{f"pytorch_model_fsdp_0/{name}": data for name, data in halves.items()}})
+    yield packed(
+        saved({"w": [("__0_0.distcp", (0,))]}, objects={"step": archive_of(b"\x80\x02K\x03.", {}), "more": _NODES})
+    )
     yield packed({"__0.metadata" if name == ".metadata" else name: data for name, data in halves.items()})
 
 
-def saved(chunks: dict[str, list[tuple[str, tuple[int, ...]]]], pickled: bytes = _CHUNK) -> dict[str, bytes]:
-    """A distributed checkpoint of tensors of four floats a chunk, and of an object.
+def saved(
+    chunks: dict[str, list[tuple[str, tuple[int, ...]]]],
+    pickled: bytes = _CHUNK,
+    objects: dict[str, bytes] | None = None,
+) -> dict[str, bytes]:
+    """A distributed checkpoint of tensors of four floats a chunk, and of objects.
 
     Args:
         chunks: for each tensor, the file and the offsets of its chunks.
         pickled: what stands in each chunk.
+        objects: what is no tensor, as it was saved, by name; a number of steps without any.
     """
-    piece, end = archive_of(pickled, _BYTES), archive_of(b"\x80\x02K\x03.", {})
+    piece = archive_of(pickled, _BYTES)
     files: dict[str, bytes] = {}
     said, places = b"", b""
     for name, places_of in chunks.items():
@@ -148,9 +155,10 @@ def saved(chunks: dict[str, list[tuple[str, tuple[int, ...]]]], pickled: bytes =
             before = files.get(file, b"")
             places += stored_index(name, offsets) + stored_place(file, len(before), len(piece))
             files[file] = before + piece
-    said += text("step") + _object("metadata", "BytesStorageMetadata")
-    places += stored_index("step", None) + stored_place(file, len(files[file]), len(end))
-    files[file] += end
+    for name, data in (objects or {"step": archive_of(b"\x80\x02K\x03.", {})}).items():
+        said += text(name) + _object("metadata", "BytesStorageMetadata")
+        places += stored_index(name, None) + stored_place(file, len(files[file]), len(data))
+        files[file] += data
     return {".metadata": stored_metadata(said, places), **files}
 
 

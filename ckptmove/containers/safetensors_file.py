@@ -42,6 +42,11 @@ _LONGEST_PRODUCER: Final = 40
 #: The shortest row, '"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}', has three objects and lists in 49 bytes.
 _BYTES_PER_OPENING: Final = 16
 _OPENINGS: Final = b"{["
+#: What a row has: its own object and two lists, its name, three keys and a dtype.
+_OPENINGS_PER_ROW: Final = 3
+_STRINGS_PER_ROW: Final = 5
+#: Those of the metadata, two for each entry: more entries than any file has tensors, which they may be about.
+_OTHER_STRINGS: Final = 1 << 19
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(_OPENINGS + b'"'))
 #: Openings, or a string with what stands in it.
 _RUN: Final = re.compile(rb'([{\[]+)|"[^"]*"?')
@@ -90,7 +95,8 @@ class SafetensorsFile(Container):
         Raises:
             DamagedArchive: it is no table of tensors, or does not fit the file.
             UnsupportedContainer: it names a dtype that torch does not have.
-            LimitExceeded: it has more tensors than the limits allow, or more objects and lists than a table can have.
+            LimitExceeded: it has more tensors than the limits allow, more objects and lists than a table can have, or
+                more strings beside those of its rows than any metadata.
         """
         self.source = source
         self.limits = limits
@@ -174,17 +180,23 @@ class SafetensorsFile(Container):
         return header  # which begins with a brace, else the file would pass for something else
 
     def _bound(self, raw: bytes) -> None:
-        """Refuse what would take far more memory than its bytes: each object and each list is one of Python's, too.
+        """Refuse what would take far more memory than its bytes: objects, lists and strings are Python's, each of them.
 
         Raises:
-            LimitExceeded: there are more of them than rows of tensors have.
+            LimitExceeded: there are more of them than rows of tensors have, and metadata.
         """
-        most = self.limits.factor * (len(raw) // _BYTES_PER_OPENING + len(_OPENINGS))
-        if sum(raw.count(opening) for opening in (b"{", b"[")) > most:  # or they stand in the texts of the metadata
-            count = _count_openings(raw)
-            if count > most:
-                resource = "the number of objects and lists in the header"
-                raise LimitExceeded(resource, limit=most, actual=count, path=self.source.path)
+        openings, strings = sum(raw.count(opening) for opening in (b"{", b"[")), raw.count(b'"') // 2
+        most = len(raw) // _BYTES_PER_OPENING + len(_OPENINGS)
+        factor = self.limits.factor
+        if openings > factor * most or strings > factor * _OTHER_STRINGS:  # or they stand in the texts of the metadata
+            openings, strings = _count(raw)
+            self._require("objects and lists in the header", openings, factor * most)
+            others = strings - _STRINGS_PER_ROW * (openings // _OPENINGS_PER_ROW)
+            self._require("strings in the header that are of no tensor", others, factor * _OTHER_STRINGS)
+
+    def _require(self, what: str, actual: int, most: int) -> None:
+        if actual > most:
+            raise LimitExceeded(f"the number of {what}", limit=most, actual=actual, path=self.source.path)
 
     def _format(self, metadata: object) -> str | None:
         """The library that the metadata names; they are strings by strings, or not there."""
@@ -230,12 +242,13 @@ class SafetensorsFile(Container):
         return DamagedArchive(self.source.path, detail)
 
 
-def _count_openings(raw: bytes) -> int:
-    """How many objects and lists begin in JSON, outside of its strings."""
+def _count(raw: bytes) -> tuple[int, int]:
+    """How many objects and lists begin in JSON, outside of its strings, and how many strings it has."""
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     # Where one string ends and the next begins, or nothing is in one, two quotes are next to each other: both can go.
-    structure = unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
-    return sum(len(run[1] or b"") for run in _RUN.finditer(structure))
+    structure = unescaped.translate(None, _NOT_STRUCTURE)
+    runs = _RUN.finditer(structure.replace(b'""', b""))
+    return sum(len(run[1] or b"") for run in runs), structure.count(b'"') // 2
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

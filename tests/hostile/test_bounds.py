@@ -41,7 +41,9 @@ def run(*words):
 def test_every_bomb_ends(name, tmp_path) -> None:
     path, output = tmp_path / "bomb", tmp_path / "out"
     path.write_bytes(BOMBS[name]())
+    run("inspect", str(path))
     run("inspect", str(path), "--tree", "--check", "--expect", "cpu")
+    run("convert", str(path), "--to", "mps", "--dry-run")
     run("convert", str(path), "--to", "mps", "--cast", "--rewrite-strings", "-o", str(output))
     run("diff", str(path), str(output) if output.exists() else str(path))
 
@@ -49,8 +51,11 @@ def test_every_bomb_ends(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_every_folder_ends(name, tmp_path) -> None:
     FOLDERS[name](tmp_path / "run")
+    run("inspect", str(tmp_path / "run"))
     run("inspect", str(tmp_path / "run"), "--tree", "--check")
+    run("convert", str(tmp_path / "run"), "--to", "mps", "--dry-run")
     run("convert", str(tmp_path / "run"), "--to", "mps", "-o", str(tmp_path / "out"))
+    run("diff", str(tmp_path / "run"), str(tmp_path / "run"))
 
 
 def shared(container, count):

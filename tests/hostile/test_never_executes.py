@@ -21,8 +21,8 @@ from ckptmove.pickles.scan import operations
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 from fuzz.payloads import BODIES, PERSISTENT, body, text
-from fuzz.seeds import STORAGE, archive_of
-from fuzz.whole_seeds import old_members, saved, tar_of, zip_of
+from fuzz.seeds import STORAGE, archive_of, zip_of
+from fuzz.whole_seeds import old_members, saved, tar_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # of torch, which then goes on
 NAMES = [*BODIES, *PERSISTENT]

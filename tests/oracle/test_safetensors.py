@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
 
 import ckptmove
 from ckptmove.api import convert, inspect
 from ckptmove.checkpoint import open_checkpoint
+from ckptmove.containers.safetensors_file import SafetensorsFile
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, Refused, UnsupportedContainer
 from ckptmove.limits import Limits
+from ckptmove.streams.part import MemorySource
 
 #: Codes of the format, as ``safetensors/torch.py`` (``_TYPES``) has them.
 CODES = {
@@ -242,6 +246,40 @@ def test_the_smallest_rows_and_texts_of_brackets_are_a_table(write):
     assert len(inspect(write(packed(described, b"1"))).inventory.tensors) == 53
     with pytest.raises(LimitExceeded):
         inspect(write(packed(described[:-1] + b', "x": [' + b"[]," * 6_000 + b"[]]}", b"1")))
+
+
+def test_more_strings_than_metadata_have_are_refused_unread(write, monkeypatch):
+    entries = b'"a":"",' * 2**18
+    path = write(packed(b'{"__metadata__":{' + entries[:-1] + b"}}"))
+    with pytest.raises(DamagedArchive, match="twice"):
+        inspect(path, limits=Limits().times(2))
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(LimitExceeded, match=r"the number of strings in the header .*: 524289 > 524288$"):
+        inspect(path)
+
+
+def test_many_tensors_and_quotes_in_texts_are_a_table(write, monkeypatch):
+    monkeypatch.setattr("ckptmove.containers.safetensors_file._OTHER_STRINGS", 7)
+    rows = {"a": row("U8", (0,), 0, 0)} | {str(place): row("U8", (0, 7), 0, 0) for place in range(99)}
+    tags = json.dumps({f'{{"tag\\ {place}': ["\\", '"', {}] for place in range(99)})
+    header = {"__metadata__": {"format": "pt", "tags\\": tags, "quoted": json.dumps(tags)}}
+    assert len(inspect(write(packed(header | rows))).inventory.tensors) == 100
+    header["__metadata__"]["one"] = "more"
+    path = write(packed(header | rows))
+    with pytest.raises(LimitExceeded, match=r": 9 > 7$"):
+        inspect(path)
+    assert len(inspect(path, limits=Limits().times(2)).inventory.tensors) == 100
+
+
+@given(texts=st.dictionaries(*[st.text('"\\{[]}:, aé\n', max_size=9)] * 2), is_ascii=st.booleans())
+def test_strings_are_counted_whatever_stands_in_them(texts, is_ascii):
+    raw = json.dumps({"__metadata__": texts}, ensure_ascii=is_ascii).encode()
+    source = MemorySource("a.safetensors", len(raw).to_bytes(8, "little") + raw)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ckptmove.containers.safetensors_file._OTHER_STRINGS", 0)
+        with pytest.raises(LimitExceeded) as caught:
+            SafetensorsFile(source, Limits())
+    assert caught.value.actual == 1 + 2 * len(texts)
 
 
 @pytest.mark.parametrize("code", ["F6_E2M3", "F6_E3M2", "Q4_K"])
