@@ -9,11 +9,15 @@ from typing import Final, NamedTuple
 
 #: Operations that the pickles of all compressed records may have, and of each as many more as it takes bytes in the
 #: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
-_OPERATIONS: Final = 1 << 21
+_OPERATIONS: Final = 1 << 20
 _OPERATIONS_PER_BYTE: Final = 16
 #: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
 _PICKLE_BYTES: Final = 1 << 22
 _PICKLE_BYTES_PER_BYTE: Final = 64
+#: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
+#: storage may have more, where its tensors need it.
+_INFLATED_BYTES: Final = 1 << 26
+_INFLATED_RATIO: Final = 100
 
 
 class Limits(NamedTuple):
@@ -55,3 +59,7 @@ class Limits(NamedTuple):
         operations = self.factor * (_OPERATIONS // among + _OPERATIONS_PER_BYTE * stored_bytes)
         nbytes = self.factor * (_PICKLE_BYTES // among + _PICKLE_BYTES_PER_BYTE * stored_bytes)
         return self._replace(operations=min(self.operations, operations), pickle_bytes=min(self.pickle_bytes, nbytes))
+
+    def most_inflated(self, stored_bytes: int) -> int:
+        """How many bytes may come of so many deflated ones, of what is no storage."""
+        return self.factor * (_INFLATED_BYTES + _INFLATED_RATIO * stored_bytes)

@@ -32,6 +32,7 @@ _WHOLE_KEYS: Final[dict[str, Role]] = {
     "scaler": "scaler", "amp": "scaler", "g": "model", "d": "model", "generator_state": "rng",
     "hyper_parameters": "other", "hparams": "other",
 }  # fmt: skip
+_DIGITS: Final = "0123456789"
 #: Lightning keeps a callback's state under its class, which is named for what it watches and not for what it holds.
 _CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|LearningRateMonitor)\b")
 
@@ -42,8 +43,11 @@ def role_of_key(key: str) -> Role | None:
     Args:
         key: one part of a path: ``optimizer_state_dict``, ``model_ema``, ``MixedPrecisionPlugin``.
     """
-    # Indices of lists are many, all different, and hold no word: they would only drive the others out of the cache.
-    return None if key.isdecimal() else _role_of_words(key[:200])
+    # Indices of lists are many, all different, and hold no word: they would only drive the others out of the cache. So
+    # would c0, c1 and so on, to which it is all one what number they have.
+    if key.isdecimal():
+        return None
+    return _role_of_words(f"{key[:200].rstrip(_DIGITS)}0" if key[-1:] in _DIGITS else key[:200])
 
 
 @lru_cache(maxsize=4096)

@@ -237,8 +237,16 @@ def _script(size: int) -> dict[str, Callable[[], bytes]]:
         "model.json of modules": listed(
             b'{"mainModule": ' + b'{"name": "a", "submodules": [' * (size // 100) + b"]}" * (size // 100) + b"}"
         ),
+        "model.json of one tensor": listed(_one_tensor(size)),
         "model.json of large numbers": listed(b'{"mainModule": {}, "tensors": [{"dims": ["' + b"9" * size + b'"]}]}'),
     }  # fmt: skip
+
+
+def _one_tensor(size: int) -> bytes:
+    """A module of ``model.json`` that names a tensor of many axes time and again."""
+    tensor = {"dims": ["1"] * 150, "strides": ["1"] * 150, "dataType": "FLOAT", "device": "cpu"}
+    whole = {"parameters": [{"name": ""}] * (size // 12)}
+    return json.dumps({"mainModule": whole, "tensors": [tensor | {"data": {"key": "tensors/0"}}]}).encode()
 
 
 def _table(header: bytes, data: bytes = b"") -> Callable[[], bytes]:

@@ -65,18 +65,20 @@ def archive_of(pickled: bytes, storages: dict[str, bytes], **more: bytes) -> byt
     return zip_of({f"a/{name}": data for name, data in records.items()})
 
 
-def zip_of(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip of files."""
+def zip_of(files: dict[str, bytes], packed: dict[str, bytes] | None = None) -> bytes:
+    """A zip of files, some of them compressed."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
+    with zipfile.ZipFile(stream, "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
+        for name, data in (packed or {}).items():
+            archive.writestr(name, data, zipfile.ZIP_DEFLATED)
     return stream.getvalue()
 
 
 def deflated(files: dict[str, bytes]) -> bytes:
-    """The same, compressed."""
-    return zip_of(files, zipfile.ZIP_DEFLATED)
+    """A zip of files, compressed."""
+    return zip_of({}, files)
 
 
 def _pickles() -> Iterator[bytes]:

@@ -9,7 +9,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from fuzz.seeds import STORAGE, archive_of, deflated
+from fuzz.seeds import STORAGE, archive_of, deflated, zip_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,9 @@ def inflation(size: int) -> dict[str, Callable[[], bytes]]:
         "data.pkl of nodes": lambda: deflated({"a/data.pkl": nodes, "a/version": b"3"}),
         "constants.pkl of nodes": lambda: deflated(
             {"a/data.pkl": sound, "a/data/0": bytes(16), "a/constants.pkl": nodes, "a/code/__torch__.py": b""}
+        ),
+        "constants.pkl of nodes beside what is not compressed": lambda: zip_of(
+            {"a/data.pkl": b"\x80\x02}.", "a/code/__torch__.py": b""}, packed={"a/constants.pkl": nodes}
         ),
         "data.pkl of one node many times": lambda: deflated(
             {"a/data.pkl": b"\x80\x02(]q\x00" + b"h\x00" * (10 * size) + b"l.", "a/version": b"3"}

@@ -18,6 +18,8 @@ from ckptmove import case, changes, directories, errors, outputs
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
+#: What ``--limit-factor`` may be, by powers of ten.
+_FACTORS: Final = (10, 100, 1000)
 #: What a conversion writes anew, and never changes, as the reason of :class:`ckptmove.changes.NothingToUndo` begins.
 _MADE_ANEW: Final = ("it is a directory", "it is an archive of files")
 #: An archive in one that holds nothing else, as an :class:`ckptmove.directories.EmptyDirectory` names it.
@@ -262,8 +264,11 @@ def _(error: changes.BeingConverted) -> str:
 
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
-    del error
-    return "no checkpoint of a real run comes near that limit; if you trust the file all the same: --limit-factor 10"
+    factor = next((one for one in _FACTORS if one * error.limit >= error.actual), None)
+    if factor is None:
+        return "no checkpoint of a real run comes near that limit, and no --limit-factor lifts it so far"
+    typed = f"--limit-factor {factor} (times one that was given)"
+    return f"no checkpoint of a real run comes near that limit; if you trust the file all the same: {typed}"
 
 
 @hint_for.register(errors.UnsupportedDtype)

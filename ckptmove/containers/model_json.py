@@ -34,6 +34,9 @@ _STORAGES: Final[dict[str, str]] = {
 }  # fmt: skip
 #: What a tensor may take as pickle operations: any module may name it once more.
 _TENSOR_BYTES: Final = 1 << 12
+#: What all of it may take so. What torch writes takes fewer bytes than the text that says it.
+_PICKLE_BYTES: Final = 1 << 20
+_PICKLE_BYTES_PER_BYTE: Final = 8
 _ITEM_BYTES: Final[dict[str, int]] = {
     "FLOAT": 4, "INT32": 4, "UINT8": 1, "INT8": 1, "INT16": 2, "INT64": 8, "FLOAT16": 2, "DOUBLE": 8, "BOOL": 1,
 }  # fmt: skip
@@ -60,6 +63,7 @@ class ModelJson(TorchScript):
     """
 
     _main = _LIST
+    _own_pickles = (_LIST,)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Read ``model.json``.
@@ -71,16 +75,29 @@ class ModelJson(TorchScript):
         super().__init__(source, directory, limits)
         self._storages = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
         record = self._inside[_LIST]
-        limit = self._most_inflated(0)
+        limit = self.limits.most_inflated(0)
         if record.nbytes > limit:
             raise LimitExceeded("the size of model.json in bytes", limit=limit, actual=record.nbytes)
         text = self._read(record, "the size of model.json in bytes")
         try:
             model = json.loads(text)
             self.torch_version = str(model["producerVersion"])[:40] if "producerVersion" in model else None
-            self._pickle = b"\x80\x02" + b"".join(_module(model["mainModule"], _Tensors(model, self._storages))) + b"."
+            said = _module(model["mainModule"], _Tensors(model, self._storages))
+            self._pickle = b"\x80\x02" + self._joined(said, len(text)) + b"."
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
             raise DamagedArchive(source.path, "its model.json is not as torch writes it") from error
+
+    def _joined(self, said: Iterator[bytes], text_bytes: int) -> bytes:
+        """What is said in so many bytes: any number of modules may name one tensor, which takes kilobytes each time."""
+        limit = min(
+            self.limits.pickle_bytes, self.limits.factor * (_PICKLE_BYTES + _PICKLE_BYTES_PER_BYTE * text_bytes)
+        )
+        pickle = bytearray()
+        for piece in said:
+            pickle += piece
+            if len(pickle) > limit:
+                raise LimitExceeded("the size of a pickle in bytes", limit=limit, actual=len(pickle))
+        return bytes(pickle)
 
     def object_pickle(self) -> bytes:
         """What ``model.json`` says, as the pickle that torch from 1.3 on would have written for it."""

@@ -10,7 +10,7 @@ Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_c
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ckptmove.cast import SHRINK
 from ckptmove.changes import NothingToUndo, Patch
@@ -50,10 +50,6 @@ _SHARED_BYTES: Final = 1 << 20
 #: The records beside the storages that this module reads hold a word or a number.
 _WORD_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
-#: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
-#: storage may have more, where its tensors need it.
-_INFLATED_BYTES: Final = 1 << 26
-_INFLATED_RATIO: Final = 100
 
 
 class TorchZip(Container):
@@ -66,6 +62,8 @@ class TorchZip(Container):
     """
 
     name: ContainerName = "torch-zip"
+    #: What is read as data at once: where one of them is compressed, all together may ask for less.
+    _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
         """Look through the directory, and read what the archive says of itself.
@@ -92,8 +90,10 @@ class TorchZip(Container):
         self._inside = {
             record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
         }
-        held = self._inside.get("data.pkl")
-        self.limits = limits if held is None or held.method != DEFLATED else limits.for_packed(held.stored_bytes)
+        held = [self._inside[name] for name in self._own_pickles if name in self._inside]
+        is_packed = any(record.method == DEFLATED for record in held)
+        stored_bytes = sum(record.stored_bytes for record in held)
+        self.limits = limits.for_packed(stored_bytes, len(held)) if is_packed else limits
         self._storages = self._within("data/")
         #: Bytes of each storage that a pickle names, by key.
         self._named: dict[str, int] = {}
@@ -284,7 +284,7 @@ class TorchZip(Container):
         for key, nbytes in self._named.items():
             record = self._storages.get(key)
             if record is not None and record.method == DEFLATED:
-                limit = max(nbytes, self._most_inflated(record.stored_bytes))
+                limit = max(nbytes, self.limits.most_inflated(record.stored_bytes))
                 if record.nbytes > limit:
                     raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
                 yield record.place, NewRecord((self._packed(record),), record.nbytes, record.crc)
@@ -312,15 +312,11 @@ class TorchZip(Container):
             if name.startswith(folder) and not name.endswith("/")
         }
 
-    def _most_inflated(self, stored_bytes: int) -> int:
-        """What may come of so many deflated bytes."""
-        return self.limits.factor * (_INFLATED_BYTES + _INFLATED_RATIO * stored_bytes)
-
     def _read(self, record: ZipRecord, resource: str) -> bytes:
         """All of a record that is no storage."""
         limit = self.limits.pickle_bytes
         if record.method == DEFLATED:
-            limit = min(limit, self._most_inflated(record.stored_bytes))
+            limit = min(limit, self.limits.most_inflated(record.stored_bytes))
         if record.nbytes > limit:
             raise LimitExceeded(resource, limit=limit, actual=record.nbytes, path=self.source.path)
         data = b"".join(bytes(block) for block in self._contents(record))

@@ -70,6 +70,7 @@ class TorchScript(TorchZip):
     name: ContainerName = "torchscript"
     #: The record that every archive of the kind has.
     _main: ClassVar[str] = "data.pkl"
+    _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Look through the directory.
@@ -124,7 +125,7 @@ class TorchScript(TorchZip):
         """
         files = [(name, record) for name, record in self._inside.items() if name.startswith(_CODE)]
         files = [(name, record) for name, record in files if name.endswith(".py")]
-        nbytes, limit = sum(record.nbytes for _, record in files), self._most_inflated(self.source.size)
+        nbytes, limit = sum(record.nbytes for _, record in files), self.limits.most_inflated(self.source.size)
         if nbytes > limit:
             raise LimitExceeded("code bytes", limit=limit, actual=nbytes, path=self.source.path)
         for name, record in files:

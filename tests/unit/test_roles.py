@@ -53,3 +53,12 @@ def test_every_role_has_its_words():
 )
 def test_role_of_leaf(name, role):
     assert role_of_leaf(name) == role
+
+
+def test_names_that_differ_by_a_number_alone_are_looked_at_once():
+    """A file may have millions of them: c0, c1 and so on."""
+    roles._role_of_words.cache_clear()
+    assert {role_of_key(f"constant{number}") for number in range(1000)} == {None}
+    assert roles._role_of_words.cache_info().currsize == 1
+    assert role_of_key("model2") is role_of_key("model17") is None
+    assert role_of_key("optimizer_2") == role_of_key("optimizer_17") == "optimizer"

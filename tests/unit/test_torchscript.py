@@ -13,6 +13,7 @@ from ckptmove.api import convert, inspect
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.inventory import build
+from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact
 
 MODULE = b"\x80\x02c__torch__\nM\n)\x81}%sb."
@@ -64,7 +65,7 @@ def test_a_damaged_pickle_is_named(archive):
 
 
 def test_code_that_inflates_beyond_reason_is_refused(archive, monkeypatch):
-    monkeypatch.setattr("ckptmove.containers.torch_zip._INFLATED_BYTES", 1000)
+    monkeypatch.setattr("ckptmove.limits._INFLATED_BYTES", 1000)
     path = archive(module() | {"code/a.py": b" " * 400_000, "code/b.py": b" " * 400_000}, zipfile.ZIP_DEFLATED)
     with pytest.raises(LimitExceeded, match="code bytes"):
         inspect(path)
@@ -205,9 +206,38 @@ def test_a_list_that_torch_did_not_write_is_damage(archive, listing):
 
 
 def test_a_list_beyond_reason_is_refused(archive, monkeypatch):
-    monkeypatch.setattr("ckptmove.containers.torch_zip._INFLATED_BYTES", 10)
+    monkeypatch.setattr("ckptmove.limits._INFLATED_BYTES", 10)
     with pytest.raises(LimitExceeded, match=re.escape("model.json")):
         inspect(archive({"model.json": model()}))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_tensor_that_is_named_without_end_is_refused(archive, compression):
+    """Each name of it is a line of some bytes, and kilobytes of operations."""
+    wide = listed("tensors/0", dims=["1"] * 150, strides=["1"] * 150)
+    whole = {"parameters": [{"name": ""}] * 3000}
+    path = archive({"model.json": model(mainModule=whole, tensors=[wide]), "tensors/0": bytes(4)}, compression)
+    with pytest.raises(LimitExceeded, match=re.escape("the size of a pickle in bytes")) as refused:
+        inspect(path)
+    assert refused.value.actual < 2**21
+    assert len(inspect(path, limits=Limits().times(10)).inventory.tensors) > 0
+
+
+NODES = b"\x80\x02(" + b"]" * 700_000 + b"t."
+
+
+@pytest.mark.parametrize("packed", [{"data.pkl"}, {"constants.pkl"}, {"data.pkl", "constants.pkl"}])
+def test_pickles_that_are_compressed_share_one_bound(tmp_path, packed):
+    path = tmp_path / "m.pt"
+    with zipfile.ZipFile(path, "w") as writer:
+        for name in ("data.pkl", "constants.pkl"):
+            kind = zipfile.ZIP_DEFLATED if name in packed else zipfile.ZIP_STORED
+            writer.writestr(f"m/{name}", NODES if name in packed else EMPTY, kind)
+        writer.writestr("m/code/__torch__.py", "")
+    with pytest.raises(LimitExceeded, match="the limit on pickle operations") as refused:
+        inspect(path)
+    assert refused.value.limit < 2**20 // 2 + 16 * path.stat().st_size
+    assert inspect(path, limits=Limits().times(10)).inventory.container == "torchscript"
 
 
 def test_an_extra_file_of_that_name_is_no_list(archive):
