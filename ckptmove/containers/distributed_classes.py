@@ -3,7 +3,7 @@
 Never takes a name for one of torch's by its last part; what a planner or a storage of somebody else keeps there may be
 of any class.
 
-From torch/distributed/checkpoint/metadata.py, filesystem.py and planner.py of torch 2.0 to 2.14.
+From torch/distributed/checkpoint/metadata.py, filesystem.py and planner.py of torch 2.0 to 2.15.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _FAMILIAR: Final = _NAMES | {
     "torch.Size", _LAYOUT, *_GETATTR, "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath", "collections.OrderedDict",
 }  # fmt: skip
-_PROPERTIES_HELD: Final = 5
+#: How many things the properties of a tensor are, up to torch 2.14 and since: with the strides of the whole tensor.
+_PROPERTIES_HELD: Final = (5, 6)
 _SHOWN: Final = 80
 
 
@@ -133,15 +134,22 @@ def is_plain(call: Call) -> bool:
 def properties_of(value: Value) -> tuple[str, bool] | None:
     """The dtype and ``requires_grad`` of a ``TensorProperties``; None where a value is no such object.
 
-    Its state has been the same five in each version: both, the layout, the memory format and ``pin_memory``.
+    Its state has been the same five in each version: both, the layout, the memory format and ``pin_memory``. Since
+    torch 2.15 strides stand behind them, or None.
     """
     state = value.state if type(value) is Call and value.name in _PROPERTIES and is_plain(value) else None
-    if type(state) is not Tuple or len(state.items) != _PROPERTIES_HELD:
+    if type(state) is not Tuple or len(state.items) not in _PROPERTIES_HELD:
         return None
-    dtype, layout, requires_grad, memory_format, _ = state.items
+    dtype, layout, requires_grad, memory_format, _, *strides = state.items
+    if not all(one is None or _is_shape(one) for one in strides):
+        return None
     if type(dtype) is not Global or dtype.module != "torch":
         return None
     return (dtype.name, requires_grad is True) if _is_layout(layout) and _is_memory_format(memory_format) else None
+
+
+def _is_shape(value: Value) -> bool:
+    return type(value) is Tuple and all(type(one) is int for one in value.items)
 
 
 def _is_layout(value: Value) -> bool:

@@ -13,7 +13,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import load_expression
 from ckptmove.model import OF_TORCH_SAVE, OLDEST_TORCH
-from ckptmove.pickles.names import newest
+from ckptmove.pickles.names import WEIGHTS_ONLY_UNTIL, newest
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if not refused and not opcodes and not is_tar:
         return
     parts = ["every tar of torch 0.1"] if is_tar else []
-    parts += [f"{amount(len(refused), 'name')}: {_some([use.name for use in refused])}"] if refused else []
+    parts += [f"{amount(len(refused), 'name')}: {_some([*map(_refusal, refused)])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     parts += [f"items in {_some(filled)}"] if filled else []
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
@@ -93,6 +93,12 @@ def _refused_files(inventory: Inventory) -> list[str]:
     """Of a directory or an archive, the files that the names and opcodes stand in."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     return [file.path for file in files if file.weights_only_since is None]
+
+
+def _refusal(use: GlobalUse) -> str:
+    """A name, and the first torch that refuses it, where older ones do not."""
+    until = WEIGHTS_ONLY_UNTIL.get(use.name)
+    return use.name if until is None else f"{use.name} (since torch {until})"
 
 
 def _some(names: Sequence[str]) -> str:

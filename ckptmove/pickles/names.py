@@ -2,7 +2,7 @@
 
 Never imports one of them. The first list is an allow-list; what is on neither list is said to be unknown.
 
-From torch/_weights_only_unpickler.py ``_get_allowed_globals``, torch 2.4 to 2.14; a test holds the lists against them.
+From torch/_weights_only_unpickler.py ``_get_allowed_globals``, torch 2.4 to 2.15; a test holds the lists against them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ _ADDED: Final[dict[str, tuple[str, ...]]] = {
     "2.14": ("torch.bcomplex32",),
 }  # fmt: skip
 
-#: Every name that weights-only mode takes, with the first torch that takes it; none was ever taken off the list.
+#: What was taken off the list, with the first torch that refuses it.
+WEIGHTS_ONLY_UNTIL: Final[dict[str, str]] = {"torch._utils._rebuild_nested_tensor": "2.15"}
+#: Every name that weights-only mode takes, with the first torch that takes it.
 WEIGHTS_ONLY_SINCE: Final[dict[str, str]] = {
-    **dict.fromkeys(_GLOBALS, OLDEST_TORCH),
+    **dict.fromkeys(_GLOBALS - {*WEIGHTS_ONLY_UNTIL}, OLDEST_TORCH),
     **{name: version for version, names in _ADDED.items() for name in names},
 }
 
@@ -76,6 +78,7 @@ _HARMLESS: Final = frozenset({
     "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath", "pathlib.WindowsPath", "uuid.UUID",
     "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy._core.multiarray._reconstruct",
     "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray", "torch.torch_version.TorchVersion",
+    *WEIGHTS_ONLY_UNTIL,
 })  # fmt: skip
 
 #: Whole modules of which no checkpoint needs a name.

@@ -15,7 +15,7 @@ from weights_only_lists import numbers
 
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.names import WEIGHTS_ONLY_SINCE, judge, modern_name, newest
+from ckptmove.pickles.names import WEIGHTS_ONLY_SINCE, WEIGHTS_ONLY_UNTIL, judge, modern_name, newest
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
 
 IMPORT_MAPPING = torch._utils.IMPORT_MAPPING
@@ -28,7 +28,8 @@ OPCODES = {opcode.name for opcode in pickletools.opcodes if ord(opcode.code) in 
 
 def taken_by(version: str) -> set[str]:
     names = {name for name, since in WEIGHTS_ONLY_SINCE.items() if numbers(since) <= numbers(version)}
-    return names | OPCODES
+    still = {name for name, until in WEIGHTS_ONLY_UNTIL.items() if numbers(version) < numbers(until)}
+    return names | still | OPCODES
 
 
 def test_the_lists_are_those_of_the_torch_that_is_installed():
@@ -41,7 +42,10 @@ def test_the_lists_are_those_of_every_torch(version):
 
 
 def test_every_version_that_a_name_came_with_is_recorded():
-    assert {".".join(version.split(".")[:2]) for version in RECORDED} >= set(WEIGHTS_ONLY_SINCE.values())
+    assert {".".join(version.split(".")[:2]) for version in RECORDED} >= {
+        *WEIGHTS_ONLY_SINCE.values(),
+        *WEIGHTS_ONLY_UNTIL.values(),
+    }
 
 
 def test_what_is_recorded_can_be_written_again(tmp_path):

@@ -199,7 +199,9 @@ def test_weights_only_mode_refuses_it_and_the_finding_says_so(tmp_path):
         torch.load(path)
     (finding,) = [one for one in inspect(str(path)).findings if one.code == "S701"]
     assert finding.message == "torch.load(weights_only=True) refuses every tar of torch 0.1"
-    assert eval(finding.fix, {"torch": torch}).keys() == {"w"}
+    imports, load = finding.fix.split("; ", 1)
+    assert imports == "import torch"
+    assert eval(load, {"torch": torch}).keys() == {"w"}
 
 
 def test_it_resumes_and_the_comparison_with_torch_is_left_out(tmp_path):

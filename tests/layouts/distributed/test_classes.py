@@ -156,6 +156,35 @@ def test_properties_that_torch_would_not_write(distributed, halves, memory_forma
         ckptmove.inspect(halves)
 
 
+def with_strides(distributed, folder, strides):
+    """The metadata as torch 2.15 writes it: behind the five properties, the strides of the whole tensor."""
+    layout, memory_format = torch.strided, _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+
+    class Newer(pickle.Pickler):
+        def reducer_override(self, value):
+            if not isinstance(value, TensorProperties):
+                return NotImplemented
+            state = (torch.float32, layout, False, memory_format, False, strides)
+            return copyreg.__newobj__, (TensorProperties,), state
+
+    buffer = io.BytesIO()
+    Newer(buffer).dump(distributed.metadata_of(folder))
+    (folder / ".metadata").write_bytes(buffer.getvalue())
+
+
+@pytest.mark.parametrize("strides", [None, (), (3, 1)])
+def test_properties_may_have_strides(distributed, halves, strides):
+    with_strides(distributed, halves, strides)
+    assert names_of(halves) == ["w"]
+
+
+@pytest.mark.parametrize("strides", ["31", 3, [3, 1], (3, "1")])
+def test_strides_are_none_or_numbers(distributed, halves, strides):
+    with_strides(distributed, halves, strides)
+    with pytest.raises(DamagedArchive, match="the properties of tensor 'w'"):
+        ckptmove.inspect(halves)
+
+
 def test_a_tensor_of_another_module_than_torch_is_damaged(halves):
     replace_bytes(halves, b"\x05torch\x94\x8c\x07float32", b"\x05uorch\x94\x8c\x07float32")
     with pytest.raises(DamagedArchive, match="the properties of tensor 'w'"):

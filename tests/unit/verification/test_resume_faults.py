@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptmove.verification import place, resume, trial
+from ckptmove.verification import place, trial
 from ckptmove.verification.recipe import Recipe, refused_options
 
 STEPS = ("step", "parity", "fresh")
@@ -410,8 +410,7 @@ def test_a_target_that_cannot_be_simulated_is_not_proven(make, answers, monkeypa
 def test_an_accelerator_of_this_machine_is_used_as_it_is(make, answers, monkeypatch):
     # A CPU that is called an accelerator: the parts that do not depend on which one it is.
     monkeypatch.setattr(place, "is_here", lambda target: True)
-    monkeypatch.setattr(resume, "TorchDevice", place.TorchDevice)
-    monkeypatch.setattr(place.torch, "device", lambda tag, make=torch.device: make("cpu"))
+    monkeypatch.setattr(place, "TorchDevice", lambda tag, make=place.TorchDevice: make("cpu"))
     found = answers(make("AdamW"), "cuda:0")
     assert found["mode"] == "real"
     assert statuses(found) == ["passed"] * 3
