@@ -241,7 +241,7 @@ def _by_shapes(optimizer: OptimizerRecord, fits: list[_Fit]) -> Pairing:
 def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
     """The scope that an optimizer is for, by its name where several fit (``opt_G``: ``netG``), and what rivals it."""
     fits = [fit for fit in fits if not _COPIES.search(fit.scope.where)] or fits
-    distinct = {tuple(map(id, fit.tensors)): fit for fit in reversed(fits)}
+    distinct = {tuple(map(_view, fit.tensors)): fit for fit in reversed(fits)}
     if len(distinct) == 1:
         return fits[0], ""
     purpose = _purpose(optimizer.where)
@@ -249,6 +249,13 @@ def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
     if len(named) == 1:
         return named[0], ""
     return fits[0], "it fits several parts: " + ", ".join(fit.scope.where for fit in fits if fit.scope.where)
+
+
+def _view(tensor: TensorRecord | None) -> object:
+    """What a tensor is under any of its names: tied weights are one parameter, and no choice between two."""
+    if tensor is None or tensor.storage is None:
+        return tensor and tensor.name
+    return tensor.storage, tensor.storage_offset, tensor.shape, tensor.stride
 
 
 def _purpose(where: str) -> str:

@@ -156,6 +156,31 @@ class TestSeveralModels:
 
         assert (found.how, found.reason) == ("ambiguous", "it fits several parts: netG, netD")
 
+    def test_tied_weights_are_one_parameter_in_whichever_part(self) -> None:
+        tied = [tensor("model.emb.weight", W), tensor("model.out.weight", W, storage="model.emb.weight")]
+
+        [found] = pair(tied, optimizer([[W]]))
+
+        assert (found.how, found.reason, names(found)) == ("order", "", ["model.emb.weight"])
+
+    @pytest.mark.parametrize("change", [{"storage": "other"}, {"storage": None}, {"storage_offset": 16}])
+    def test_parts_that_share_no_view_are_two_parameters(self, change) -> None:
+        twins = [
+            tensor("model.emb.weight", W),
+            tensor("model.out.weight", W, **{"storage": "model.emb.weight", **change}),
+        ]
+
+        [found] = pair(twins, optimizer([[W]]))
+
+        assert (found.how, found.reason) == ("ambiguous", "it fits several parts: model.emb, model.out")
+
+    def test_names_that_no_part_has_are_no_view(self) -> None:
+        model = [tensor("netG.a.weight", W), tensor("netD.a.weight", W, storage="netG.a.weight")]
+
+        [found] = pair(model, optimizer([[W, B]], names=["a.weight", "b.bias"]))
+
+        assert (found.how, names(found)) == ("names", ["netG.a.weight", None])
+
     def test_target_networks_are_never_stepped(self) -> None:
         actor = [tensor("actor_target.w", W), tensor("actor.w", W)]
 
