@@ -5,6 +5,7 @@ Never looks at where they come from.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Final
 
 import torch
@@ -41,6 +42,8 @@ def measure(first: bytes, dtype: str, second: bytes, other: str) -> Gap | None:
     apart = (one - two).abs()
     apart[(one == two) | (one.isnan() & two.isnan())] = 0
     apart[apart.isnan()] = torch.inf
+    if any(name in _INTEGERS and not _is_small(values) for name, values in ((dtype, ours), (other, theirs))):
+        _restore(apart, ours, theirs)
     scale = torch.maximum(one.abs(), two.abs())
     relative = torch.where(apart.isinf() | (scale == 0), apart, apart / scale)
     return Gap(apart.max().item(), relative.max().item())
@@ -63,6 +66,14 @@ def _is_small(values: torch.Tensor) -> bool:
     signed = values.view(torch.int64)
     least = 0 if values.dtype is torch.uint64 else -_EXACT
     return bool((signed >= least).all() and (signed <= _EXACT).all())
+
+
+def _restore(apart: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Measure again what is one number to float64, which rounds large integers: one of the sides has them."""
+    alike = apart == 0
+    sides = (_widest(one).real if one.is_complex() or one.is_floating_point() else one for one in (ours, theirs))
+    pairs = compress(zip(*(side.tolist() for side in sides), strict=True), alike.tolist())
+    apart[alike] = torch.tensor([abs(int(mine) - int(other)) for mine, other in pairs], dtype=apart.dtype)
 
 
 def _of_integers(one: torch.Tensor, two: torch.Tensor) -> Gap:
