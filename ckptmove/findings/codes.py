@@ -5,13 +5,17 @@ Never says what a code means: the catalogue does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import difflib
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+#: Letters of a word that are held against the names: none of these is as long.
+_LONGEST: Final = 64
 
 
 def codes_of(words: Iterable[str]) -> frozenset[str]:
@@ -33,5 +37,7 @@ def codes_like(word: str) -> tuple[str, ...]:
     begin, name = word.upper(), word.lower()
     codes = tuple(code for code, entry in CATALOGUE.items() if code.startswith(begin) or entry.name == name)
     if not codes:
-        raise UsageError(f"'{word}' is no code of a finding; 'ckptmove rules' lists them")
+        close = difflib.get_close_matches(name[:_LONGEST], [entry.name for entry in CATALOGUE.values()], n=1)
+        hint = f"did you mean {close[0]}?" if close else "'ckptmove rules' lists them"
+        raise UsageError(f"'{word}' is no code of a finding; {hint}")
     return codes
