@@ -17,9 +17,9 @@ from ckptmove.findings.context import (
     fullest_device,
     is_out_of_range,
     is_placed,
-    load_expression,
     target_device,
 )
+from ckptmove.findings.loading import load_whole
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.wording import amount
 
@@ -184,7 +184,7 @@ def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) 
         index = str(split(target)[1] or 0) if is_accelerator(target) else ""
         first = strays[0]
         value = f"[{index}]" if first.value.startswith("[") else index or "None"
-        return f"checkpoint = {load_expression(inventory)}  # then set {first.where} to {value}"
+        return f"checkpoint = {load_whole(inventory, first.where)}  # then set {first.where} to {value}"
     return convert_command(inventory, context, *(["--rewrite-strings"] if "string" in kinds else []))
 
 

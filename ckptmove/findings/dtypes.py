@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ckptmove.devices import same_device, split, unsupported_dtypes
 from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, load_expression, target_device
+from ckptmove.findings.context import census, convert_command, target_device
+from ckptmove.findings.loading import load_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,5 +52,5 @@ def _fix(inventory: Inventory, context: Context, target: str) -> str:
         plan_move(inventory, MoveRequest(to=target, cast=True))
     except UncastableDtype as error:
         name, dtype = error.tensors[0]
-        return f"checkpoint = {load_expression(inventory)}  # and cast {name} from {dtype}: here {error.reason}"
+        return f"checkpoint = {load_whole(inventory, name)}  # and cast {name} from {dtype}: here {error.reason}"
     return convert_command(inventory, context, "--cast")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, load_expression, target_device
+from ckptmove.findings.loading import file_of, load_whole
 from ckptmove.optimizers import lost_keys
 from ckptmove.pairing import moments
 from ckptmove.scopes import is_buffer
@@ -110,7 +111,7 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
             tensor, parameter = parted[0]
             more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
             message = f"{tensor.name} is {list(tensor.shape)}, {parameter.name} is {list(parameter.shape)}{more}"
-            yield found("O204", message, [tensor.name for tensor, _ in parted], _weights_alone(inventory))
+            yield found("O204", message, [tensor.name for tensor, _ in parted], _weights_alone(inventory, optimizer))
 
 
 def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -168,7 +169,7 @@ def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         if faults:
             where = [path for paths in faults.values() for path in paths]
             is_mended = optimizer.mistyped and len(faults) == 1
-            fix = _keys_mended(inventory, optimizer) if is_mended else _weights_alone(inventory)
+            fix = _keys_mended(inventory, optimizer) if is_mended else _weights_alone(inventory, optimizer)
             yield found("O206", "; ".join(faults), where, fix)
 
 
@@ -180,7 +181,7 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
             where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
             more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
             message = f"{optimizer.algorithm} reads {where[0]}{more}: not in the file"
-            yield found("O207", message, where, _weights_alone(inventory))
+            yield found("O207", message, where, _weights_alone(inventory, optimizer))
 
 
 def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -220,11 +221,15 @@ def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     return f"state = {load_expression(inventory, optimizer.where)}; keys = {keys}; state['state'] = {mended}"
 
 
-def _weights_alone(inventory: Inventory) -> str:
+def _weights_alone(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     if inventory.container == "dcp":
         names = [tensor.name for tensor in inventory.tensors if tensor.role == "model"]
         roots = {key for key in inventory.root_keys if names and all(name.startswith(f"{key}.") for name in names)}
         state = "".join(f"{{{key!r}: model.state_dict()}}" for key in roots) or "model.state_dict()"
         load = f"torch.distributed.checkpoint.load(state, checkpoint_id={inventory.path!r})"
         return f"state = {state}; {load}  # the model alone: this state is not its own"
-    return f"checkpoint = {load_expression(inventory)}  # and restore the model alone: this state is not its own"
+    file = file_of(inventory, optimizer.where)
+    if file is not None and "model" not in file.roles:
+        return f"restore the model alone, and leave {file.path} out: this state is not its own"
+    load = load_whole(inventory, optimizer.where)
+    return f"checkpoint = {load}  # and restore the model alone: this state is not its own"

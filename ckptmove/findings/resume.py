@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.devices import NO_DEVICE, is_accelerator, split
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, load_expression, target_device
+from ckptmove.findings.loading import load_whole
 from ckptmove.scopes import model_tensors
 from ckptmove.wording import amount
 
@@ -33,10 +34,10 @@ def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Findi
         return
     held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
     message = f"{amount(len(states), 'RNG state')} not uint8 on the CPU: {held}"
-    moved = all(tensor.dtype == "uint8" for tensor in states)
+    cast = next((tensor for tensor in states if tensor.dtype != "uint8"), None)
     fix = convert_command(inventory, context)
-    if not moved:
-        fix = f"checkpoint = {load_expression(inventory)}  # and do not restore its RNG states: they were cast"
+    if cast is not None:
+        fix = f"checkpoint = {load_whole(inventory, cast.name)}  # and do not restore its RNG states: they were cast"
     yield found("R301", message, [tensor.name for tensor in states], fix)
 
 
@@ -97,7 +98,7 @@ def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]
     place = next(place for place, one in enumerate(last) if one != own[place])
     message = f"{where}[{place}] is {last[place]:g}, and lr of the optimizer's group {place} {own[place]:g}"
     loop = "for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr()): group['lr'] = lr"
-    yield found("R304", message, [where], f"checkpoint = {load_expression(inventory)}  # and, restored: {loop}")
+    yield found("R304", message, [where], f"checkpoint = {load_whole(inventory, where)}  # and, restored: {loop}")
 
 
 def _is_spoiled(tensor: TensorRecord) -> bool:

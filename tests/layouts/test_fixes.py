@@ -1,0 +1,86 @@
+"""The file that a fix loads is the one that its finding is about, of however many beside it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.findings.loading import file_of
+
+
+@pytest.fixture
+def folder(build):
+    """A directory in which each file after the first has something of its own to mend."""
+    folder = build.accelerate()
+    build.save(folder / "a_first.bin", {"note": 1})
+    build.save(folder / "random.pkl", {"states": {"torch_rng": torch.get_rng_state().float()}}, "cuda:0")
+    build.save(folder / "args.bin", {"args": {"device_ids": [2]}})
+    build.save(folder / "scheduler.bin", {"last_epoch": 1, "_last_lr": [0.5], "base_lrs": [0.5], "_step_count": 2})
+    return folder
+
+
+def fixes(path):
+    return {one.code: one.fix for one in ckptmove.inspect(path).findings}
+
+
+@pytest.mark.parametrize(("code", "name"), [("D104", "args.bin"), ("R301", "random.pkl"), ("R304", "scheduler.bin")])
+def test_a_fix_loads_the_file_that_is_meant(folder, code, name):
+    assert fixes(folder)[code].startswith(f"checkpoint = torch.load({str(folder / name)!r}, map_location='cpu')  # ")
+
+
+def test_a_fix_loads_the_member_that_is_meant(folder, tmp_path):
+    path = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
+    source = f"io.BytesIO(zipfile.ZipFile({path!r}).read('scheduler.bin'))"
+    assert fixes(path)["R304"].startswith(f"checkpoint = torch.load({source}, map_location='cpu')  # ")
+
+
+class Wrapper(torch.Tensor):
+    """A subclass without a storage, whose dtype stands in the file once more."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*[arg.inner if isinstance(arg, Wrapper) else arg for arg in args], **(kwargs or {}))
+
+
+def test_a_dtype_is_cast_by_hand_in_the_file_that_has_it(folder):
+    torch.save({"w": Wrapper(torch.ones(2, dtype=torch.float64))}, folder / "wide.bin")
+    [fix] = [one.fix for one in ckptmove.inspect(folder, target="mps").findings if one.code == "T401"]
+    assert fix.startswith(f"checkpoint = torch.load({str(folder / 'wide.bin')!r}, map_location='cpu')  # and cast ")
+
+
+def test_state_that_is_not_the_models_is_left_out(build):
+    folder = build.accelerate()
+    path = folder / "optimizer.bin"
+    state = torch.load(path, map_location="cpu")
+    del state["param_groups"][0]["betas"]
+    build.save(path, state, "cuda:0")
+    assert fixes(folder)["O207"] == "restore the model alone, and leave optimizer.bin out: this state is not its own"
+
+
+def test_a_file_of_both_is_loaded_for_its_model(build):
+    model, optimizer = build.trained()
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["betas"]
+    build.save(build.root / "runs" / "a.bin", {"note": 1})
+    build.save(build.root / "runs" / "b.pth", {"model": model.state_dict(), "optimizer": state, "epoch": 2})
+    source = str(build.root / "runs" / "b.pth")
+    expected = f"checkpoint = torch.load({source!r}, map_location='cpu')  # and restore the model alone"
+    assert fixes(build.root / "runs")["O207"].startswith(expected)
+
+
+def test_of_two_names_the_longer_one_is_the_file(build):
+    for name in ("model", "model.bin"):
+        build.save(build.root / "pair" / name, {"w": torch.ones(2)})
+    inventory = ckptmove.inspect(build.root / "pair").inventory
+    assert [file_of(inventory, f"{name}.w").path for name in ("model", "model.bin")] == ["model", "model.bin"]
+    assert file_of(inventory, "other.w") is None
