@@ -270,3 +270,19 @@ def test_devices_may_differ_where_a_conversion_may_change_them(distributed, tmp_
     torch.save({**moved, "device": "mine"}, tmp_path / "run.pt")
     detail = answers(tmp_path / "run.pt", against=str(folder))["restore"]["detail"]
     assert "device is 'mine' in place of 'cuda:0'" in detail
+
+
+@pytest.mark.parametrize(("count", "said"), [(4, []), (5, [("optim.state.ghost.step", "5", "4")])])
+def test_state_that_no_group_lists_goes_by_its_own_key(saver, answers, count, said):
+    def haunt(number):
+        def change(tree):
+            if "state" in tree["optim"]:
+                tree["optim"]["state"]["ghost"] = {"step": number}
+            else:
+                tree["optim"]["state.ghost.step"] = number
+
+        return change
+
+    path, original = saver.save("name.pt", haunt(count)), saver.save("flat.dcp", haunt(4))
+    found = [(one.name, one.source, one.target) for one in ckptmove.diff(path, original).changed]
+    assert found == said
