@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.directories import DirectoryInventory
@@ -129,9 +131,6 @@ def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:
     return own[0][1].shape if own else None
 
 
-# --- one optimizer ---------------------------------------------------------------------------------------------------
-
-
 class _Fit(NamedTuple):
     """A scope's tensors for the listed parameters, in the order of the groups; None for a name that is not there."""
 
@@ -147,13 +146,14 @@ class _Fit(NamedTuple):
 def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "") -> Pairing:
     groups = [group.params for group in optimizer.groups]
     keys = [key for group in groups for key in group]
-    if not keys:
-        return _result(optimizer, [], "none", "the groups list no parameters")
-    if not scopes:
-        return _result(optimizer, [], "none", "the file holds no model tensors")
+    if not keys or not scopes:
+        lacking = "file holds no model tensors" if keys else "groups list no parameters"
+        return _result(optimizer, [], "none", f"the {lacking}")
     named = _by_names(optimizer, keys, scopes)
     if named is not None or lost:
         return named or _without_order(optimizer, keys, scopes, lost)
+    if optimizer.algorithm == "LBFGS" and not any(len(scope.parameters) == len(keys) for scope in scopes):
+        return _as_one_vector(optimizer, len(keys), scopes)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
@@ -164,6 +164,18 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
         if fits:
             return _by_shapes(optimizer, fits)._replace(how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
+
+
+def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
+    """Of LBFGS, whose state knows no parameters but all of them as one vector: a run that has as many elements."""
+    sizes = {one.shape for entry in optimizer.state for key, one in entry.tensors if key in {"d", "prev_flat_grad"}}
+    for scope in scopes:
+        ends = [0, *accumulate(prod(one.shape) * (1 + one.dtype.startswith("complex")) for one in scope.parameters)]
+        for start in range(len(ends) - count):
+            if sizes <= {(ends[start + count] - ends[start],)}:
+                run = scope.parameters[start : start + count]
+                return _result(optimizer, run, "ambiguous", "its state tells how many elements there are, not which")
+    return _result(optimizer, [], "none", "no run of the model's tensors has as many elements as its state")
 
 
 def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...], lost: str) -> Pairing:
@@ -192,10 +204,8 @@ def _not_in_order(optimizer: OptimizerRecord, flat: list[Shape | None], scopes: 
         if parted:
             reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
             return _result(optimizer, scope.parameters, "position", reason)
-    if len(optimizer.groups) == 1:
-        arranged = _in_another_order(flat, scopes)
-        if arranged:
-            return _result(optimizer, arranged[0], "ambiguous", arranged[1])
+    if len(optimizer.groups) == 1 and (arranged := _in_another_order(flat, scopes)):
+        return _result(optimizer, arranged[0], "ambiguous", arranged[1])
     if len(optimizer.groups) == 1 and any(_is_permuted(flat, scope) for scope in scopes):
         reason = "the state has the shapes of the model's tensors, but in another order"
         return _result(optimizer, [], "permuted", reason)
@@ -245,7 +255,8 @@ def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
     if len(distinct) == 1:
         return fits[0], ""
     purpose = _purpose(optimizer.where)
-    named = [fit for fit in distinct.values() if _is_for(purpose, _purpose(fit.scope.where))]
+    purposes = [(_purpose(fit.scope.where), fit) for fit in distinct.values()]
+    named = [fit for own, fit in purposes if purpose and own and (purpose.startswith(own) or own.startswith(purpose))]
     if len(named) == 1:
         return named[0], ""
     return fits[0], "it fits several parts: " + ", ".join(fit.scope.where for fit in fits if fit.scope.where)
@@ -260,10 +271,6 @@ def _view(tensor: TensorRecord | None) -> object:
 
 def _purpose(where: str) -> str:
     return _FILLER.sub("", where.lower())
-
-
-def _is_for(optimizer: str, model: str) -> bool:
-    return bool(optimizer and model) and (optimizer.startswith(model) or model.startswith(optimizer))
 
 
 def _parted(shapes: list[Shape | None], scope: Scope) -> int:
@@ -281,11 +288,7 @@ def _parted(shapes: list[Shape | None], scope: Scope) -> int:
 
 
 def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> tuple[list[TensorRecord], str] | None:
-    """Orders that scripts choose: a model's parameters from the last to the first, or its parts in an order of theirs.
-
-    Returns:
-        The tensors in that order and a word on it; None where neither fits, as an entry at the wrong place leaves it.
-    """
+    """Orders that scripts choose, with a word on it: from the last parameter to the first, or the parts in another."""
     for scope in scopes:
         backward = list(reversed(scope.parameters))
         if _agree(shapes, backward) and len(shapes) == len(backward):
@@ -314,16 +317,12 @@ def _is_permuted(shapes: list[Shape | None], scope: Scope) -> bool:
     return bool(known) and enough and known <= Counter(tensor.shape for tensor in scope.parameters)
 
 
-# --- in-order matching -----------------------------------------------------------------------------------------------
-
-
 def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
     """The groups in a scope: all of them in one run, or each as a run of its own (decay and no decay)."""
     flat = [shape for group in groups for shape in group]
     if len(flat) > len(scope.parameters):
         return None
-    own = zip(flat, scope.parameters, strict=False)
-    if len(flat) == len(scope.parameters) and all(shape is None or shape == tensor.shape for shape, tensor in own):
+    if len(flat) == len(scope.parameters) and _agree(flat, scope.parameters):
         return _Fit(scope, list(scope.parameters), True)
     for runs in ([flat], groups):
         left = _embed(runs, scope.forward)

@@ -237,3 +237,34 @@ def test_the_gradients_of_lbfgs_are_of_the_magnitude_that_its_state_speaks_of(ma
     answers(make.save(tree), "cpu")
     assert {draft.curvature for draft in seen} == {1.0}
     assert len({draft.scale for draft in seen}) == 1
+
+
+class Halves(torch.nn.Module):
+    """Of which a part is frozen, and left out of the optimizer."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        sizes = [(6, 4), (4, 3), (3, 2)]
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        self.layers[frozen].requires_grad_(False)
+
+    def parameters(self, recurse=True):
+        return (one for one in super().parameters(recurse) if one.requires_grad)
+
+    def forward(self, batch):
+        return self.layers(batch)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_lbfgs_of_one_run_of_the_model_is_stepped_with_it(make, answers, frozen, dtype):
+    found = answers(make.save(lbfgs(model=Halves(frozen), dtype=dtype)), "cpu")
+    assert statuses(found) == ["passed"] * 3, found
+    assert "how many elements there are, not which" in found["step"]["evidence"]["unproven"]
+
+
+def test_lbfgs_of_no_run_of_the_model_is_not_accused(make, answers):
+    found = answers(make.save(lbfgs(model=Halves(1))), "cpu")
+    assert statuses(found) == ["skipped"] * 3
+    assert "4 of 4 parameters not found in the file" in found["step"]["detail"]
