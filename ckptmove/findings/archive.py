@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.directories import DirectoryInventory
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, load_expression
+from ckptmove.findings.context import convert_command, file_of, load_whole
 from ckptmove.model import Severity
 from ckptmove.wording import amount
 
@@ -149,11 +149,10 @@ def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
     """Python that loads the file that a tensor or a record is in, and saves it beside the old one."""
-    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    file = next((one.path for one in files if place.startswith((f"{one.path}.", f"{one.path}/"))), "")
+    file = file_of(inventory, place)
     is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
-    path = posixpath.join(inventory.path, file) if file and is_folder else inventory.path
-    load = load_expression(inventory, file)
+    path = posixpath.join(inventory.path, file.path) if file is not None and is_folder else inventory.path
+    load = load_whole(inventory, place)
     save = "torch.jit.save" if load.startswith("torch.jit.") else "torch.save"
     return f"{save}({load}, {f'{path}{ending}'!r})"
 

@@ -20,6 +20,7 @@ from ckptmove.scopes import RootKeys
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckptmove.directories import FileRecord
     from ckptmove.model import ContainerName, Inventory, TensorRecord
     from ckptmove.pairing import Pairing
 
@@ -105,7 +106,7 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
     if not isinstance(inventory, DirectoryInventory):
         return _load(repr(inventory.path), inventory.container, _keys(inventory, where) if where else [])
     first = next((file for file in inventory.files if file.container in OF_TORCH_SAVE), inventory.files[0])
-    file = next((file for file in inventory.files if f"{where}.".startswith(f"{file.path}.")), first)
+    file = file_of(inventory, where) or first
     rest = where.removeprefix(file.path).removeprefix(".")
     if file.path in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
         keys = [rest]  # of a state_dict that is all of the file
@@ -113,6 +114,19 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
         roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
         keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
     return _load(file.expression or repr(posixpath.join(inventory.path, file.path)), file.container, keys)
+
+
+def load_whole(inventory: Inventory, where: str) -> str:
+    """Python that loads all of the file that a tensor, an object or a record is in, by its path from the root."""
+    file = file_of(inventory, where)
+    return load_expression(inventory, "" if file is None else file.path)
+
+
+def file_of(inventory: Inventory, where: str) -> FileRecord | None:
+    """The file of a directory, or of an archive, that something is in by its path from the root; None of a file."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    around = [file for file in files if where == file.path or where.startswith((f"{file.path}.", f"{file.path}/"))]
+    return max(around, key=lambda file: len(file.path), default=None)
 
 
 def _load(source: str, container: ContainerName, keys: Iterable[str]) -> str:

@@ -17,9 +17,9 @@ from ckptmove.findings.context import (
     fullest_device,
     is_out_of_range,
     is_placed,
+    load_whole,
     target_device,
 )
-from ckptmove.findings.loading import load_whole
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.wording import amount
 

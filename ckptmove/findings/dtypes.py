@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ckptmove.devices import same_device, split, unsupported_dtypes
 from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, target_device
-from ckptmove.findings.loading import load_whole
+from ckptmove.findings.context import census, convert_command, load_whole, target_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, load_expression, target_device
-from ckptmove.findings.loading import file_of, load_whole
+from ckptmove.findings.context import convert_command, file_of, load_expression, load_whole, target_device
 from ckptmove.optimizers import lost_keys
 from ckptmove.pairing import moments
 from ckptmove.scopes import is_buffer

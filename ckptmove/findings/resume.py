@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.devices import NO_DEVICE, is_accelerator, split
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, load_expression, target_device
-from ckptmove.findings.loading import load_whole
+from ckptmove.findings.context import census, convert_command, load_expression, load_whole, target_device
 from ckptmove.scopes import model_tensors
 from ckptmove.wording import amount
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.findings.loading import file_of
+from ckptmove.findings.context import file_of
 
 
 @pytest.fixture
