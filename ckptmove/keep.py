@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.moves import Kept
 
 #: What tensors have in common that can only go with all of them: a storage's key, a place in the pickle, a wrapper.
 _Bond: TypeAlias = "str | int | TensorRecord"
@@ -44,6 +45,14 @@ def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecor
         if outermost is None and record.kind == "wrapper-subclass":
             outermost = record
         yield record, outermost
+
+
+def dragged_along(kept: Iterable[Kept], globs: Sequence[str]) -> tuple[Kept, ...]:
+    """What stays only because it shares memory with what globs name; what is inside of that is named with it."""
+    stay = [one for one in kept if one.reason == "keep"]
+    is_named = _compiled(globs).match
+    inside = tuple(f"{one.name}." for one in stay if is_named(one.name))
+    return tuple(one for one in stay if not is_named(one.name) and not one.name.startswith(inside))
 
 
 def kept_tensors(inventory: Inventory, globs: Sequence[str]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import devices
 from ckptmove.inventory.mentions import is_in_code, named_ids
-from ckptmove.keep import flag_paths
+from ckptmove.keep import dragged_along, flag_paths
 from ckptmove.model import LACKING, OF_TORCH_SAVE
 from ckptmove.wording import amount
 
@@ -46,11 +46,7 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     for glob in plan.request.keep:
         if not any(fnmatchcase(name, glob) for name in names):
             yield f"--keep {glob} matches no whole name; {_neighbours(glob, names)}"
-    dragged = [
-        one.name
-        for one in plan.kept
-        if one.reason == "keep" and not any(fnmatchcase(one.name, glob) for glob in plan.request.keep)
-    ]
+    dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
         yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
     tags = {record.device for record in inventory.tensors}

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckptmove import api
+from ckptmove.errors import CkptMoveError
 from ckptmove.report.verification import brief_line
 
 if TYPE_CHECKING:
@@ -52,17 +53,20 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         CkptMoveError: as :func:`ckptmove.api.verify`.
     """
     __tracebackhide__ = True
-    result = api.verify(
-        os.fspath(path),
-        to=to,
-        against=None if against is None else os.fspath(against),
-        optimizer=optimizer,
-        devices=devices,
-        case=case,
-        keep=keep,
-        ignore=ignore,
-        require_device=require_device,
-    )
+    try:
+        result = api.verify(
+            os.fspath(path),
+            to=to,
+            against=None if against is None else os.fspath(against),
+            optimizer=optimizer,
+            devices=devices,
+            case=case,
+            keep=keep,
+            ignore=ignore,
+            require_device=require_device,
+        )
+    except CkptMoveError as error:
+        raise error.with_traceback(None) from None  # where in here it was seen says nothing to the test
     if not result.passed or (require_proof and not result.proven):
         failed = [f"  {check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
         raise AssertionError("\n".join([brief_line(result), *failed]))

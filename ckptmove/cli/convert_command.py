@@ -141,6 +141,6 @@ def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
     # Others hold no optimizer, or torch.load reads none.
     if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
-        say(f"load it without map_location: {sentence(f'torch.load({output!r})')}")
+        say(f"load it without map_location, weights_only as before: {sentence(f'torch.load({output!r})')}")
     words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]
     suggest(shlex.join([*words, *(word for glob in request.keep for word in ("--keep", glob))]))

@@ -208,7 +208,9 @@ def _(error: errors.SourceChanged) -> str:
 
 @hint_for.register(errors.OutputExists)
 def _(error: errors.OutputExists) -> str:
-    del error
+    path = error.path or ""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH110, PTH112, PTH113  # a path stays as it was typed
+        return "it is no regular file, which nothing replaces: name another one with --output"
     return "replace it with --force, or name another one with --output"
 
 

@@ -76,9 +76,9 @@ def outcome(result: VerifyResult) -> str:
         return f"failed, {place if is_made else clean(result.target)}"
     if result.sample is not None:  # one of all, too: no CRC was compared
         place = f"{place}, by a sample: {result.sample}"
-    if result.proven:
-        return f"passed, {place}"
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
+    if result.proven:
+        return f"passed, {place}{', not compared with what torch.load returns' if 'restore' in reasons else ''}"
     skipped = reasons.get("step") or reasons.get("fresh", "")
     doubts = [str(dict(check.evidence).get("unproven") or "") for check in result.checks if check.name == "step"]
     reason = skipped.partition("; ")[0] or "".join(doubts) or "something stood in for what the file does not hold"

@@ -9,9 +9,10 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import is_accelerator
+from ckptmove.devices import is_accelerator, split
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
+from ckptmove.keep import dragged_along
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
@@ -87,7 +88,7 @@ def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult
     return failed(check.name, str(faults), **dict(check.evidence))
 
 
-def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
+def check_placement(inventory: Inventory, request: MoveRequest, device_count: int | None = None) -> CheckResult:
     """Whether the file as it lies is placed for the target: a conversion would change nothing.
 
     A script's own ``map_location`` is not reckoned with, because for an accelerator it spoils what it moves
@@ -96,9 +97,10 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     Args:
         inventory: the checkpoint.
         request: the conversion, with its target.
+        device_count: devices of the target machine: the fix names no other one; None where that is not known.
     """
     target = request.to
-    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {target}"
+    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {_at_hand(target, device_count)}"
     mend += "".join(f" --keep {shlex.quote(glob)}" for glob in request.keep)
     try:
         plan = plan_move(inventory, request)
@@ -126,6 +128,11 @@ def check_placement(inventory: Inventory, request: MoveRequest) -> CheckResult:
     misplaced = sum(map(len, moves.values()))
     wrong = [_move_line(*ends, astray) for ends, astray in moves.items() if astray]
     settings = _settings(inventory)
+    tied = dragged_along(plan.kept, request.keep)
+    for place in dict.fromkeys(one.device for one in tied):
+        stuck = [one.name for one in tied if one.device == place]
+        misplaced += len(stuck)
+        wrong.append(f"on {place} with what --keep names, whose memory they share: {_some(stuck)}")
     flags = Offenders()
     for flag in (one for one in plan.flags if not one.where.startswith(settings)):
         flags.add(f"{flag.where} is {flag.source}, has to be {flag.target}")
@@ -159,8 +166,18 @@ def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:
 
 
 def _move_line(source: str, target: str, names: Sequence[str]) -> str:
+    return f"{source} -> {target}: {_some(names)}"
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""  # noqa: PLR2004  # two examples will do
-    return f"{source} -> {target}: {', '.join(names[:2])}{more}"
+    return f"{', '.join(names[:2])}{more}"
+
+
+def _at_hand(target: str | None, device_count: int | None) -> str:
+    """The target, or the first device of its type where the target machine has not so many."""
+    kind, index = split(target or "")
+    return f"{kind}:0" if device_count is not None and (index or 0) >= device_count else f"{target}"
 
 
 def check_structure(

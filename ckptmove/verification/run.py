@@ -160,7 +160,7 @@ def checks_without_torch(
         check_file(checkpoint.parts, is_checked=facts is not None),
         skipped("placement", without_devices[0])
         if all(without_devices)
-        else check_placement(inventory, MoveRequest(to=target, keep=asked.keep)),
+        else check_placement(inventory, MoveRequest(to=target, keep=asked.keep), asked.devices),
         check_structure(inventory, pairings, asked.ignore),
     )
     return findings, checks, sample

@@ -130,7 +130,7 @@ def _failure(tally: TrialTally, around: Circumstances) -> str:
         return f"there is nothing to step from: {tally.error}"
     if tally.error:
         mend = f"; fix: {around.mend}" if around.mend else ""
-        return f"torch refuses the step on {around.target}: {tally.error}{mend}"
+        return f"the step fails on {around.target}: {tally.error}{mend}"
     if tally.faults:
         return f"after the step on {around.target}: {tally.faults}"
     if tally.parameters and not tally.moved and not tally.stirred and tally.idle != tally.parameters:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import zipfile
@@ -32,6 +33,9 @@ def test_an_existing_output_is_refused(say, ask, bench) -> None:
     assert (error["kind"], error["path"], error["exit_code"]) == ("output-exists", "out.pth", 4)
     assert "--force" in error["hint"]
     assert (bench / "out.pth").read_bytes() == b"dear"
+    os.mkfifo(bench / "pipe")
+    hint = ask(*words[:-1], "pipe")["error"]["hint"]
+    assert hint == "it is no regular file, which nothing replaces: name another one with --output"
     assert say(*words, "--force").code == 0
     assert (bench / "out.pth").read_bytes() != b"dear"
 

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
+
+from ckptmove.cli import main as door
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -167,3 +170,17 @@ def test_a_signal_that_others_ignore_stays_ignored(monkeypatch) -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_one_that_comes_while_the_program_is_imported(monkeypatch, capsys):
+    class Slow(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "ckptmove.cli.app", Slow("app"))
+    with pytest.raises(SystemExit) as left:
+        door.main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")
+    monkeypatch.setitem(sys.modules, "ckptmove.cli.app", types.SimpleNamespace(main=lambda: sys.stdout.write("runs\n")))
+    door.main()
+    assert capsys.readouterr().out == "runs\n"

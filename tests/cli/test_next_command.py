@@ -14,6 +14,7 @@ from ckptmove import api
 from ckptmove.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+WITHOUT = "load it without map_location, weights_only as before:"
 
 
 def test_no_command_helps_a_file_whose_bytes_are_lost(tmp_path, say):
@@ -43,11 +44,17 @@ def test_a_name_that_no_tensor_has(say):
     [
         (
             ("--to", "cuda"),
-            ["load it without map_location: torch.load('run.cuda0.pth')", "verify run.cuda0.pth --to cuda:0"],
+            [
+                f"{WITHOUT} torch.load('run.cuda0.pth')",
+                "verify run.cuda0.pth --to cuda:0",
+            ],
         ),
         (
             ("--map", "cuda:3=mps"),
-            ["load it without map_location: torch.load('run.moved.pth')", "verify run.moved.pth"],
+            [
+                f"{WITHOUT} torch.load('run.moved.pth')",
+                "verify run.moved.pth",
+            ],
         ),
         (("--to", "cpu"), ["verify run.cpu.pth --to cpu"]),
         (("--map", "cuda:3=cpu"), ["verify run.moved.pth"]),

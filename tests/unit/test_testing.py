@@ -53,5 +53,6 @@ def test_nothing_proven_is_a_failure_unless_it_is_told_otherwise(saved):
 
 
 def test_what_cannot_be_read_is_an_error_and_no_failure(tmp_path):
-    with pytest.raises(MissingFile):
+    with pytest.raises(MissingFile) as raised:
         assert_resumes(tmp_path / "none.pt")
+    assert len(raised.traceback) == 2, "the test's own line, and that function"

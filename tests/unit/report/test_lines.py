@@ -231,6 +231,12 @@ def test_faults_stand_below_each_other_and_a_command_in_one_line() -> None:
     )
 
 
+def test_a_verdict_says_that_torch_was_not_asked() -> None:
+    restore = CheckResult(name="restore", status="skipped", detail="weights-only mode refuses a name")
+    result = replace(verified(proven=True), checks=(restore,))
+    assert verification.outcome(result) == "passed, real mps, not compared with what torch.load returns"
+
+
 def test_what_passed_without_proof_is_marked() -> None:
     page = Page(color=True)
     for passed, proven, color in ((True, True, 32), (True, False, 33), (False, False, 31)):

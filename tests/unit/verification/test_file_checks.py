@@ -292,3 +292,25 @@ def test_an_optimizer_that_nobody_knows_is_a_usage_error():
     check_override("AdamW")
     with pytest.raises(UsageError, match="'Lion' is not a class of"):
         check_override("Lion")
+
+
+def test_what_shares_memory_with_what_is_kept_is_not_kept_on_purpose(make, tmp_path):
+    """A model whose averages are views of it would stay behind, and its moments go."""
+    weight = torch.ones(2, 3)
+    tree = {"model": {"w": weight, "b": torch.ones(2)}, "ema": {"w": weight}}
+    torch.save(tree, tmp_path / "tied.pth")
+    moved = tmp_path / "moved.pth"
+    ckptmove.convert(str(tmp_path / "tied.pth"), to="cuda:0", keep=("ema.*",), output=str(moved))
+    check = placement(str(moved), "cuda:0", ("ema.*",))
+    assert check.status == "failed"
+    assert "1 tensor misplaced; on cpu with what --keep names, whose memory they share: model.w; fix:" in check.detail
+    assert placement(str(moved), "cuda:0", ("ema.*", "model.w")).status == "passed"
+
+
+def test_the_fix_names_no_device_that_the_target_machine_lacks(make):
+    path = make.save(make.tree("AdamW"), device="cuda:3", stay=("step", "exp_avg"))
+    with open_checkpoint(path) as checkpoint:
+        request = MoveRequest(to="cuda:3")
+        assert check_placement(checkpoint.inventory, request, 1).detail.endswith("--to cuda:0")
+        assert check_placement(checkpoint.inventory, request, 4).detail.endswith("--to cuda:3")
+        assert check_placement(checkpoint.inventory, request).detail.endswith("--to cuda:3")

@@ -54,7 +54,7 @@ def test_a_key_that_the_state_of_a_parameter_lacks(make, answers, key):
     del tree["optimizer"]["state"][2][key]
     detail = answers(make.save(tree), "cuda:0")["step"]["detail"]
     said = f"model.1.weight: KeyError: '{key}': the state of parameter 2 has none, and AdamW reads it"
-    assert detail == f"torch refuses the step on cuda:0 (simulated): {said}"
+    assert detail == f"the step fails on cuda:0 (simulated): {said}"
 
 
 def test_a_key_that_a_group_lacks(make, answers):
