@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 #: Operations that the pickles of all compressed records may have, and of each as many more as it takes bytes in the
 #: archive. What torch writes has one or two for each byte of it once deflated, masks written as lists have fifty.
-_OPERATIONS: Final = 1 << 20
+_OPERATIONS: Final = 1 << 21
 _OPERATIONS_PER_BYTE: Final = 16
 #: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
 _PICKLE_BYTES: Final = 1 << 22

@@ -4,8 +4,8 @@ Never does any work and never imports another room: everything here is frozen, a
 
 Here as in every room, a plain value is a named tuple: its class is made in a fifth of the time that a frozen dataclass
 takes, of which a command would make forty before it begins, and a value in a third, of which a checkpoint has a hundred
-thousand. What the API returns stays a dataclass, so that it can gain a field; so does what has heirs or a field that is
-made anew for each.
+thousand. What a call of the API returns stays a dataclass, so that it can gain a field; so does what has heirs, or a
+field that is made anew for each.
 """
 
 from __future__ import annotations

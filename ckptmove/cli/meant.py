@@ -12,7 +12,7 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 #: What other programs call the commands.
 _SYNONYMS: Final[dict[str, str]] = {
@@ -41,8 +41,7 @@ def with_command(program: str, words: Sequence[str], commands: Mapping[str, Coll
     close = difflib.get_close_matches(first.lower(), commands, n=1)
     name = "--help" if first == "help" else _SYNONYMS.get(first.lower()) or (close[0] if close else "")
     if _is_path(first):
-        has_target = any(word.partition("=")[0] == "--to" for word in words)
-        rest, name = list(words), "convert" if has_target else "inspect"
+        rest, name = list(words), next(_takers(words, commands), "")
     if not name:
         return f"the commands are {', '.join(commands)}: {program} --help"
     if name == "--help":
@@ -52,14 +51,20 @@ def with_command(program: str, words: Sequence[str], commands: Mapping[str, Coll
 
 def _behind(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
     """An option before the command: the same behind it."""
-    known = [name for name, options in commands.items() if words[0].partition("=")[0] in options]
     typed = next((name for name in commands if name in words), None)
     if typed is not None:
         at = words.index(typed)
         words = [*words[:at], *words[at + 1 :]]
-    if not known or all(word.startswith("-") for word in words):
+    takers = [name for name in _takers(words, commands) if typed in {None, name}]
+    if not takers or all(word.startswith("-") for word in words):
         return f"{program} --help"
-    return f"options stand behind the command: {shlex.join([program, typed or known[0], *words])}"
+    return f"options stand behind the command: {shlex.join([program, takers[0], *words])}"
+
+
+def _takers(words: Sequence[str], commands: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """The commands that have every option among some words."""
+    typed = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+    return (name for name, options in commands.items() if typed.issubset(options))
 
 
 def _is_path(word: str) -> bool:

@@ -39,7 +39,8 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F802: records or storages are cut off, absent or not those that were saved, or the end of a tar is missing."""
-    fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+    check = f"then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+    fix = f"copy or download it again, {check}"
     endings = [fact for fact in inventory.facts if fact.kind == "missing-end"]
     if endings:
         message = (
@@ -57,7 +58,7 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     facts = [fact for fact in inventory.facts if fact.kind in words]
     if facts:
         if any(fact.kind == "damaged-piece" for fact in facts):
-            fix = fix.replace(" it again", " the directory again, all of one save")
+            fix = f"copy or download the directory again, all of one save, {check}"
         parts = []
         for kind, text in words.items():
             own = [fact for fact in facts if fact.kind == kind]

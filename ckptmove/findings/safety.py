@@ -6,7 +6,9 @@ Never imports any of it, and never offers to allow what is dangerous.
 from __future__ import annotations
 
 import ast
+import re
 import shlex
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.directories import DirectoryInventory
@@ -29,6 +31,8 @@ _MOVED: Final = ("numpy.core.", "numpy._core.", "pathlib.")
 _PAIRS_SINCE: Final = "2.6"
 #: Modules of ``torch.optim`` that can be reached by name: it deletes those of its optimizers from itself.
 _OPTIM_MODULES: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
+#: What a name of a module is made of; a folder of a remote repository has a version in its name.
+_PATH: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 #: Modules that an expression which loads a file may name.
 _LOADING: Final = frozenset({"io", "pickle", "tarfile", "torch", "zipfile"})
 #: numpy restores an array through the class of its dtype, which the file does not name.
@@ -56,13 +60,13 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     message += f"; before torch {' also '.join(_before(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
     load = load_expression(inventory, files[0] if files else "").removesuffix(")")
-    if any(use.verdict == "dangerous" or not _is_name(use) for use in refused):
+    if any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused):
         fix = _distrust(inventory)
     elif inventory.container == "torchscript":
         fix = f"{_imports(load)}{load})  # runs the code in it: only if you trust its origin"
     elif inventory.container == "pickle":
         fix = f"{_imports(load)}{load})  # runs what the file says: only if you trust its origin"
-    elif opcodes or is_tar or filled:
+    elif opcodes or is_tar or filled or not all(map(_is_name, refused)):
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
     else:
         fix = _allow(inventory, load)
@@ -164,7 +168,7 @@ def _allowed(names: list[str]) -> tuple[set[str], list[str]]:
 
 def _is_name(use: GlobalUse) -> bool:
     """Whether a line of Python can name it: a file may write anything in a name's place, code of its own too."""
-    return all(part.isidentifier() for part in use.name.split("."))
+    return all(part.isidentifier() and not iskeyword(part) for part in use.name.split("."))
 
 
 def _imports(load: str, modules: Collection[str] = ()) -> str:

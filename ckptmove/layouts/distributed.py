@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint import Survey, naming
@@ -22,7 +21,7 @@ from ckptmove.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, 
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.containers.distributed_metadata import Piece
     from ckptmove.contracts import ByteSource, CheckedRange, Progress
@@ -162,19 +161,23 @@ class PiecesOfFile(NamedTuple):
     container: DistributedCheckpoint
     pieces: Sequence[Piece]
 
-    def checks(self, source: ByteSource, limits: Limits) -> tuple[CheckedRange, ...]:
+    def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
         """The CRCs in the file, once the form of each piece is what it should be.
 
         Args:
             source: the file.
             limits: what a piece may ask for.
+            turn: called before each piece; it raises where there is no need any more.
 
         Raises:
             CrcMismatch, DamagedArchive, DamagedPickle: a piece is damaged.
             UnreadableInput, LimitExceeded: it is of a kind that is not read, or asks for too much.
         """
-        found = (checks_in(source, piece, self.container, limits) for piece in self.pieces)
-        return tuple(chain.from_iterable(found))
+        found: list[CheckedRange] = []
+        for piece in self.pieces:
+            turn()
+            found += checks_in(source, piece, self.container, limits)
+        return tuple(found)
 
 
 def require_whole(listing: Listing, limits: Limits) -> Mapping[str, PiecesOfFile]:

@@ -176,8 +176,10 @@ class _Writer:
     def _copy(self, full: str, pieces: PiecesOfFile | None, sink: ByteSink) -> None:
         source = open_source(full)
         try:
-            checks = () if pieces is None else pieces.checks(source, self._request.limits)
-            write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, full, self._counted())
+            count = self._counted()
+            limits = self._request.limits
+            checks = () if pieces is None else pieces.checks(source, limits, lambda: count(0, source.size))
+            write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, full, count)
         finally:
             source.close()
 

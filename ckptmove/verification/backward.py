@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,11 +34,16 @@ _FRAME: Final = re.compile(r'\s*File "(.*)", line (\d+), in ')
 
 #: `inspect.CO_VARARGS`: of the code of a function that takes any number of arguments.
 _TAKES_MORE: Final = 0x04
-#: An iterator without anything in it. To ask it raises whatever exception is on its way.
-_NOTHING: Final = iter(())
 
-#: What was taken up in each run of the engine, the innermost last: a backward may run inside of another.
-_runs: list[list[BaseException]] = []
+
+class _Runs(threading.local):
+    """What was taken up in each run of the engine in a thread, the innermost last: one may run inside of another."""
+
+    def __init__(self) -> None:
+        self.open: list[list[BaseException]] = []
+
+
+_RUNS: Final = _Runs()
 
 
 def is_running() -> bool:
@@ -72,17 +78,54 @@ def make_guard(kind: Any) -> Any:
     class Guard(torch._C._acc.DeviceGuard):  # noqa: SLF001  # not in every torch
         def type_(self) -> Any:
             try:
-                next(_NOTHING, None)
+                # CPython's conversion of an index gives -1 where it fails: only then it looks for an exception, and
+                # takes the one that is on its way for its own.
+                "".zfill(-1)
             except BaseException as error:  # noqa: BLE001  # whatever was raised, the engine's caller raises it again
-                if _runs:
-                    _runs[-1].append(error)
+                if _RUNS.open:
+                    _RUNS.open[-1].append(error)
             return kind
 
     return Guard()
 
 
 @contextlib.contextmanager
-def gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]:
+def as_on_a_real_device(name_of: Callable[[torch.device], str]) -> Iterator[None]:
+    """Have hooks and gradients treated as on a real device, as long as the context is open.
+
+    Args:
+        name_of: what the target calls a device.
+    """
+    with _raised_by_its_caller(), _gradients_checked(name_of), _hooks_kept():
+        yield
+
+
+@contextlib.contextmanager
+def _hooks_kept() -> Iterator[None]:
+    """Have a tensor keep its hooks where it is moved: `nn.Module.to` leaves them to what was its own before.
+
+    From torch/csrc/autograd/python_variable.cpp ``THPVariable_set_backwards_hooks``: to set them registers them.
+    """
+    swap = torch.utils.swap_tensors
+
+    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
+        swap(one, other)  # type: ignore[no-untyped-call]  # torch leaves it so
+        for tensor in (one, other):
+            hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001  # no public names
+            if hooks:
+                tensor._backward_hooks = hooks  # noqa: SLF001  # no public name
+            if later:
+                tensor._post_accumulate_grad_hooks = later  # noqa: SLF001  # no public name
+
+    torch.utils.swap_tensors = swapped
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
+
+
+@contextlib.contextmanager
+def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]:
     """Make torch's own check of what a user's function returns in `backward`: it leaves tensors of subclasses out.
 
     From torch/csrc/autograd/input_metadata.cpp: a gradient has to be where the input is, and one of no dimension is
@@ -135,21 +178,21 @@ def _first_gradient(code: Any) -> str:
 
 
 @contextlib.contextmanager
-def raised_by_its_caller() -> Iterator[None]:
+def _raised_by_its_caller() -> Iterator[None]:
     """Have the engine raise at its end what was taken up while it ran, as long as the context is open."""
     module: Any = torch.autograd
     engine = module._engine_run_backward  # noqa: SLF001  # as `torch.autograd.backward` and `grad` call it
 
     def run(*args: Any, **kwargs: Any) -> Any:
         taken: list[BaseException] = []
-        _runs.append(taken)
+        _RUNS.open.append(taken)
         try:
             result = engine(*args, **kwargs)
         except SystemError:  # it has failed, and there is no exception any more
             if not taken:
                 raise
         finally:
-            _runs.pop()
+            _RUNS.open.pop()
         if taken:
             raise taken[0]
         return result

@@ -23,13 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ckptmove.verification.backward import (
-    gradients_checked,
-    is_running,
-    make_guard,
-    note_node,
-    raised_by_its_caller,
-)
+from ckptmove.verification.backward import as_on_a_real_device, is_running, make_guard, note_node
 from ckptmove.verification.device_module import DeviceModule
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
@@ -91,8 +85,7 @@ class SimulatedDevice:
         # The engine counts devices at the first backward of the process and fails on one that came later, unless the
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
-        self._entered.enter_context(raised_by_its_caller())
-        self._entered.enter_context(gradients_checked(name_of))
+        self._entered.enter_context(as_on_a_real_device(name_of))
         self._entered.enter_context(_Simulation())
         _ENTERED.append(self.device.index)
         self._entered.callback(_ENTERED.pop)

@@ -41,9 +41,9 @@ EXECUTING_DOTTED = {
 HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "bisect", "collections", "concurrent", "contextlib",
     "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob", "hashlib",
-    "io", "itertools", "json", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath", "random", "re",
-    "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "textwrap", "threading", "time", "traceback",
-    "types", "typing", "warnings", "weakref", "zlib", "tarfile",
+    "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath",
+    "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "tarfile", "textwrap",
+    "threading", "time", "traceback", "types", "typing", "warnings", "weakref", "zlib",
 }  # fmt: skip
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {

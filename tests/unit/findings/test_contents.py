@@ -355,6 +355,13 @@ class TestSafety:
 
         assert finding.fix == "do not load it; see what it would import: ckptmove inspect --globals 'runs/my run.pth'"
 
+    @pytest.mark.parametrize("name", ["hub.Phi-3.0a67.modeling.Config", "proj.lambda.Config"])
+    def test_what_no_line_can_name_is_a_matter_of_trust(self, make, name) -> None:
+        [finding] = make.findings(make.inventory(globals=(GlobalUse(name, None, "unknown"),)))
+
+        assert finding.fix.endswith(", weights_only=False)  # runs what the file says: only if you trust its origin")
+        assert name not in finding.fix
+
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:
         uses = (GlobalUse("os.system", None, "dangerous"), GlobalUse("a.B", None, "unknown"))
 

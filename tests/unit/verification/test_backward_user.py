@@ -178,15 +178,27 @@ def test_one_that_nobody_catches_goes_through_both(cuda):
         assert not is_running()
 
 
-def test_an_interruption_ends_a_backward_too(cuda):
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_parameter_keeps_its_hooks_where_its_model_is_moved(cuda, register):
+    model = torch.nn.Linear(2, 2)
+    ran = []
+    getattr(model.weight, register)(lambda given: ran.append(given.device))
+    with cuda:
+        model.to(cuda.device)
+        model(torch.ones(1, 2, device=cuda.device)).sum().backward()
+        assert ran == [cuda.device]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit])
+def test_whatever_is_raised_ends_a_backward(cuda, kind):
     def interrupt(*_given):
-        raise KeyboardInterrupt
+        raise kind
 
     with cuda:
         parameter = torch.nn.Parameter(torch.ones(2, device=cuda.device))
         made = parameter * 2
         made.grad_fn.register_hook(interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(kind):
             made.sum().backward()
 
 
