@@ -228,13 +228,16 @@ class EmptyDirectory(NotACheckpoint):
 
     Attributes:
         files: how many were looked at.
+        inner: path of an archive in it, where it holds one.
     """
 
     kind = "empty-directory"
 
-    def __init__(self, path: str, files: int, described: str = "a directory") -> None:
-        super().__init__(path, f"{described}; by content, none of its files is one (looked at {files:,})")
+    def __init__(self, path: str, files: int, described: str = "a directory", inner: str = "") -> None:
+        beside = f", with another archive in it: '{inner:.80}'" if inner else ""
+        super().__init__(path, f"{described}{beside}; by content, none of its files is one (looked at {files:,})")
         self.files = files
+        self.inner = inner
 
 
 class DistributedFile(UnsupportedContainer):

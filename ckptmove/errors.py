@@ -254,15 +254,19 @@ class LimitExceeded(Refused):
         resource: what is limited, for example ``operations``.
         limit: the most that is allowed, in the resource's own unit.
         actual: what the file asks for, as far as it was counted.
+        is_fixed: whether no ``--limit-factor`` raises it.
     """
 
     kind = "limit-exceeded"
 
-    def __init__(self, resource: str, *, limit: int, actual: int, path: str | None = None) -> None:
+    def __init__(
+        self, resource: str, *, limit: int, actual: int, path: str | None = None, is_fixed: bool = False
+    ) -> None:
         super().__init__(f"the file exceeds the limit on {resource}: {actual} > {limit}", path=path)
         self.resource = resource
         self.limit = limit
         self.actual = actual
+        self.is_fixed = is_fixed
 
 
 class UnsupportedDtype(Refused):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 from functools import singledispatch
 from glob import has_magic
@@ -22,8 +21,6 @@ _AGAIN: Final = "compare its size with the original's, and copy or download it a
 _FACTORS: Final = (10, 100, 1000)
 #: What a conversion writes anew, and never changes, as the reason of :class:`ckptmove.changes.NothingToUndo` begins.
 _MADE_ANEW: Final = ("it is a directory", "it is an archive of files")
-#: An archive in one that holds nothing else, as an :class:`ckptmove.directories.EmptyDirectory` names it.
-_INNER: Final = re.compile(r", with another archive in it: '(.*)'; by content, ")
 #: What a file that is no checkpoint can be mended with, by what it is; with its path and its folder
 #: for a shell, and its path for Python.
 _MENDS: Final = {
@@ -136,8 +133,8 @@ def _(error: errors.NotACheckpoint) -> str:
 def _(error: directories.EmptyDirectory) -> str:
     path = error.path or ""
     form: directories.ArchiveForm = "tar" if error.found.startswith("a tar") else "zip"
-    if (inner := _INNER.search(error.found)) is not None:
-        name = shlex.quote(f"{path}.unpacked/{inner[1]}")
+    if error.inner:
+        name = shlex.quote(f"{path}.unpacked/{error.inner}")
         return f"unpack it, and take that: {unpacking(path, form)} && ckptmove inspect {name}"
     if "without its end" in error.found:
         return f"it was cut off on its way: {_AGAIN}"
@@ -267,9 +264,10 @@ def _(error: changes.BeingConverted) -> str:
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     factor = next((one for one in _FACTORS if one * error.limit >= error.actual), None)
-    if factor is None:
+    if error.is_fixed or factor is None:
         return "no checkpoint of a real run comes near that limit, and no --limit-factor lifts it so far"
-    typed = f"--limit-factor {factor} (times one that was given)"
+    # Who counts operations stops at the first too many.
+    typed = f"--limit-factor {factor} (times one that was given), or more"
     return f"no checkpoint of a real run comes near that limit; if you trust the file all the same: {typed}"
 
 

@@ -73,7 +73,7 @@ def _overlap(chunks: list[Chunk]) -> bool:
         open_ones = [other for other in open_ones if other.end(axis) > start]
         comparisons += len(open_ones) + 1
         if comparisons > _MOST_COMPARISONS:
-            raise LimitExceeded("comparisons of chunks", limit=_MOST_COMPARISONS, actual=comparisons)
+            raise LimitExceeded("comparisons of chunks", limit=_MOST_COMPARISONS, actual=comparisons, is_fixed=True)
         if any(chunk.meets(other) for other in open_ones):
             return True
         open_ones.append(chunk)

@@ -190,7 +190,7 @@ def _parse(block: bytes) -> tarfile.TarInfo:
 def _read_extension(source: ByteSource, position: int, info: tarfile.TarInfo) -> bytes:
     if info.size > _MOST_EXTENSION_BYTES:
         resource = "the size of a tar's header in bytes"
-        raise LimitExceeded(resource, limit=_MOST_EXTENSION_BYTES, actual=info.size, path=source.path)
+        raise LimitExceeded(resource, limit=_MOST_EXTENSION_BYTES, actual=info.size, path=source.path, is_fixed=True)
     begin = position + BLOCK
     if begin + padded(info.size) > source.size:
         raise DamagedArchive(source.path, f"it ends within the header at byte {position}")

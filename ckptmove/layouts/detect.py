@@ -124,7 +124,7 @@ def _read(listing: Listing, path: str, most: int) -> bytes:
     try:
         if source.size > most:
             resource = f"the bytes of '{path.rpartition('/')[2]}'"
-            raise LimitExceeded(resource, limit=most, actual=source.size, path=listing.full(path))
+            raise LimitExceeded(resource, limit=most, actual=source.size, path=listing.full(path), is_fixed=True)
         return source.read(0, source.size)
     finally:
         source.close()

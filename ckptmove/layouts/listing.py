@@ -278,7 +278,9 @@ class _Lister:
         while todo:
             folder, depth, is_hidden = todo.pop()
             if depth > DEEPEST:
-                raise LimitExceeded("folders inside of each other", limit=DEEPEST, actual=depth, path=self._path)
+                raise LimitExceeded(
+                    "folders inside of each other", limit=DEEPEST, actual=depth, path=self._path, is_fixed=True
+                )
             prefix = f"{folder}/" if folder else ""
             for entry in self._scan(folder):
                 self._entries += 1

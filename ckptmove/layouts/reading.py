@@ -148,8 +148,8 @@ def read_listing(
         if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
             reader.read(file)
     if not reader.parts:
-        inner = "".join(f", with another archive in it: '{fact.record:.80}'" for fact in reader.inner[:1])
-        raise EmptyDirectory(listing.path, reader.looked_at, listing.described + inner)
+        inner = "".join(fact.record for fact in reader.inner[:1])
+        raise EmptyDirectory(listing.path, reader.looked_at, listing.described, inner)
     if not reader.has_something:
         raise NotACheckpoint(listing.path, "a distributed checkpoint of nothing, without a tensor or an object in it")
     inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)
