@@ -6,25 +6,26 @@ Never runs the user's code again: everything is read off the frames that the exc
 from __future__ import annotations
 
 import ast
-import linecache
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import nn
 
 from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
-from ckptmove.verification.user_code import line_of
+from ckptmove.verification.user_code import assignments, line_of, nodes_of, statements, tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from types import FrameType
 
     from ckptmove.verification.place import Place
     from ckptmove.verification.tensor_names import NamedTensor
     from ckptmove.verification.user_code import Entrance, Line
-    from ckptmove.verification.watch import Watch
+    from ckptmove.verification.watch import Origin, Watch
 
 #: What torch's own refusals of operands on two devices have in common, over its versions.
 _TWO_DEVICES: Final = re.compile(
@@ -157,14 +158,10 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
 
 def _returning(file: str, first: int) -> Line:
     """The line with the one return of a function of the user's; where there are several, that of its ``def``."""
-    with suppress(SyntaxError, ValueError):  # a file that is another one by now
-        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
-            if isinstance(node, ast.FunctionDef) and first in {
-                node.lineno,
-                *(one.lineno for one in node.decorator_list),
-            }:
-                lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
-                return line_of(file, lines[0] if len(lines) == 1 else node.lineno)
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.FunctionDef) and first in {node.lineno, *(one.lineno for one in node.decorator_list)}:
+            lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
+            return line_of(file, lines[0] if len(lines) == 1 else node.lineno)
     return line_of(file, first)
 
 
@@ -217,7 +214,7 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     beside = _on_target(frames, scene)
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
-        fix = _fix_of(known, list(_variables(known.tensor, frames[:1])))
+        fix = _fix_of(known, frames, root)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
     owners = [frame for frame, _ in frames if root is not None and frame.f_code is root.code]
@@ -232,18 +229,47 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     return _Culprit(name, f"move it where it is made: .to({beside})", made)
 
 
-def _fix_of(known: NamedTensor, variables: list[str]) -> str:
+def _fix_of(known: NamedTensor, frames: list[tuple[FrameType, int]], root: Origin | None) -> str:
     """The line that mends a tensor of the case."""
     if known.kind == "attribute":
-        return f"self.register_buffer({known.key!r}, {known.key}, persistent=False)"
+        has_nn = not frames or any(frame.f_globals.get("nn") is nn for frame, _ in frames)
+        is_one = isinstance(known.held, torch.Tensor)
+        return _as_buffer(known, root) if is_one else _as_container(known, "nn" if has_nn else "torch.nn")
     if known.kind == "batch":
-        name = next(iter(variables), known.name)
+        name = next(_variables(known.tensor, frames[:1]), known.name)
         return f"{name} = {name}.to(device)"
     return {
         "criterion": "criterion = criterion.to(device)",
         "model": "model = model.to(device), before the optimizer is built and its state is loaded",
         "state": "model = model.to(device) first, then optimizer.load_state_dict(...): state goes where parameters are",
     }[known.kind]
+
+
+def _as_buffer(known: NamedTensor, root: Origin | None) -> str:
+    """The assignment of an attribute as one of a buffer."""
+    here = [] if root is None else list(assignments(statements(root.line), known.key))
+    sets = here or list(assignments(nodes_of(type(known.holder)), known.key))
+    if len(sets) != 1:
+        return f"make {known.name} a buffer where it is first assigned, with register_buffer and persistent=False"
+    return f"{sets[0][0]}.register_buffer({known.key!r}, {sets[0][1]}, persistent=False)"
+
+
+def _as_container(known: NamedTensor, prefix: str) -> str:
+    """A plain list or dict as one of torch's, which a module knows; in words where there is none for what it holds."""
+    held: Any = known.held
+    is_dict, name = isinstance(held, Mapping), f"self.{known.key}"
+    values = list(held.values() if is_dict else held)
+    of_modules: Any = nn.ModuleDict if is_dict else nn.ModuleList
+    of_parameters: Any = nn.ParameterDict if is_dict else nn.ParameterList
+    for part, kind in ((nn.Module, of_modules), (nn.Parameter, of_parameters)):
+        if all(isinstance(value, part) for value in values):
+            with suppress(KeyError, TypeError):  # of a dict: a key that no attribute can have
+                kind(held)
+                return f"{name} = {prefix}.{kind.__name__}({name})"
+    plain = f"a plain {type(held).__name__} does not move with the model"
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return f"register each tensor of {name} as a buffer: {plain}"
+    return f"hold what is in {name} in {prefix}.ModuleList or {prefix}.ModuleDict: {plain}"
 
 
 def _variables(tensor: torch.Tensor, frames: list[tuple[FrameType, int]]) -> Iterator[str]:

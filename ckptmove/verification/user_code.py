@@ -1,23 +1,25 @@
-"""The user's own function, imported by the name that was typed, and told from everybody else's code.
+"""The user's own function, imported by the name that was typed, and told from everybody else's code; what it says.
 
 Never imports a name that stands in a checkpoint: what the user typed is the only one.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import linecache
 import os
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.case import CaseUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
 
     from ckptmove.verification.case_name import CaseName
@@ -37,11 +39,13 @@ class Line(NamedTuple):
         file: as seen from the working directory.
         number: from 1.
         source: what stands there, without indentation.
+        path: the file as Python calls it, wherever the working directory is by now.
     """
 
     file: str
     number: int
     source: str
+    path: str
 
     def __str__(self) -> str:
         """Where it is, as an editor takes it."""
@@ -113,7 +117,46 @@ class Entrance:
 def line_of(file: str, number: int) -> Line:
     """A line by the name that Python gives its file."""
     here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
-    return Line(file.removeprefix(here), number, linecache.getline(file, number).strip())
+    return Line(file.removeprefix(here), number, linecache.getline(file, number).strip(), file)
+
+
+def tree_of(file: str) -> ast.Module:
+    """What a file says; nothing where it is gone, or another one by now."""
+    with suppress(SyntaxError, ValueError):
+        return ast.parse("".join(linecache.getlines(file)))
+    return ast.Module([], [])
+
+
+def statements(line: Line) -> list[ast.stmt]:
+    """The statements without a body that a line has a part in, from left to right."""
+    every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, ast.stmt)]
+    simple = [one for one in every if not {"body", "cases"} & {*one._fields}]
+    found = [one for one in simple if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+    return sorted(found, key=lambda one: (one.lineno, one.col_offset))
+
+
+def assigned(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """Target and value of an assignment to one target; None for anything else."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        return node.targets[0], node.value
+    return (node.target, node.value) if isinstance(node, ast.AnnAssign) and node.value is not None else None
+
+
+def assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[tuple[str, str]]:
+    """Of some nodes those that set an attribute: of what, and to what."""
+    for node in nodes:
+        found = assigned(node)
+        if found is not None and isinstance(found[0], ast.Attribute) and found[0].attr == attribute:
+            yield ast.unparse(found[0].value), ast.unparse(found[1])
+
+
+def nodes_of(kind: type) -> Iterator[ast.AST]:
+    """What is written in a class, and in those that it inherits from."""
+    for one in kind.__mro__:
+        file = getattr(sys.modules.get(one.__module__), "__file__", None) or ""
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ClassDef) and node.name == one.__name__:
+                yield from ast.walk(node)
 
 
 def _walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

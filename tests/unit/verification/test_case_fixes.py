@@ -1,0 +1,135 @@
+"""The lines that mend a case of the user's: what they name is there, and they work where they are pasted."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+HEAD = """
+import functools
+import torch
+from torch import nn
+import ckptmove
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+        self.prepare()
+
+    def prepare(self):
+        pass
+
+def batch():
+    return torch.randn(4, 6), torch.randn(4, 3)
+"""
+CASE = """
+def case(device):
+    model = Mine().to(device)
+    return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), batch())
+"""
+
+
+@pytest.fixture
+def fault_of(answers, make, tmp_path, monkeypatch):
+    """What is wrong with a script of the user's, in one line, and the evidence of it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+
+    def fault_of(*parts):
+        (tmp_path / "train.py").write_text(HEAD + "".join(textwrap.dedent(part) for part in parts))
+        check = answers(make(), "cuda:0", case="train.py:case")["case"]
+        assert check["status"] == "failed", check["detail"]
+        assert check["detail"].endswith(f"; fix: {check['evidence']['fix']}")
+        assert "\\x0a" not in check["detail"]
+        return check["detail"], check["evidence"]
+
+    return fault_of
+
+
+def mine(*lines, init="pass"):
+    """A model of the user's, by the lines of its `forward`."""
+    prepare = textwrap.indent(textwrap.dedent(init), " " * 8)
+    forward = textwrap.indent("\n".join(lines), " " * 8)
+    return f"class Mine(Net):\n    def prepare(self):\n{prepare}\n    def forward(self, x):\n{forward}\n"
+
+
+@pytest.mark.parametrize(
+    ("held", "used", "name", "fix"),
+    [
+        ("[nn.Linear(3, 3)]", "[0](h)", "[0].weight", "self.held = nn.ModuleList(self.held)"),
+        ("(nn.Linear(3, 3),)", "[0](h)", "[0].weight", "self.held = nn.ModuleList(self.held)"),
+        ("{'a': nn.Linear(3, 3)}", "['a'](h)", "['a'].weight", "self.held = nn.ModuleDict(self.held)"),
+        ("[nn.BatchNorm1d(3, affine=False)]", "[0](h)", "[0].running_mean", "self.held = nn.ModuleList(self.held)"),
+        ("[nn.Parameter(torch.ones(3))]", "[0] * h", "[0]", "self.held = nn.ParameterList(self.held)"),
+        ("{'a': nn.Parameter(torch.ones(3))}", "['a'] * h", "['a']", "self.held = nn.ParameterDict(self.held)"),
+        ("[torch.ones(3)]", "[0] * h", "[0]",
+         "register each tensor of self.held as a buffer: a plain list does not move with the model"),
+        ("{'keys': nn.Linear(3, 3)}", "['keys'](h)", "['keys'].weight",
+         "hold what is in self.held in nn.ModuleList or nn.ModuleDict: a plain dict does not move with the model"),
+        ("[nn.Linear(3, 3), torch.ones(3)]", "[0](h)", "[0].weight",
+         "hold what is in self.held in nn.ModuleList or nn.ModuleDict: a plain list does not move with the model"),
+    ],
+)  # fmt: skip
+def test_what_a_plain_list_or_dict_holds_is_named_as_python_reaches_it(fault_of, held, used, name, fix):
+    body = mine("h = super().forward(x)", f"return self.held{used}", init=f"self.held = {held}")
+    detail, evidence = fault_of(body, CASE)
+    assert f"model.held{name}" in evidence["tensors"], detail
+    assert evidence["fix"] == fix
+
+
+def test_a_list_in_a_module_of_a_list_is_mended_from_without(fault_of):
+    body = """
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(3)
+            self.others = [self]
+        def forward(self, h): return h * self.scale
+    """
+    made = mine("return self.blocks[0](super().forward(x))", init="self.blocks = [Block()]")
+    _, evidence = fault_of(body, made, CASE)
+    assert evidence["tensor"] == "model.blocks[0].scale"
+    assert evidence["fix"] == "self.blocks = nn.ModuleList(self.blocks)"
+
+
+def test_nn_is_spelt_out_where_the_script_has_no_such_name(fault_of):
+    body = mine("return self.held[0](super().forward(x))", init="self.held = [torch.nn.Linear(3, 3)]")
+    _, evidence = fault_of(body, CASE.replace("nn.MSELoss", "torch.nn.MSELoss"), "del nn\n")
+    assert evidence["fix"] == "self.held = torch.nn.ModuleList(self.held)"
+
+
+@pytest.mark.parametrize(
+    ("init", "fix"),
+    [
+        ("self.mean = torch.zeros(1, 3)", "self.register_buffer('mean', torch.zeros(1, 3), persistent=False)"),
+        ("self.mean: torch.Tensor = torch.zeros(3)", "self.register_buffer('mean', torch.zeros(3), persistent=False)"),
+        ("self._mean = self.mean = torch.zeros(3)",
+         "make model._mean a buffer where it is first assigned, with register_buffer and persistent=False"),
+        ("mean = torch.zeros(3)\nself.mean = mean", "self.register_buffer('mean', mean, persistent=False)"),
+        ("self.mean = torch.zeros(\n    1,\n    3,\n) + 1",
+         "self.register_buffer('mean', torch.zeros(1, 3) + 1, persistent=False)"),
+        ("self.mean = None\nself.mean = torch.zeros(3)",
+         "self.register_buffer('mean', torch.zeros(3), persistent=False)"),
+        ("self.mean = None\nmean = torch.zeros(3)\nself.mean = mean",
+         "make model.mean a buffer where it is first assigned, with register_buffer and persistent=False"),
+    ],
+)  # fmt: skip
+def test_a_buffer_is_registered_with_what_the_script_assigns(fault_of, init, fix):
+    _, evidence = fault_of(mine("return super().forward(x) - self.mean", init=init), CASE)
+    assert evidence["fix"] == fix
+
+
+def test_a_buffer_that_the_function_sets_is_registered_on_the_users_variable(fault_of):
+    body = CASE.replace("Mine()", "Mine()\n    model.mean = torch.zeros(3)\n    model")
+    _, evidence = fault_of(mine("return super().forward(x) - self.mean"), body)
+    assert evidence["fix"] == "model.register_buffer('mean', torch.zeros(3), persistent=False)"
+
+
+@pytest.mark.parametrize("said", ["", "no Python"])
+def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
+    made = mine("return super().forward(x) - self.mean", init="self.mean = torch.zeros(3)")
+    made = f"open('other.txt', 'w').write({said!r})\nexec(compile({made!r}, 'other.txt', 'exec'))\n"
+    _, evidence = fault_of(made, CASE)
+    assert evidence["fix"].startswith("make model.mean a buffer where it is first assigned")
