@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
-from ckptmove.verification.user_code import assignments, line_of, nodes_of, statements, tree_of
+from ckptmove.verification.user_code import assigned, assignments, callee, line_of, nodes_of, statements, tree_of
+from ckptmove.verification.watch import on_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +212,7 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
     root = scene.watch.origin(lineage[-1])
     made = None if root is None else root.line
-    beside = _on_target(frames, scene)
+    beside = (on_target(frames[-1][0], scene.place.device) if frames else "") or "device"
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
         fix = _fix_of(known, frames, root)
@@ -221,11 +222,14 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     variable = next((found for one in lineage for found in _variables(one, frames[::-1])), None)
     if root is not None and owners:
         name = variable if variable is not None else f"the tensor of {root.operation}"
-        return _Culprit(name, _with_device(root.line, root.operation, beside), made)
+        return _Culprit(name, _with_device(root.line, root.operation, root.beside or beside), made)
     if variable is not None:
         line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1])
         return _Culprit(variable, _with_move(line, variable, beside), made)
     name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"
+    own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
+    if root is not None and (own or root.beside):
+        return _Culprit(own or name, _with_device(root.line, root.operation, root.beside or "device"), made)
     return _Culprit(name, f"move it where it is made: .to({beside})", made)
 
 
@@ -283,14 +287,6 @@ def _variables(tensor: torch.Tensor, frames: list[tuple[FrameType, int]]) -> Ite
                 yield name
 
 
-def _on_target(frames: list[tuple[FrameType, int]], scene: Scene) -> str:
-    """An expression for the target in the innermost frame: the device of a tensor that is there."""
-    for name, value in frames[-1][0].f_locals.items() if frames else ():
-        if isinstance(value, torch.Tensor) and value.device == scene.place.device:
-            return f"{name}.device"
-    return "device"
-
-
 class _Moving(ast.NodeTransformer):
     """Puts ``.to(device)`` behind an expression."""
 
@@ -299,31 +295,42 @@ class _Moving(ast.NodeTransformer):
         self._moved = ast.parse(f"{expression}.to({device})", mode="eval").body
 
     def visit(self, node: ast.AST) -> ast.AST:
-        is_read = isinstance(getattr(node, "ctx", None), ast.Load)
+        is_read = isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
         return self._moved if is_read and ast.unparse(node) == self._expression else super().generic_visit(node)
 
 
 def _with_move(line: Line, expression: str, device: str) -> str:
-    """The user's line with the tensor moved where it is used, or what to put in its place."""
-    try:
-        return ast.unparse(_Moving(expression, device).visit(ast.parse(line.source)))
-    except SyntaxError:  # a part of a longer statement
-        return f"{expression} = {expression}.to({device})"
+    """The user's statement with the tensor moved where it is used, or what to put before it."""
+    for statement in statements(line):
+        before = ast.unparse(statement)
+        after = ast.unparse(_Moving(expression, device).visit(statement))
+        if after != before:
+            return after
+    return f"{expression} = {expression}.to({device})"  # in the head of a longer one
 
 
 def _with_device(line: Line, operation: str, device: str) -> str:
-    """The user's line with the device in the call that makes the tensor, or what to add to it."""
+    """The user's statement with the device in the calls that make the tensor; of several lines, the call alone."""
     short = operation.rpartition(".")[2]
-    try:
-        tree = ast.parse(line.source)
-    except SyntaxError:  # a part of a longer statement
-        return f"{short}(..., device={device})"
-    for node in ast.walk(tree):
-        is_it = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == short
-        if is_it and isinstance(node, ast.Call) and operation.startswith("torch."):
-            node.keywords.append(ast.keyword("device", ast.parse(device, mode="eval").body))
-            return ast.unparse(tree)
+    for statement in statements(line):
+        calls = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and callee(one) == short]
+        calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+        if calls and operation.startswith("torch.Tensor."):  # a method, which takes the tensor off the target
+            return _with_move(line, ast.unparse(calls[0]), device)
+        for call in calls:
+            others = [one for one in call.keywords if one.arg != "device"]
+            call.keywords = [*others, ast.keyword("device", ast.parse(device, mode="eval").body)]
+        if calls:
+            return ast.unparse(statement if statement.lineno == statement.end_lineno else calls[0])
     return f"{short}(..., device={device})"
+
+
+def _variable_of(root: Origin) -> str:
+    """The variable that the user's line has given a tensor to that it made."""
+    for target, value in filter(None, map(assigned, statements(root.line))):
+        if isinstance(target, ast.Name) and callee(value) == root.operation.rpartition(".")[2]:
+            return target.id
+    return ""
 
 
 def _at(line: Line) -> str:

@@ -142,6 +142,12 @@ def assigned(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     return (node.target, node.value) if isinstance(node, ast.AnnAssign) and node.value is not None else None
 
 
+def callee(node: ast.expr) -> str:
+    """What is called, without the module that it is in; empty for anything but a call."""
+    function = getattr(node, "func", None)
+    return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
 def assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[tuple[str, str]]:
     """Of some nodes those that set an attribute: of what, and to what."""
     for node in nodes:

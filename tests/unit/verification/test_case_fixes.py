@@ -130,6 +130,52 @@ def test_a_buffer_that_the_function_sets_is_registered_on_the_users_variable(fau
 @pytest.mark.parametrize("said", ["", "no Python"])
 def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
     made = mine("return super().forward(x) - self.mean", init="self.mean = torch.zeros(3)")
-    made = f"open('other.txt', 'w').write({said!r})\nexec(compile({made!r}, 'other.txt', 'exec'))\n"
-    _, evidence = fault_of(made, CASE)
+    made = f"import pathlib\n\npathlib.Path('other.txt').write_text({said!r})\nMADE = {made!r}\n"
+    _, evidence = fault_of(made, "exec(compile(MADE, 'other.txt', 'exec'))\n", CASE)
     assert evidence["fix"].startswith("make model.mean a buffer where it is first assigned")
+
+
+@pytest.mark.parametrize(
+    ("lines", "tensor", "fix"),
+    [
+        (["return torch.where(", "    h > 0,", "    h,", "    torch.zeros(3),", ")"], "the tensor of torch.zeros",
+         "torch.zeros(3, device=x.device)"),
+        (["return torch.where(", "    h > 0,", "    h,", "    MEAN,", ")"], "MEAN",
+         "return torch.where(h > 0, h, MEAN.to(x.device))"),
+        (["a = h; b = a - MEAN; return b"], "MEAN", "b = a - MEAN.to(x.device)"),
+        (["a = h; b = a - torch.zeros(3); return b"], "the tensor of torch.zeros",
+         "b = a - torch.zeros(3, device=x.device)"),
+        (["return h + torch.zeros(3) + torch.zeros(3)"], "the tensor of torch.zeros",
+         "return h + torch.zeros(3, device=x.device) + torch.zeros(3, device=x.device)"),
+        (["return h + torch.zeros(3, device='cpu')"], "the tensor of torch.zeros",
+         "return h + torch.zeros(3, device=x.device)"),
+        (["from torch import zeros", "return h + zeros(3)"], "the tensor of torch.zeros",
+         "return h + zeros(3, device=x.device)"),
+        (["if (h > MEAN).any():", "    return h"], "MEAN", "MEAN = MEAN.to(x.device)"),
+        (["back = h.cpu()", "return h + back"], "back", "back = h.cpu().to(x.device)"),
+        (["a = h; h2 = torch.zeros(h.shape); h2[:] = a; return h2"], "h2",
+         "h2 = torch.zeros(h.shape, device=x.device)"),
+        (["h2: torch.Tensor = torch.zeros(h.shape)", "h2[:] = h", "return h2"], "h2",
+         "h2: torch.Tensor = torch.zeros(h.shape, device=x.device)"),
+        (["return torch.zeros(h.shape)"], "a tensor that torch.zeros made",
+         "return torch.zeros(h.shape, device=x.device)"),
+    ],
+)  # fmt: skip
+def test_a_fix_is_one_statement_or_one_call(fault_of, lines, tensor, fix):
+    detail, evidence = fault_of("MEAN = torch.ones(3)\n", mine("h = super().forward(x)", *lines), CASE)
+    assert (evidence["tensor"], evidence["fix"]) == (tensor, fix), detail
+
+
+def test_a_tensor_that_is_made_where_nothing_is_on_the_target_has_the_device_of_the_function(fault_of):
+    body = """
+    def case(device):
+        model = Net().to(device)
+        def step(pair):
+            return (model(pair[0].to(device)) * weight()).sum()
+        def weight():
+            weight = torch.ones(3)
+            return weight
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), step)
+    """
+    detail, evidence = fault_of(body)
+    assert (evidence["tensor"], evidence["fix"]) == ("weight", "weight = torch.ones(3, device=device)"), detail
