@@ -16,7 +16,18 @@ import torch
 from torch import nn
 
 from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
-from ckptmove.verification.user_code import assigned, assignments, callee, line_of, nodes_of, statements, tree_of
+from ckptmove.verification.user_code import (
+    assigned,
+    assignments,
+    callee,
+    criterion_of,
+    line_of,
+    nodes_of,
+    statements,
+    tree_of,
+    with_device,
+    with_move,
+)
 from ckptmove.verification.watch import on_target
 
 if TYPE_CHECKING:
@@ -215,25 +226,25 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     beside = (on_target(frames[-1][0], scene.place.device) if frames else "") or "device"
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
-        fix = _fix_of(known, frames, root)
+        fix = _fix_of(known, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
     owners = [frame for frame, _ in frames if root is not None and frame.f_code is root.code]
     variable = next((found for one in lineage for found in _variables(one, frames[::-1])), None)
     if root is not None and owners:
         name = variable if variable is not None else f"the tensor of {root.operation}"
-        return _Culprit(name, _with_device(root.line, root.operation, root.beside or beside), made)
+        return _Culprit(name, with_device(root.line, root.operation, root.beside or beside), made)
     if variable is not None:
         line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1])
-        return _Culprit(variable, _with_move(line, variable, beside), made)
+        return _Culprit(variable, with_move(line, variable, beside), made)
     name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"
     own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
     if root is not None and (own or root.beside):
-        return _Culprit(own or name, _with_device(root.line, root.operation, root.beside or "device"), made)
+        return _Culprit(own or name, with_device(root.line, root.operation, root.beside or "device"), made)
     return _Culprit(name, f"move it where it is made: .to({beside})", made)
 
 
-def _fix_of(known: NamedTensor, frames: list[tuple[FrameType, int]], root: Origin | None) -> str:
+def _fix_of(known: NamedTensor, frames: list[tuple[FrameType, int]], root: Origin | None, scene: Scene) -> str:
     """The line that mends a tensor of the case."""
     if known.kind == "attribute":
         has_nn = not frames or any(frame.f_globals.get("nn") is nn for frame, _ in frames)
@@ -242,8 +253,14 @@ def _fix_of(known: NamedTensor, frames: list[tuple[FrameType, int]], root: Origi
     if known.kind == "batch":
         name = next(_variables(known.tensor, frames[:1]), known.name)
         return f"{name} = {name}.to(device)"
+    if known.kind == "criterion" and known.holder is None:
+        words = f"make {known.name} on the device that the function is given"
+        return words if root is None else with_device(root.line, root.operation, root.beside or "device")
+    if known.kind == "criterion":
+        own = (name for name in _variables(known.holder, frames) if name != "self")
+        name = next(own, "") or criterion_of(scene.home)
+        return f"{name} = {name}.to(device)"
     return {
-        "criterion": "criterion = criterion.to(device)",
         "model": "model = model.to(device), before the optimizer is built and its state is loaded",
         "state": "model = model.to(device) first, then optimizer.load_state_dict(...): state goes where parameters are",
     }[known.kind]
@@ -276,53 +293,15 @@ def _as_container(known: NamedTensor, prefix: str) -> str:
     return f"hold what is in {name} in {prefix}.ModuleList or {prefix}.ModuleDict: {plain}"
 
 
-def _variables(tensor: torch.Tensor, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
-    """What a tensor is called in frames: variables, attributes of ``self``, and globals."""
+def _variables(sought: object, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
+    """What something is called in frames: variables, attributes of ``self``, and globals."""
     for frame, _ in frames:
         used = [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
         inside = getattr(frame.f_locals.get("self"), "__dict__", {})
         attributes = [(f"self.{name}", value) for name, value in inside.items()]
         for name, value in (*frame.f_locals.items(), *attributes, *used):
-            if value is tensor:
+            if value is sought:
                 yield name
-
-
-class _Moving(ast.NodeTransformer):
-    """Puts ``.to(device)`` behind an expression."""
-
-    def __init__(self, expression: str, device: str) -> None:
-        self._expression = expression
-        self._moved = ast.parse(f"{expression}.to({device})", mode="eval").body
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        is_read = isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        return self._moved if is_read and ast.unparse(node) == self._expression else super().generic_visit(node)
-
-
-def _with_move(line: Line, expression: str, device: str) -> str:
-    """The user's statement with the tensor moved where it is used, or what to put before it."""
-    for statement in statements(line):
-        before = ast.unparse(statement)
-        after = ast.unparse(_Moving(expression, device).visit(statement))
-        if after != before:
-            return after
-    return f"{expression} = {expression}.to({device})"  # in the head of a longer one
-
-
-def _with_device(line: Line, operation: str, device: str) -> str:
-    """The user's statement with the device in the calls that make the tensor; of several lines, the call alone."""
-    short = operation.rpartition(".")[2]
-    for statement in statements(line):
-        calls = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and callee(one) == short]
-        calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
-        if calls and operation.startswith("torch.Tensor."):  # a method, which takes the tensor off the target
-            return _with_move(line, ast.unparse(calls[0]), device)
-        for call in calls:
-            others = [one for one in call.keywords if one.arg != "device"]
-            call.keywords = [*others, ast.keyword("device", ast.parse(device, mode="eval").body)]
-        if calls:
-            return ast.unparse(statement if statement.lineno == statement.end_lineno else calls[0])
-    return f"{short}(..., device={device})"
 
 
 def _variable_of(root: Origin) -> str:

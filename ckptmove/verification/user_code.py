@@ -148,6 +148,16 @@ def callee(node: ast.expr) -> str:
     return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
+def criterion_of(home: Line) -> str:
+    """What the file of a line calls the loss that it gives to its cases."""
+    names = set()
+    for node in ast.walk(tree_of(home.path)):
+        if isinstance(node, ast.Call) and callee(node) == "Case":
+            given = [*node.args[2:3], *(one.value for one in node.keywords if one.arg == "criterion")]
+            names |= {one.id for one in given if isinstance(one, ast.Name)}
+    return names.pop() if len(names) == 1 else "criterion"
+
+
 def assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[tuple[str, str]]:
     """Of some nodes those that set an attribute: of what, and to what."""
     for node in nodes:
@@ -163,6 +173,44 @@ def nodes_of(kind: type) -> Iterator[ast.AST]:
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.ClassDef) and node.name == one.__name__:
                 yield from ast.walk(node)
+
+
+class _Moving(ast.NodeTransformer):
+    """Puts ``.to(device)`` behind an expression."""
+
+    def __init__(self, expression: str, device: str) -> None:
+        self._expression = expression
+        self._moved = ast.parse(f"{expression}.to({device})", mode="eval").body
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        is_read = isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        return self._moved if is_read and ast.unparse(node) == self._expression else super().generic_visit(node)
+
+
+def with_move(line: Line, expression: str, device: str) -> str:
+    """The user's statement with the tensor moved where it is used, or what to put before it."""
+    for statement in statements(line):
+        before = ast.unparse(statement)
+        after = ast.unparse(_Moving(expression, device).visit(statement))
+        if after != before:
+            return after
+    return f"{expression} = {expression}.to({device})"  # in the head of a longer one
+
+
+def with_device(line: Line, operation: str, device: str) -> str:
+    """The user's statement with the device in the calls that make the tensor; of several lines, the call alone."""
+    short = operation.rpartition(".")[2]
+    for statement in statements(line):
+        calls = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and callee(one) == short]
+        calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+        if calls and operation.startswith("torch.Tensor."):  # a method, which takes the tensor off the target
+            return with_move(line, ast.unparse(calls[0]), device)
+        for call in calls:
+            others = [one for one in call.keywords if one.arg != "device"]
+            call.keywords = [*others, ast.keyword("device", ast.parse(device, mode="eval").body)]
+        if calls:
+            return ast.unparse(statement if statement.lineno == statement.end_lineno else calls[0])
+    return f"{short}(..., device={device})"
 
 
 def _walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

@@ -179,3 +179,52 @@ def test_a_tensor_that_is_made_where_nothing_is_on_the_target_has_the_device_of_
     """
     detail, evidence = fault_of(body)
     assert (evidence["tensor"], evidence["fix"]) == ("weight", "weight = torch.ones(3, device=device)"), detail
+
+
+LOSS = """
+def case(device):
+    model = Net().to(device)
+    loss_fn = {loss}
+    step = {step}
+    return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), {given}, batch=batch(), step=step)
+"""
+STEP = "lambda pair: loss_fn(model(pair[0].to(device)), pair[1].to(device).sigmoid())"
+BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "step", "fix"),
+    [
+        (BCE, "loss_fn", "None", "loss_fn = loss_fn.to(device)"),
+        (BCE, "criterion=loss_fn", "None", "loss_fn = loss_fn.to(device)"),
+        (BCE, "loss_fn", STEP, "loss_fn = loss_fn.to(device)"),
+        (BCE, "nn.Sequential(loss_fn)[0]", "None", "criterion = criterion.to(device)"),
+        (BCE, "None", STEP, "loss_fn = nn.BCEWithLogitsLoss(pos_weight=torch.ones(3, device=device))"),
+        ("functools.partial(nn.functional.cross_entropy, weight=torch.ones(3))", "loss_fn", "None",
+         "loss_fn = functools.partial(nn.functional.cross_entropy, weight=torch.ones(3, device=device))"),
+        ("functools.partial(nn.functional.cross_entropy, weight=torch.from_numpy(numpy.ones(3, 'f')))", "loss_fn",
+         "None", "make criterion.keywords['weight'] on the device that the function is given"),
+        ("Held()", "loss_fn", "None", "self.register_buffer('weight', torch.ones(3), persistent=False)"),
+        ("Module(torch.ones(3))", "loss_fn", "None", "loss_fn = loss_fn.to(device)"),
+    ],
+)  # fmt: skip
+def test_a_loss_is_mended_by_the_users_name_for_it(fault_of, loss, given, step, fix):
+    body = """
+    import numpy
+
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.ones(3)
+        def forward(self, output, target): return (self.weight * output).mean()
+
+    class Module(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.register_buffer('weight', weight)
+        def forward(self, output, target): return (self.weight * output).mean()
+    """
+    detail, evidence = fault_of(body, LOSS.format(loss=loss, given=given, step=step))
+    assert evidence["fix"] == fix, detail
+    if step == STEP:
+        assert evidence["source"] == f"step = {STEP}"
