@@ -189,18 +189,27 @@ class _Moving(ast.NodeTransformer):
 
 def with_move(line: Line, expression: str, device: str) -> str:
     """The user's statement with the tensor moved where it is used, or what to put before it."""
-    for statement in statements(line):
+    for statement in (*statements(line), *_heads(line)):
         before = ast.unparse(statement)
         after = ast.unparse(_Moving(expression, device).visit(statement))
         if after != before:
-            return after
-    return f"{expression} = {expression}.to({device})"  # in the head of a longer one
+            return after.partition("\n")[0]
+    return f"{expression} = {expression}.to({device})"  # it is there by another name
+
+
+def _heads(line: Line) -> list[ast.stmt]:
+    """The statement whose head a line is in, without what is under it; none for an ``elif``, which is a part of one."""
+    every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, (ast.If, ast.While, ast.For, ast.With))]
+    found = [one for one in every if one.lineno <= line.number < one.body[0].lineno]
+    for one in found:
+        one.body = [ast.Pass()]
+    return [one for one in found if not line.source.startswith("elif")]
 
 
 def with_device(line: Line, operation: str, device: str) -> str:
     """The user's statement with the device in the calls that make the tensor; of several lines, the call alone."""
     short = operation.rpartition(".")[2]
-    for statement in statements(line):
+    for statement in (*statements(line), *_heads(line)):
         calls = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and callee(one) == short]
         calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
         if calls and operation.startswith("torch.Tensor."):  # a method, which takes the tensor off the target
