@@ -6,25 +6,38 @@ Never runs the user's code again: everything is read off the frames that the exc
 from __future__ import annotations
 
 import ast
-import linecache
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import nn
 
 from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
-from ckptmove.verification.user_code import line_of
+from ckptmove.verification.user_code import (
+    assigned,
+    assignments,
+    callee,
+    criterion_of,
+    line_of,
+    nodes_of,
+    statements,
+    tree_of,
+    with_device,
+    with_move,
+)
+from ckptmove.verification.watch import on_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from types import FrameType
 
     from ckptmove.verification.place import Place
     from ckptmove.verification.tensor_names import NamedTensor
     from ckptmove.verification.user_code import Entrance, Line
-    from ckptmove.verification.watch import Watch
+    from ckptmove.verification.watch import Origin, Watch
 
 #: What torch's own refusals of operands on two devices have in common, over its versions.
 _TWO_DEVICES: Final = re.compile(
@@ -157,14 +170,10 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
 
 def _returning(file: str, first: int) -> Line:
     """The line with the one return of a function of the user's; where there are several, that of its ``def``."""
-    with suppress(SyntaxError, ValueError):  # a file that is another one by now
-        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
-            if isinstance(node, ast.FunctionDef) and first in {
-                node.lineno,
-                *(one.lineno for one in node.decorator_list),
-            }:
-                lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
-                return line_of(file, lines[0] if len(lines) == 1 else node.lineno)
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.FunctionDef) and first in {node.lineno, *(one.lineno for one in node.decorator_list)}:
+            lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
+            return line_of(file, lines[0] if len(lines) == 1 else node.lineno)
     return line_of(file, first)
 
 
@@ -214,90 +223,93 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
     root = scene.watch.origin(lineage[-1])
     made = None if root is None else root.line
-    beside = _on_target(frames, scene)
+    beside = (on_target(frames[-1][0], scene.place.device) if frames else "") or "device"
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
-        fix = _fix_of(known, list(_variables(known.tensor, frames[:1])))
+        fix = _fix_of(known, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
     owners = [frame for frame, _ in frames if root is not None and frame.f_code is root.code]
     variable = next((found for one in lineage for found in _variables(one, frames[::-1])), None)
     if root is not None and owners:
         name = variable if variable is not None else f"the tensor of {root.operation}"
-        return _Culprit(name, _with_device(root.line, root.operation, beside), made)
+        return _Culprit(name, with_device(root.line, root.operation, root.beside or beside), made)
     if variable is not None:
         line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1])
-        return _Culprit(variable, _with_move(line, variable, beside), made)
+        return _Culprit(variable, with_move(line, variable, beside), made)
     name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"
+    own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
+    if root is not None and (own or root.beside):
+        return _Culprit(own or name, with_device(root.line, root.operation, root.beside or "device"), made)
     return _Culprit(name, f"move it where it is made: .to({beside})", made)
 
 
-def _fix_of(known: NamedTensor, variables: list[str]) -> str:
+def _fix_of(known: NamedTensor, frames: list[tuple[FrameType, int]], root: Origin | None, scene: Scene) -> str:
     """The line that mends a tensor of the case."""
     if known.kind == "attribute":
-        return f"self.register_buffer({known.key!r}, {known.key}, persistent=False)"
+        has_nn = not frames or any(frame.f_globals.get("nn") is nn for frame, _ in frames)
+        is_one = isinstance(known.held, torch.Tensor)
+        return _as_buffer(known, root) if is_one else _as_container(known, "nn" if has_nn else "torch.nn")
     if known.kind == "batch":
-        name = next(iter(variables), known.name)
+        name = next(_variables(known.tensor, frames[:1]), known.name)
+        return f"{name} = {name}.to(device)"
+    if known.kind == "criterion" and known.holder is None:
+        words = f"make {known.name} on the device that the function is given"
+        return words if root is None else with_device(root.line, root.operation, root.beside or "device")
+    if known.kind == "criterion":
+        own = (name for name in _variables(known.holder, frames) if name != "self")
+        name = next(own, "") or criterion_of(scene.home)
         return f"{name} = {name}.to(device)"
     return {
-        "criterion": "criterion = criterion.to(device)",
         "model": "model = model.to(device), before the optimizer is built and its state is loaded",
         "state": "model = model.to(device) first, then optimizer.load_state_dict(...): state goes where parameters are",
     }[known.kind]
 
 
-def _variables(tensor: torch.Tensor, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
-    """What a tensor is called in frames: variables, attributes of ``self``, and globals."""
+def _as_buffer(known: NamedTensor, root: Origin | None) -> str:
+    """The assignment of an attribute as one of a buffer."""
+    here = [] if root is None else list(assignments(statements(root.line), known.key))
+    sets = here or list(assignments(nodes_of(type(known.holder)), known.key))
+    if len(sets) != 1:
+        return f"make {known.name} a buffer where it is first assigned, with register_buffer and persistent=False"
+    return f"{sets[0][0]}.register_buffer({known.key!r}, {sets[0][1]}, persistent=False)"
+
+
+def _as_container(known: NamedTensor, prefix: str) -> str:
+    """A plain list or dict as one of torch's, which a module knows; in words where there is none for what it holds."""
+    held: Any = known.held
+    is_dict, name = isinstance(held, Mapping), f"self.{known.key}"
+    values = list(held.values() if is_dict else held)
+    of_modules: Any = nn.ModuleDict if is_dict else nn.ModuleList
+    of_parameters: Any = nn.ParameterDict if is_dict else nn.ParameterList
+    for part, kind in ((nn.Module, of_modules), (nn.Parameter, of_parameters)):
+        if all(isinstance(value, part) for value in values):
+            with suppress(KeyError, TypeError):  # of a dict: a key that no attribute can have
+                kind(held)
+                return f"{name} = {prefix}.{kind.__name__}({name})"
+    plain = f"a plain {type(held).__name__} does not move with the model"
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return f"register each tensor of {name} as a buffer: {plain}"
+    return f"hold what is in {name} in {prefix}.ModuleList or {prefix}.ModuleDict: {plain}"
+
+
+def _variables(sought: object, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
+    """What something is called in frames: variables, attributes of ``self``, and globals."""
     for frame, _ in frames:
         used = [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
         inside = getattr(frame.f_locals.get("self"), "__dict__", {})
         attributes = [(f"self.{name}", value) for name, value in inside.items()]
         for name, value in (*frame.f_locals.items(), *attributes, *used):
-            if value is tensor:
+            if value is sought:
                 yield name
 
 
-def _on_target(frames: list[tuple[FrameType, int]], scene: Scene) -> str:
-    """An expression for the target in the innermost frame: the device of a tensor that is there."""
-    for name, value in frames[-1][0].f_locals.items() if frames else ():
-        if isinstance(value, torch.Tensor) and value.device == scene.place.device:
-            return f"{name}.device"
-    return "device"
-
-
-class _Moving(ast.NodeTransformer):
-    """Puts ``.to(device)`` behind an expression."""
-
-    def __init__(self, expression: str, device: str) -> None:
-        self._expression = expression
-        self._moved = ast.parse(f"{expression}.to({device})", mode="eval").body
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        is_read = isinstance(getattr(node, "ctx", None), ast.Load)
-        return self._moved if is_read and ast.unparse(node) == self._expression else super().generic_visit(node)
-
-
-def _with_move(line: Line, expression: str, device: str) -> str:
-    """The user's line with the tensor moved where it is used, or what to put in its place."""
-    try:
-        return ast.unparse(_Moving(expression, device).visit(ast.parse(line.source)))
-    except SyntaxError:  # a part of a longer statement
-        return f"{expression} = {expression}.to({device})"
-
-
-def _with_device(line: Line, operation: str, device: str) -> str:
-    """The user's line with the device in the call that makes the tensor, or what to add to it."""
-    short = operation.rpartition(".")[2]
-    try:
-        tree = ast.parse(line.source)
-    except SyntaxError:  # a part of a longer statement
-        return f"{short}(..., device={device})"
-    for node in ast.walk(tree):
-        is_it = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == short
-        if is_it and isinstance(node, ast.Call) and operation.startswith("torch."):
-            node.keywords.append(ast.keyword("device", ast.parse(device, mode="eval").body))
-            return ast.unparse(tree)
-    return f"{short}(..., device={device})"
+def _variable_of(root: Origin) -> str:
+    """The variable that the user's line has given a tensor to that it made."""
+    for target, value in filter(None, map(assigned, statements(root.line))):
+        if isinstance(target, ast.Name) and callee(value) == root.operation.rpartition(".")[2]:
+            return target.id
+    return ""
 
 
 def _at(line: Line) -> str:

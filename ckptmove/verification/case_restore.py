@@ -5,11 +5,13 @@ Never loads what does not fit: it says what, by name.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckptmove.pairing import parameter_shape
 from ckptmove.scopes import strip_wrappers
 from ckptmove.verification.stored_state import Mismatch, model_state, optimizer_state
 from ckptmove.verification.trial import STEP_ERRORS
@@ -64,6 +66,7 @@ def restore(bench: Bench, case: Case) -> Restored:
     if record is None:
         raise Mismatch(_sizes(bench.pairings, case))
     _refuse_stranger(record, case.optimizer)
+    _refuse_other_order(record, case)
     try:
         case.optimizer.load_state_dict(optimizer_state(record, inventory, bench.stored))
     except STEP_ERRORS as error:
@@ -134,3 +137,21 @@ def _refuse_stranger(record: OptimizerRecord, optimizer: torch.optim.Optimizer) 
         f"{record.where or 'the optimizer'} holds the state of {' or '.join(record.candidates)}, "
         f"and the case's optimizer is {type(optimizer).__name__}"
     )
+
+
+def _refuse_other_order(record: OptimizerRecord, case: Case) -> None:
+    """Refuse state whose shapes are those of the optimizer's parameters at other places: it is loaded by position."""
+    known = {entry.key: parameter_shape(entry, record.algorithm) for entry in record.state}
+    names = {id(one): f"model.{name}" for name, one in case.model.named_parameters()}
+    keys = [key for group in record.groups for key in group.params]
+    own = [one for group in case.optimizer.param_groups for one in group["params"]]
+    pairs = [(key, shape, one) for key, one in zip(keys, own, strict=True) if (shape := known.get(key)) is not None]
+    apart = [(key, shape, one) for key, shape, one in pairs if shape != tuple(one.shape)]
+    if apart and Counter(shape for _, shape, _ in pairs) <= Counter(tuple(one.shape) for one in own):
+        key, shape, one = apart[0]
+        place = names.get(id(one), "the parameter")
+        raise Mismatch(
+            "the case's optimizer has its parameters in another order than the checkpoint, and load_state_dict goes by "
+            f"position: the state of {key} is for {list(shape)}, and {place} at its place is {list(one.shape)}; "
+            "give them to it in the order of the run that was saved"
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["model", "attribute", "criterion", "batch", "state"]
 
+#: What every module keeps for itself.
+_OF_MODULES: Final = frozenset(nn.Module().__dict__)
+
 
 class NamedTensor(NamedTuple):
     """A tensor of a case.
@@ -29,12 +32,16 @@ class NamedTensor(NamedTuple):
             ``criterion``: of the loss; ``batch``: a leaf of it; ``state``: of the optimizer.
         tensor: the tensor.
         key: the attribute's name in its module, or the leaf's path in the batch.
+        holder: the module that has the attribute, or the loss.
+        held: the attribute's value: the tensor, or what it lies in.
     """
 
     name: str
     kind: Kind
     tensor: torch.Tensor
     key: str = ""
+    holder: object = None
+    held: object = None
 
 
 def names_of(case: Case) -> dict[int, NamedTensor]:
@@ -47,37 +54,61 @@ def names_of(case: Case) -> dict[int, NamedTensor]:
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in tuples, lists and dicts, with the Python expression of the way there."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
+    return ((way, one) for way, one in _parts(value, path) if isinstance(one, torch.Tensor))
+
+
+def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """What tuples, lists and dicts hold that is none of them, with the way there."""
+    if isinstance(value, Mapping):
         for key, one in value.items():
-            yield from leaves(one, f"{path}[{key!r}]")
+            yield from _parts(one, f"{path}[{key!r}]")
     elif isinstance(value, (tuple, list)):
         for index, one in enumerate(value):
-            yield from leaves(one, f"{path}[{index}]")
+            yield from _parts(one, f"{path}[{index}]")
+    else:
+        yield path, value
 
 
 def _of_model(case: Case) -> Iterator[NamedTensor]:
     for name, tensor in (*case.model.named_parameters(), *case.model.named_buffers()):
         yield NamedTensor(f"model.{name}", "model", tensor)
-    yield from _attributes(case.model, "model", "attribute")
+    yield from _attributes(case.model, "model")
 
 
-def _attributes(module: nn.Module, root: str, kind: Kind) -> Iterator[NamedTensor]:
-    """Tensors that modules hold as plain attributes: `module.to` does not know them."""
+def _attributes(module: nn.Module, root: str) -> Iterator[NamedTensor]:
+    """Tensors that modules hold as plain attributes, or in modules in plain lists: `module.to` does not know them."""
+    seen = set(module.modules())
+    for path, one, key, value in _plain(module, root):
+        for within, tensor in _unregistered(value, path, seen):
+            yield NamedTensor(within, "attribute", tensor, key, one, value)
+
+
+def _plain(module: nn.Module, root: str) -> Iterator[tuple[str, nn.Module, str, object]]:
+    """What the user has set on a module and those in it: the way there, the module, the attribute, and its value."""
     for path, one in module.named_modules(prefix=root):
         for key, value in vars(one).items():
-            if not key.startswith("_"):
-                for within, tensor in leaves(value, key):
-                    yield NamedTensor(f"{path}.{within}", kind, tensor, within)
+            if key not in _OF_MODULES:
+                yield f"{path}.{key}", one, key, value
+
+
+def _unregistered(value: object, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    for within, part in _parts(value, path):
+        if isinstance(part, torch.Tensor):
+            yield within, part
+        elif isinstance(part, nn.Module) and part not in seen:
+            for name, one in (*part.named_parameters(), *part.named_buffers()):
+                yield f"{within}.{name}", one
+            seen.update(part.modules())
+            for below, _, _, held in _plain(part, within):
+                yield from _unregistered(held, below, seen)
 
 
 def _of_criterion(case: Case) -> Iterator[NamedTensor]:
     criterion: Any = case.criterion
     if isinstance(criterion, nn.Module):
         for name, tensor in (*criterion.named_parameters(), *criterion.named_buffers()):
-            yield NamedTensor(f"criterion.{name}", "criterion", tensor)
-        yield from _attributes(criterion, "criterion", "criterion")
+            yield NamedTensor(f"criterion.{name}", "criterion", tensor, holder=criterion)
+        yield from _attributes(criterion, "criterion")
     elif isinstance(criterion, functools.partial):
         for path, tensor in leaves(criterion.keywords, "criterion.keywords"):
             yield NamedTensor(path, "criterion", tensor)

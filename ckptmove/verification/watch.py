@@ -5,6 +5,7 @@ Never changes a result: but for the names of a device that is only simulated, ev
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from dataclasses import dataclass
@@ -39,12 +40,14 @@ class Origin(NamedTuple):
         line: the user's line that asked for that.
         code: of the user's function that the line is in.
         parent: the tensor off the target that it was made from; None where it was made from nothing.
+        beside: an expression for the target in that function; empty where there is none.
     """
 
     operation: str
     line: Line
     code: CodeType
     parent: torch.Tensor | None
+    beside: str
 
 
 class Refusal(NamedTuple):
@@ -181,7 +184,8 @@ class Watch(TorchFunctionMode):
             if caller is not None:
                 parent = next((leaf for leaf in given if leaf.device != self._device), None)
                 line = line_of(caller.f_code.co_filename, caller.f_lineno)
-                self._origins[id(made)] = (weakref.ref(made), Origin(_name(func), line, caller.f_code, parent))
+                origin = Origin(_name(func), line, caller.f_code, parent, on_target(caller, self._device))
+                self._origins[id(made)] = (weakref.ref(made), origin)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
         """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
@@ -194,6 +198,14 @@ class Watch(TorchFunctionMode):
             is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
             if whole is not None and is_part and made.shape[1:] == whole.shape[1:] and len(made) < len(whole):
                 transfer.rows = max(transfer.rows, len(made))
+
+
+def on_target(frame: FrameType, device: torch.device) -> str:
+    """An expression for the target in a frame: the device of a tensor that is there, or a device; empty for none."""
+    names = frame.f_locals.items()
+    tensors = (f"{name}.device" for name, one in names if isinstance(one, torch.Tensor) and one.device == device)
+    devices = (name for name, one in names if isinstance(one, torch.device) and one == device)
+    return next(itertools.chain(tensors, devices), "")
 
 
 def _name(func: Any) -> str:

@@ -406,12 +406,12 @@ def guarded(model):
     ("preprocess", "tensor", "fix"),
     [
         ("return x - self.mean", "self.mean", "return x - self.mean.to(x.device)"),
-        ("return (x -\n            self.mean)", "self.mean", "self.mean = self.mean.to(x.device)"),
+        ("return (x -\n            self.mean)", "self.mean", "return x - self.mean.to(x.device)"),
         ("return x - torch.tensor([1.0] * 6)", "the tensor of torch.tensor",
          "return x - torch.tensor([1.0] * 6, device=x.device)"),
         ("return x - torch.from_numpy(numpy.ones(6, 'float32'))", "a tensor that your code made",
          "move it where it is made: .to(x.device)"),
-        ("return x - (\n            torch.ones(6) / 2)", "the tensor of torch.ones", "ones(..., device=x.device)"),
+        ("return x - (\n            torch.ones(6) / 2)", "the tensor of torch.ones", "torch.ones(6, device=x.device)"),
         ("return x - halves(6)", "a tensor that div made", "move it where it is made: .to(x.device)"),
     ],
 )  # fmt: skip

@@ -45,7 +45,8 @@ NAMED = {
     ),
     "unregistered buffer": (
         "unregistered_buffer", "broken", "model.0.scale", "torch.Tensor.mul",
-        "return self.linear(inputs) * self.scale", "self.register_buffer('scale', scale, persistent=False)",
+        "return self.linear(inputs) * self.scale",
+        "self.register_buffer('scale', torch.linspace(0.5, 1.5, 6), persistent=False)",
     ),
     "tokenizer": (
         "tokenizer_dict", "broken", "batch['attention_mask']", "torch.nn.functional.multi_head_attention_forward",
