@@ -65,7 +65,8 @@ def model_state(
         elif record.shape != tuple(model_keys[wanted[bare]].shape):
             faults.add(f"{record.name} is {_sizes(record.shape)}, the model's {_sizes(model_keys[wanted[bare]].shape)}")
     if faults:
-        raise Mismatch(f"the model does not fit {where or 'the checkpoint'}: {faults}")
+        place = f"the checkpoint's '{where}'" if where else "the checkpoint"
+        raise Mismatch(f"the model does not fit {place}: {faults}")
     state = {wanted[bare]: source.tensor(record) for bare, record in stored.items()}
     for key in missing:  # tied, and stored once
         state[key] = next(value for twin, value in state.items() if model_keys[twin] is model_keys[key])
