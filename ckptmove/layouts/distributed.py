@@ -17,7 +17,7 @@ from ckptmove.directories import FileRecord
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.inventory.build import build_inventory
 from ckptmove.inventory.outline import outline as make_outline
-from ckptmove.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, read_object
+from ckptmove.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
 #: A safetensors file begins with the length of its header, in 8 bytes, and a brace.
 _HEAD_BYTES: Final = 9
-#: What all objects may ask for that are held at once, besides as much as they take: operations, and bytes of pickles.
-_OPERATIONS: Final = 1 << 20
-_PICKLE_BYTES: Final = 1 << 22
 
 
 class DistributedFolder(NamedTuple):
@@ -176,7 +173,7 @@ class PiecesOfFile(NamedTuple):
         found: list[CheckedRange] = []
         for piece in self.pieces:
             turn()
-            found += checks_in(source, piece, self.container, limits)
+            found += checks_in(source, piece, self.container, limits_of(piece, limits, self.container))
         return tuple(found)
 
 
@@ -284,19 +281,7 @@ def _read_objects(
     for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
-                yield from _read_object(source, piece, container, _limits_of(piece, limits, len(last)))
-
-
-def _limits_of(piece: Piece, limits: Limits, count: int) -> Limits:
-    """What one of so many objects may ask for: all are held at once, and a few kilobytes inflate to many operations.
-
-    What is stored plainly, as torch stores it, never asks for more.
-    """
-    operations, nbytes = _OPERATIONS // count + piece.span.nbytes, _PICKLE_BYTES // count + piece.span.nbytes
-    return limits._replace(
-        operations=min(limits.operations, limits.factor * operations),
-        pickle_bytes=min(limits.pickle_bytes, limits.factor * nbytes),
-    )
+                yield from _read_object(source, piece, container, limits_of(piece, limits, container))
 
 
 def _read_object(
@@ -321,7 +306,7 @@ def _check(
     for file, own in _by_file(container.whole_pieces()).items():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
-                yield from check_piece(source, piece, container, limits)
+                yield from check_piece(source, piece, container, limits_of(piece, limits, container))
                 if progress is not None:
                     done += piece.span.nbytes
                     progress(min(done, total), total)

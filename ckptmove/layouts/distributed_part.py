@@ -18,7 +18,7 @@ from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.elements import StoredBytes, extent, overlaps
 from ckptmove.inventory.budget import Budget
 from ckptmove.layouts.assembled import AssembledTensor, ChunkElements
-from ckptmove.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, open_chunk
+from ckptmove.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, limits_of, open_chunk
 from ckptmove.layouts.stored_part import StoredPart
 from ckptmove.model import Span
 from ckptmove.streams.part import PartSource
@@ -193,8 +193,9 @@ class DistributedPart(StoredPart):
     def _open(self, piece: Piece) -> tuple[ContainerName, StoredBytes, TensorRecord, Span]:
         """What the piece of a chunk is, and where its elements lie."""
         source = self._source(piece)
-        stream = open_chunk(source, piece, self._limits)
-        (record,) = chunk_in(stream, source, piece, self._container, self._limits)
+        limits = limits_of(piece, self._limits, self._container)
+        stream = open_chunk(source, piece, limits)
+        (record,) = chunk_in(stream, source, piece, self._container, limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if stored is None else extent(stored, record)

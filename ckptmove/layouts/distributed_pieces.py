@@ -31,6 +31,22 @@ if TYPE_CHECKING:
 _ZIP: Final = b"PK\x03\x04"
 #: What a piece raises that is not what was written.
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
+#: What all pieces may ask for, besides as much as they take: operations, and bytes of pickles.
+_OPERATIONS: Final = 1 << 20
+_PICKLE_BYTES: Final = 1 << 22
+
+
+def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) -> Limits:
+    """What one of all pieces may ask for: objects are held at once, and a few kilobytes inflate to many operations.
+
+    What is stored plainly, as torch stores it, never asks for more.
+    """
+    count = len(container.metadata.pieces)
+    operations, nbytes = _OPERATIONS // count + piece.span.nbytes, _PICKLE_BYTES // count + piece.span.nbytes
+    return limits._replace(
+        operations=min(limits.operations, limits.factor * operations),
+        pickle_bytes=min(limits.pickle_bytes, limits.factor * nbytes),
+    )
 
 
 def check_piece(

@@ -133,16 +133,44 @@ def test_a_zip_of_something_else_among_the_objects_is_no_damage(distributed, tmp
 
 
 def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptmove.layouts.distributed._OPERATIONS", 10_000)
+    monkeypatch.setattr("ckptmove.layouts.distributed_pieces._OPERATIONS", 10_000)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"\x80\x02" + b"N0" * 40_000 + b"N.")
         archive.writestr("a/version", b"3")
     objects = {f"held{number}": (0, packed.getvalue()) for number in range(3)}
     folder = distributed.save_ranks(tmp_path / "run", {}, objects)
-    with pytest.raises(LimitExceeded, match="pickle operations"):
-        ckptmove.inspect(folder)
+    for command in (
+        lambda: ckptmove.inspect(folder),
+        lambda: ckptmove.inspect(folder, check=True),
+        lambda: ckptmove.convert(folder, to="cpu", output=tmp_path / "out"),
+    ):
+        with pytest.raises(LimitExceeded, match="pickle operations"):
+            command()
     assert ckptmove.inspect(folder, limits=Limits().times(100)).inventory
+
+
+def test_chunks_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
+    monkeypatch.setattr("ckptmove.layouts.distributed_pieces._OPERATIONS", 10_000)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02" + b"N0" * 40_000 + b"N.")
+        archive.writestr("a/version", b"3")
+    one = distributed.save_ranks(tmp_path / "run", {"w": (torch.ones(2, 3), [(0, (0, 0), (2, 3))])})
+    (one / "__0_0.distcp").write_bytes(packed.getvalue())
+
+    def point(metadata):
+        for index, place in metadata.storage_data.items():
+            metadata.storage_data[index] = replace(place, offset=0, length=len(packed.getvalue()))
+
+    distributed.change(one, point)
+    for command in (
+        lambda: ckptmove.inspect(one, check=True),
+        lambda: ckptmove.convert(one, to="cpu", output=tmp_path / "out"),
+        lambda: ckptmove.diff(one, one),
+    ):
+        with pytest.raises(LimitExceeded, match="pickle operations"):
+            command()
 
 
 def test_two_numbers_of_ranks_write_the_keys_in_two_orders_and_hold_the_same(distributed, tmp_path):
