@@ -132,13 +132,19 @@ def test_a_zip_of_something_else_among_the_objects_is_no_damage(distributed, tmp
     assert "F802" in {one.code for one in ckptmove.inspect(spoiled, check=True).findings}
 
 
-def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptmove.layouts.distributed_pieces._OPERATIONS", 10_000)
+def inflating():
+    """A piece of a few bytes, and of 80,000 operations."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"\x80\x02" + b"N0" * 40_000 + b"N.")
         archive.writestr("a/version", b"3")
-    objects = {f"held{number}": (0, packed.getvalue()) for number in range(3)}
+    return packed.getvalue()
+
+
+def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
+    monkeypatch.setattr("ckptmove.layouts.distributed_pieces._OPERATIONS", 10_000)
+    packed = inflating()
+    objects = {f"held{number}": (0, packed) for number in range(3)}
     folder = distributed.save_ranks(tmp_path / "run", {}, objects)
     for command in (
         lambda: ckptmove.inspect(folder),
@@ -152,16 +158,13 @@ def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(d
 
 def test_chunks_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
     monkeypatch.setattr("ckptmove.layouts.distributed_pieces._OPERATIONS", 10_000)
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/data.pkl", b"\x80\x02" + b"N0" * 40_000 + b"N.")
-        archive.writestr("a/version", b"3")
+    packed = inflating()
     one = distributed.save_ranks(tmp_path / "run", {"w": (torch.ones(2, 3), [(0, (0, 0), (2, 3))])})
-    (one / "__0_0.distcp").write_bytes(packed.getvalue())
+    (one / "__0_0.distcp").write_bytes(packed)
 
     def point(metadata):
         for index, place in metadata.storage_data.items():
-            metadata.storage_data[index] = replace(place, offset=0, length=len(packed.getvalue()))
+            metadata.storage_data[index] = replace(place, offset=0, length=len(packed))
 
     distributed.change(one, point)
     for command in (

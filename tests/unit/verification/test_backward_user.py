@@ -83,28 +83,24 @@ def of_what_was_saved(parameter):
         return parameter.exp()
 
 
-def of_every_module(parameter):
-    handle = torch.nn.modules.module.register_module_full_backward_hook(raising)
+def through_a_module(parameter, register):
+    handle = register(raising)
     try:
         return torch.nn.Linear(2, 2).to(parameter.device)(parameter)
     finally:
         handle.remove()
+
+
+def of_every_module(parameter):
+    return through_a_module(parameter, torch.nn.modules.module.register_module_full_backward_hook)
 
 
 def before_every_module(parameter):
-    handle = torch.nn.modules.module.register_module_full_backward_pre_hook(raising)
-    try:
-        return torch.nn.Linear(2, 2).to(parameter.device)(parameter)
-    finally:
-        handle.remove()
+    return through_a_module(parameter, torch.nn.modules.module.register_module_full_backward_pre_hook)
 
 
 def of_every_module_forward(parameter):
-    handle = torch.nn.modules.module.register_module_forward_hook(raising)
-    try:
-        return torch.nn.Linear(2, 2).to(parameter.device)(parameter)
-    finally:
-        handle.remove()
+    return through_a_module(parameter, torch.nn.modules.module.register_module_forward_hook)
 
 
 HOOKS = [
