@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.layouts import distributed
+from ckptmove.layouts import distributed as distributed_folders
 from ckptmove.streams.source import FileSource
 
 
@@ -14,8 +14,8 @@ from ckptmove.streams.source import FileSource
 def reads(monkeypatch):
     """The names of the objects that are read, each as often as it is."""
     names = []
-    read = distributed.read_object
-    monkeypatch.setattr(distributed, "read_object", lambda *of: names.append(of[1].name) or read(*of))
+    read = distributed_folders.read_object
+    monkeypatch.setattr(distributed_folders, "read_object", lambda *of: names.append(of[1].name) or read(*of))
     return names
 
 
@@ -65,6 +65,18 @@ def test_convert_reads_every_byte_once(distributed, tmp_path, monkeypatch):
     assert nbytes <= sum(taken) < 1.2 * nbytes
     assert told[-1] == (nbytes, nbytes)
     assert {total for _, total in told} == {nbytes}
+
+
+def test_a_conversion_is_heard_of_before_each_piece_that_it_opens(distributed, tmp_path, monkeypatch):
+    """Whoever is told may end it: so Ctrl-C does, and a failure of another file."""
+    folder = distributed.save(tmp_path / "run", {name: torch.ones(2) for name in "abcdef"})
+    events = []
+    check = distributed_folders.checks_in
+    monkeypatch.setattr(distributed_folders, "checks_in", lambda *of: events.append("piece") or check(*of))
+    ckptmove.convert(folder, to="cpu", output=tmp_path / "out", progress=lambda *_: events.append("told"))
+    last = len(events) - events[::-1].index("piece")
+    assert events.count("piece") == 6
+    assert events[:last].count("told") >= 6
 
 
 def without_schedule(tree):
