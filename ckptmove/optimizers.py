@@ -9,6 +9,7 @@ class is found by what it needs and not by what it has.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptmove.model import OPAQUE
@@ -171,7 +172,13 @@ def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) ->
 
 def state_keys(entry: StateEntry) -> frozenset[str]:
     """The state keys of an entry: of a list of tensors (``old_dirs.0``) its own alone."""
-    return frozenset(name.partition(".")[0] for name, _ in (*entry.tensors, *entry.scalars))
+    return _first_parts(tuple([name for name, _ in (*entry.tensors, *entry.scalars)]))
+
+
+@lru_cache(maxsize=64)
+def _first_parts(names: tuple[str, ...]) -> frozenset[str]:
+    """As a rule, the entries of an optimizer have the same names, all of them."""
+    return frozenset(name.partition(".")[0] for name in names)
 
 
 def lost_keys(

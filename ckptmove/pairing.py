@@ -110,9 +110,9 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
         algorithm: as in ``OptimizerRecord``; None stands for any class but those two.
     """
     known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
-    if not known.issuperset([key for key, _ in entry.tensors]) or not known.issuperset(dict(entry.scalars)):
+    if not known.issuperset([key for key, _ in (*entry.tensors, *entry.scalars)]):
         return ()
-    return tuple((key, tensor) for key, tensor in entry.tensors if key not in BOOKKEEPING)
+    return tuple([pair for pair in entry.tensors if pair[0] not in BOOKKEEPING])
 
 
 def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:

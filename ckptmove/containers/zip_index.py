@@ -202,7 +202,7 @@ def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
             break
         name_bytes = raw[position + fixed : name_end]
         name = name_bytes.decode("utf-8" if flags & FLAG_UTF8 else "cp437", "backslashreplace")
-        if U32_MAX in {nbytes, stored, offset}:
+        if max(nbytes, stored, offset) == U32_MAX:
             extra = raw[name_end : name_end + extra_n]
             nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, name)
         if disk > 1 or (outer & _IS_FOLDER and not name.endswith("/")):

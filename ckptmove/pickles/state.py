@@ -87,8 +87,9 @@ class Machine:
 
         torch memoises seven values for each tensor, and an edit asks for globals only.
         """
-        self.memo = {index: value for index, value in self.memo.items() if type(value) is Global}
-        self.memo_starts = {index: self.memo_starts[index] for index in self.memo}
+        held = self.memo
+        self.memo_starts = {index: start for index, start in self.memo_starts.items() if type(held[index]) is Global}
+        self.memo = {index: held[index] for index in self.memo_starts}
 
     def note_global(self, value: Global, start: int) -> None:
         """Remember a name that the pickle would import."""
