@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.counterparts import find_counterparts
 from ckptmove.devices import NO_DEVICE
-from ckptmove.differences import Change, DiffResult, Gap, Uncompared
+from ckptmove.differences import Change, DiffResult, Uncompared
 from ckptmove.dtypes import PACKED
 from ckptmove.elements import blocks, is_dense, overlaps, raw_blocks
 from ckptmove.errors import LimitExceeded
+from ckptmove.gaps import gap_between
 from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.remainder import Remainder
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from ckptmove.contracts import Progress
     from ckptmove.counterparts import Stored
-    from ckptmove.differences import What
+    from ckptmove.differences import Gap, What
+    from ckptmove.gaps import Measure
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import Span, TensorRecord
 
-    #: How far two blocks of equally many elements lie apart, each with its dtype; None where that cannot be said.
-    Measure: TypeAlias = Callable[[bytes, str, bytes, str], Gap | None]
     #: Where elements lie, and how: file, storage, place in it, dtype, shape and stride.
     _Elements: TypeAlias = tuple[str, str | None, Span, str, tuple[int, ...], tuple[int, ...]]
 
@@ -162,7 +160,8 @@ class _Comparison:
             # Elements without gaps in one order on both sides need not be put into torch's order first.
             read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
             sides = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1])
-            self._compared[place] = self._gap(zip(*sides, strict=True), mine.dtype, other.dtype)
+            pairs = zip(*sides, strict=True)
+            self._compared[place] = gap_between(pairs, mine.dtype, other.dtype, self._measure)
         differ, gap = self._compared[place]
         if differ:
             self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other), gap))
@@ -177,20 +176,6 @@ class _Comparison:
                 actual=self._read,
                 path=self._one.path,
             )
-
-    def _gap(self, pairs: Iterable[tuple[bytes, bytes]], dtype: str, other: str) -> tuple[bool, Gap | None]:
-        """Whether any block differs from its counterpart, and how far they lie apart."""
-        differ, gap = False, Gap(0.0, 0.0)
-        for one, two in pairs:
-            if dtype == other and one == two:
-                continue
-            found = self._measure(one, dtype, two, other)
-            if found is None:
-                return dtype == other, None
-            # Zero and minus zero, or two NaN, are other bits: of one dtype that is a difference.
-            differ = differ or dtype == other or found.max_abs > 0
-            gap = Gap(max(gap.max_abs, found.max_abs), max(gap.max_rel, found.max_rel))
-        return differ, gap if differ else None
 
 
 def _elements(stored: Stored, span: Span) -> _Elements:

@@ -11,16 +11,36 @@ from typing import Literal, NamedTuple, TypeAlias
 What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
+class LoneNan(NamedTuple):
+    """Elements that are NaN on one side alone, which no figure tells of; NaN on both sides is no difference of values.
+
+    Attributes:
+        first: how many are in the first tensor alone.
+        second: how many are in the second alone.
+        elements: how many elements were compared.
+        max_abs: the largest absolute difference of the others; 0 where there are none.
+        max_rel: likewise, over the larger magnitude of the two.
+    """
+
+    first: int
+    second: int
+    elements: int
+    max_abs: float | int
+    max_rel: float
+
+
 class Gap(NamedTuple):
     """How far the values of two tensors lie apart; NaN on one side alone, and unequal infinities, are infinitely far.
 
     Attributes:
         max_abs: the largest absolute difference of two elements; of integers that a float64 does not have, exactly.
         max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite.
+        lone_nan: what of it is NaN on one side alone; None where nothing is.
     """
 
     max_abs: float | int
     max_rel: float
+    lone_nan: LoneNan | None = None
 
 
 class Change(NamedTuple):

@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckptmove.comparison import Measure
     from ckptmove.differences import Gap
+    from ckptmove.gaps import Measure
 
 
 def measure(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:

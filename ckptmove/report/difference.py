@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.differences import Gap
 from ckptmove.report.page import Column, table
 from ckptmove.report.text import clean
 from ckptmove.wording import amount
@@ -14,7 +15,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.differences import Change, DiffResult
+    from ckptmove.differences import Change, DiffResult, LoneNan
     from ckptmove.report.page import Page
 
 #: Properties of which many tensors change alike: they share a row.
@@ -125,8 +126,25 @@ def _size(change: Change) -> float:
 
 def _row(group: tuple[Change, ...], *, measured: bool) -> tuple[str, ...]:
     first = group[0]
-    figures = (f"{first.gap.max_abs:.3g}", f"{first.gap.max_rel:.3g}") if first.gap is not None else ("", "")
-    target = "" if first.what == "value" else clean(first.target)
-    return (
-        first.what, clean(first.source), target, *(figures if measured else ()), f"{len(group):,}", clean(first.name),
-    )  # fmt: skip
+    sides = clean(first.source), "" if first.what == "value" else clean(first.target)
+    apart, lone = first.gap, first.gap.lone_nan if first.gap is not None else None
+    if lone is not None:
+        sides = ", ".join([sides[0], *_nan(lone.first, lone)]), "".join(_nan(lone.second, lone))
+        apart = Gap(lone.max_abs, lone.max_rel)
+    figures = (f"{apart.max_abs:.3g}", f"{apart.max_rel:.3g}") if apart is not None else ("", "")
+    return (first.what, *sides, *(figures if measured else ()), f"{len(group):,}", clean(first.name))
+
+
+def _nan(count: int, lone: LoneNan) -> list[str]:
+    """What is said on the side that has NaN where the other has numbers."""
+    return [f"NaN only here: {count:,} of {lone.elements:,}"] if count else []
+
+
+def apart_in_words(result: DiffResult, gap: Gap) -> str:
+    """How far values lie apart, in a sentence."""
+    lone = gap.lone_nan
+    if lone is None:
+        return f"differs by at most {gap.max_abs:.3g} (relative {gap.max_rel:.3g})"
+    sides = (lone.first, result.first), (lone.second, result.second)
+    counts = [f"NaN only in {clean(path)}: {count:,} of {lone.elements:,}" for count, path in sides if count]
+    return f"{', '.join(counts)}; the others differ by at most {lone.max_abs:.3g} (relative {lone.max_rel:.3g})"

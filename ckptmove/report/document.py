@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.changes import UndoResult
-    from ckptmove.differences import DiffResult
+    from ckptmove.differences import DiffResult, Gap
     from ckptmove.directories import FileRecord
     from ckptmove.evidence import VerifyResult
     from ckptmove.findings.catalogue import Entry
@@ -115,12 +115,21 @@ def diff_document(result: DiffResult, exit_code: int) -> Json:
                 "to": change.target,
                 "max_abs": _plain(change.gap.max_abs) if change.gap is not None else None,
                 "max_rel": _plain(change.gap.max_rel) if change.gap is not None else None,
+                "lone_nan": _lone_nan(change.gap),
             }
             for change in result.changed
         ],
         "uncompared": [{"name": one.name, "reason": one.reason} for one in result.uncompared],
         "notes": list(result.notes),
     }
+
+
+def _lone_nan(gap: Gap | None) -> Json | None:
+    lone = None if gap is None else gap.lone_nan
+    if lone is None:
+        return None
+    apart = {"max_abs": _plain(lone.max_abs), "max_rel": _plain(lone.max_rel)}
+    return {"from": lone.first, "to": lone.second, "elements": lone.elements, **apart}
 
 
 def rules_document(entries: Iterable[Entry]) -> Json:

@@ -67,7 +67,7 @@ def difference_lines(result: DiffResult) -> Iterator[str]:
     for change in result.changed:
         how = f"{change.source} -> {change.target}"
         if change.gap is not None:
-            how = f"differs by at most {change.gap.max_abs:.3g} (relative {change.gap.max_rel:.3g})"
+            how = difference.apart_in_words(result, change.gap)
         yield _annotation("warning", result.second, f"diff {change.what}", f"{change.name}: {how}")
     for note in result.notes:
         yield _annotation("notice", result.second, "diff note", note)

@@ -56,7 +56,7 @@ ROWS: list[list[str]] = [
     ["pickles.script"],
     ["containers.*"],
     ["inventory.*"],
-    ["pairing", "policy", "rewrite", "notes", "elements"],
+    ["pairing", "policy", "rewrite", "notes", "elements", "gaps"],
     ["plan", "checkpoint", "sampling"],
     ["conversion"],
     ["in_place"],

@@ -76,7 +76,7 @@ def test_values_are_measured_largest_first(say, ask, pair) -> None:
     ]
     document = ask("diff", "a.pt", "b.pt")
     assert document["changed"][0] == {
-        "name": "a", "what": "value", "from": "[2]", "to": "[2]", "max_abs": 1.0, "max_rel": 0.5,
+        "name": "a", "what": "value", "from": "[2]", "to": "[2]", "max_abs": 1.0, "max_rel": 0.5, "lone_nan": None,
     }  # fmt: skip
 
 
@@ -95,6 +95,24 @@ def test_infinity_is_a_word_in_json(ask, pair) -> None:
     pair({"a": torch.zeros(1)}, {"a": torch.full((1,), float("inf"))})
     document = ask("diff", "a.pt", "b.pt")
     assert document["changed"][0]["max_abs"] == "inf"
+
+
+def test_nan_on_one_side_is_counted_in_words(say, ask, pair) -> None:
+    pair({"a": torch.ones(2, 3), "b": torch.ones(2)}, {"a": torch.ones(2, 3), "b": torch.full((2,), 3.0)})
+    value = torch.load("b.pt")
+    value["a"][0] = torch.tensor([1, float("nan"), 2])
+    torch.save(value, "b.pt")
+    assert say("diff", "a.pt", "b.pt").out.splitlines()[2:5] == [
+        "what   from    to                     max abs  max rel  count  first of them",
+        "value  [2, 3]  NaN only here: 1 of 6        1      0.5      1  a",
+        "value  [2]                                  2    0.667      1  b",
+    ]
+    assert "value  [2, 3], NaN only here: 1 of 6            1      0.5      1  a" in say("diff", "b.pt", "a.pt").out
+    said = say("diff", "b.pt", "a.pt", "--format", "github").out.splitlines()[0]
+    assert said.endswith("a: NaN only in b.pt: 1 of 6; the others differ by at most 1 (relative 0.5)")
+    changed = ask("diff", "a.pt", "b.pt")["changed"][0]
+    assert (changed["max_abs"], changed["max_rel"]) == ("inf", "inf")
+    assert changed["lone_nan"] == {"from": 0, "to": 1, "elements": 6, "max_abs": 1.0, "max_rel": 0.5}
 
 
 def test_many_differences_are_counted(say, pair) -> None:

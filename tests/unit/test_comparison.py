@@ -20,7 +20,7 @@ import torch
 
 import ckptmove
 from ckptmove import comparison, elements, measuring
-from ckptmove.differences import Change, Gap, Uncompared
+from ckptmove.differences import Change, Gap, LoneNan, Uncompared
 from ckptmove.errors import LimitExceeded, MissingFile
 from ckptmove.limits import Limits
 from ckptmove.model import Span, TensorRecord
@@ -169,7 +169,10 @@ def test_unsigned_integers_and_casts_of_integers_are_measured_exactly(compare):
         (torch.ones(2, dtype=torch.float64), Change("w", "dtype", "float32", "float64")),
         (torch.ones(2).to_sparse(), Change("w", "object", "tensor", "sparse_coo")),
         (torch.tensor([1.0, 3.0]), Change("w", "value", "[2]", "[2]", Gap(2.0, 2 / 3))),
-        (torch.tensor([1.0, math.nan]), Change("w", "value", "[2]", "[2]", Gap(math.inf, math.inf))),
+        (
+            torch.tensor([1.0, math.nan]),
+            Change("w", "value", "[2]", "[2]", Gap(math.inf, math.inf, LoneNan(0, 1, 2, 0.0, 0.0))),
+        ),
         (torch.tensor([1.0, math.inf]), Change("w", "value", "[2]", "[2]", Gap(math.inf, math.inf))),
     ],
 )
