@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ckptmove.counterparts import Counterparts
     from ckptmove.inventory.difference import TreeChange
+    from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.layouts.stored_part import StoredPart
 
@@ -72,6 +73,7 @@ class Remainder:
         else:
             for side in (self._one, self._other):
                 self._note_on(side.others, f" of {side.path}: not compared, as the other side is one file")
+        self._passed_over()
 
     # --- files that are checkpoints ------------------------------------------------------------------------------
 
@@ -146,6 +148,15 @@ class Remainder:
                 yield Change(ours.get(place) or theirs[place], "object", _short(before), _short(after))
         self._note_on(indices, ": not compared, as it says which file holds what")
 
+    def _passed_over(self) -> None:
+        """What no checkpoint is looked for in: that is not compared, and makes no difference."""
+        listed = [(side, side.listing) for side in (self._one, self._other) if side.listing is not None]
+        hidden = [seen_from_top(side, file.path) for side, own in listed for file in own.files if file.is_hidden]
+        self._note_on(dict.fromkeys(hidden), ": not compared, as it lies in a hidden folder")
+        empty = Counter(f"{seen_from_top(side, path)}/" for side, own in listed for path in _empty_folders(own))
+        lone = [path for path, sides in empty.items() if sides == 1]
+        self._note_on(lone, ": not compared, as an empty folder is no part of a checkpoint")
+
     def _note_on(self, names: Iterable[str], what: str) -> None:
         told = list(names)
         if told:
@@ -167,6 +178,12 @@ def _tree_changes(mine: StoredPart, other: StoredPart, beside: ObjectsBeside) ->
         if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
             continue  # added or removed
         yield Change(one.path, "object", one.theirs, one.ours)
+
+
+def _empty_folders(listing: Listing) -> Iterator[str]:
+    """The folders in a directory that nothing is in."""
+    parents = {path.rpartition("/")[0] for path in (*listing.names, *(folder.path for folder in listing.folders))}
+    return (folder.path for folder in listing.folders if folder.path and folder.path not in parents)
 
 
 def _without(changes: Iterable[TreeChange], lost: Sequence[str]) -> Iterator[TreeChange]:

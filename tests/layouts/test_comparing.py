@@ -142,6 +142,31 @@ def test_files_without_tensors_are_compared_byte_by_byte(build):
     ]
 
 
+def test_what_no_checkpoint_is_looked_for_in_is_named(build, tmp_path):
+    one, other = build.hf_trainer("a"), build.hf_trainer("b")
+    (one / "both").mkdir()
+    (other / "both").mkdir()
+    assert diff(one, other).notes == ()
+    for number in range(5):
+        (other / f".git/objects/{number}").mkdir(parents=True)
+        (other / f".git/objects/{number}/data").write_text("x")
+    (one / ".git").mkdir()
+    (one / ".git/objects").write_text("y")
+    (one / "plots/old").mkdir(parents=True)
+    result = diff(one, other)
+    assert result.same
+    some = ".git/objects, .git/objects/0/data, .git/objects/1/data, .git/objects/2/data and 2 more"
+    assert result.notes == (
+        f"{some}: not compared, as it lies in a hidden folder",
+        "plots/old/: not compared, as an empty folder is no part of a checkpoint",
+    )
+    assert diff(one, packed(other, tmp_path / "b.zip", "top/")).notes[0] == result.notes[0]
+    assert diff(one, one / "optimizer.pt").notes[-2:] == (
+        ".git/objects: not compared, as it lies in a hidden folder",
+        "both/, plots/old/: not compared, as an empty folder is no part of a checkpoint",
+    )
+
+
 def test_links_are_compared_by_where_they_lead(build):
     one, other = build.hf_trainer("one"), build.hf_trainer("other")
     for folder, target in ((one, "optimizer.pt"), (other, "scheduler.pt")):
