@@ -6,9 +6,12 @@ Never touches a file: ``streams`` does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import Refused, WriteFailed
+
+if TYPE_CHECKING:
+    from ckptmove.model import ContainerName
 
 #: Of a file that was taken back nothing is left to tell it from one that was never changed.
 _NEVER: Final = "it was never converted in place, or it is as it was before that again"
@@ -83,13 +86,15 @@ class NothingToUndo(Refused):
 
     Attributes:
         reason: why not, as a clause.
+        container: what the file is, or the directory; None where nobody has told.
     """
 
     kind = "nothing-to-undo"
 
-    def __init__(self, path: str, reason: str = _NEVER) -> None:
+    def __init__(self, path: str, reason: str = _NEVER, container: ContainerName | None = None) -> None:
         super().__init__(f"there is nothing to undo: {reason}", path=path)
         self.reason = reason
+        self.container = container
 
 
 class BeingConverted(Refused):

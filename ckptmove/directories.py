@@ -228,16 +228,29 @@ class EmptyDirectory(NotACheckpoint):
 
     Attributes:
         files: how many were looked at.
+        form: what the archive is; None for a directory.
         inner: path of an archive in it, where it holds one.
+        is_cut: whether its end is missing, behind which there may have been more.
     """
 
     kind = "empty-directory"
 
-    def __init__(self, path: str, files: int, described: str = "a directory", inner: str = "") -> None:
+    def __init__(
+        self,
+        path: str,
+        files: int,
+        described: str = "a directory",
+        form: ArchiveForm | None = None,
+        *,
+        inner: str = "",
+        is_cut: bool = False,
+    ) -> None:
         beside = f", with another archive in it: '{inner:.80}'" if inner else ""
         super().__init__(path, f"{described}{beside}; by content, none of its files is one (looked at {files:,})")
         self.files = files
+        self.form = form
         self.inner = inner
+        self.is_cut = is_cut
 
 
 class DistributedFile(UnsupportedContainer):

@@ -22,7 +22,7 @@ from ckptmove.plan import plan_move
 from ckptmove.streams.patch import apply_patch, stamp
 from ckptmove.streams.recovery import recover
 from ckptmove.streams.source import is_folder
-from ckptmove.wording import amount
+from ckptmove.wording import Command, amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,16 +75,19 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
     """
     began = time.perf_counter()
     if is_folder(path):
-        raise NothingToUndo(path, "it is a directory, and only a file is converted in place")
+        raise NothingToUndo(path, "it is a directory, and only a file is converted in place", "directory")
     with naming(path):
         recovered = recover(path)
         before = stamp(path)
         try:
             container = open_container(path, limits)
         except ArchiveOfFiles as error:
-            raise NothingToUndo(path, "it is an archive of files, of which a new one is made") from error
+            raise NothingToUndo(path, "it is an archive of files, of which a new one is made", "archive") from error
         try:
             patch, size = container.undo(), container.source.size
+        except NothingToUndo as error:
+            error.container = container.name
+            raise
         finally:
             container.source.close()
         if not dry_run:
@@ -116,7 +119,7 @@ def _way_back(path: str, patch: Patch, size: int) -> str:
     if not patch.can_undo:
         return "there is no --undo of a file of this kind: to take it back, convert it back"
     whither = " to what it was before its first conversion in place" if patch.writes[0][0] < size else ""
-    return f"to take it back{whither}: {shlex.join(['ckptmove', 'convert', path, '--undo'])}"
+    return Command(f"to take it back{whither}: {shlex.join(['ckptmove', 'convert', path, '--undo'])}")
 
 
 @contextmanager

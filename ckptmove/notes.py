@@ -13,7 +13,7 @@ from ckptmove import devices
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import dragged_along, flag_paths
 from ckptmove.model import LACKING, OF_TORCH_SAVE
-from ckptmove.wording import amount
+from ckptmove.wording import Command, amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -140,7 +140,7 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
         inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals)
     ):
         allowed = f"ckptmove inspect {shlex.quote(inventory.path)} says what allows it"
-        yield f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}"
+        yield Command(f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}")
     lost = [fact for fact in inventory.facts if fact.kind in LACKING]
     if lost:
         nbytes = sum(fact.nbytes for fact in lost)

@@ -19,8 +19,8 @@ _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPER
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
 #: What ``--limit-factor`` may be, by powers of ten.
 _FACTORS: Final = (10, 100, 1000)
-#: What a conversion writes anew, and never changes, as the reason of :class:`ckptmove.changes.NothingToUndo` begins.
-_MADE_ANEW: Final = ("it is a directory", "it is an archive of files")
+#: What a conversion writes anew, and never changes.
+_MADE_ANEW: Final = frozenset({"directory", "archive"})
 #: What a file that is no checkpoint can be mended with, by what it is; with its path and its folder
 #: for a shell, and its path for Python.
 _MENDS: Final = {
@@ -132,11 +132,10 @@ def _(error: errors.NotACheckpoint) -> str:
 @hint_for.register(directories.EmptyDirectory)
 def _(error: directories.EmptyDirectory) -> str:
     path = error.path or ""
-    form: directories.ArchiveForm = "tar" if error.found.startswith("a tar") else "zip"
-    if error.inner:
+    if error.form is not None and error.inner:
         name = shlex.quote(f"{path}.unpacked/{error.inner}")
-        return f"unpack it, and take that: {unpacking(path, form)} && ckptmove inspect {name}"
-    if "without its end" in error.found:
+        return f"unpack it, and take that: {unpacking(path, error.form)} && ckptmove inspect {name}"
+    if error.is_cut:
         return f"it was cut off on its way: {_AGAIN}"
     return (
         "looked for what torch.save writes, under any name, as the HF Trainer, Accelerate, DeepSpeed, Megatron and "
@@ -247,9 +246,9 @@ def _(error: changes.InPlaceImpossible) -> str:
 
 @hint_for.register(changes.NothingToUndo)
 def _(error: changes.NothingToUndo) -> str:
-    if error.reason.startswith("a safetensors file"):
+    if error.container == "safetensors":
         return "it stores no device, so that no conversion has changed it"
-    if error.reason.startswith(_MADE_ANEW):
+    if error.container in _MADE_ANEW:
         shown = f"ckptmove inspect {shlex.quote(error.path or '')}"
         return f"what it was made from is as it was: take that; to see where this one lies: {shown}"
     return f"convert it back to where it was: ckptmove convert {shlex.quote(error.path or '')} --to DEVICE"

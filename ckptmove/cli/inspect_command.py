@@ -21,6 +21,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report import inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
+from ckptmove.wording import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,5 +139,5 @@ def _next_command(answer: InspectAnswer) -> str:
         return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         return shlex.join(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
-    fix = next((finding.fix for finding in findings if finding.fix.startswith("ckptmove ")), None)
+    fix = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
     return fix or shlex.join(["ckptmove", "verify", path])

@@ -16,6 +16,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UsageError
 from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.scopes import RootKeys
+from ckptmove.wording import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +95,7 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
         target = parse_target(target)
     except UsageError:
         target = "cpu"
-    return " ".join(["ckptmove convert", shlex.quote(inventory.path), "--to", shlex.quote(target), *options])
+    return Command(" ".join(["ckptmove convert", shlex.quote(inventory.path), "--to", shlex.quote(target), *options]))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:

@@ -149,7 +149,10 @@ def read_listing(
             reader.read(file)
     if not reader.parts:
         inner = "".join(fact.record for fact in reader.inner[:1])
-        raise EmptyDirectory(listing.path, reader.looked_at, listing.described, inner)
+        is_cut = any(fact.kind == "missing-end" for fact in standing_facts(listing))
+        raise EmptyDirectory(
+            listing.path, reader.looked_at, listing.described, listing.form, inner=inner, is_cut=is_cut
+        )
     if not reader.has_something:
         raise NotACheckpoint(listing.path, "a distributed checkpoint of nothing, without a tensor or an object in it")
     inventory = merge(listing.path, listing.container, reader.parts, listing.size_bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.policy import DEVICE_MENTION, GROUP_FLAG, RULES
 from ckptmove.report.page import Column, table
 from ckptmove.report.text import clean, sentence, size
-from ckptmove.wording import amount
+from ckptmove.wording import Command, amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +36,8 @@ def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: b
     yield ""
     yield page.paint(brief_line(path, result), "bold green")
     for note in result.notes:
-        # A command stays in one line, so that it can be copied.
         line = f"note: {sentence(note)}"
-        yield from [line] if "ckptmove " in line else page.wrap(line, 2)
+        yield from [line] if isinstance(note, Command) else page.wrap(line, 2)
 
 
 def brief_line(path: str, result: ConvertResult) -> str:

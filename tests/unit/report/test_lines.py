@@ -23,6 +23,7 @@ from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit
 from ckptmove.report import conversion, github, inspection, verification
 from ckptmove.report.answers import Detail, Expectation, Failure, InspectAnswer
 from ckptmove.report.page import Page
+from ckptmove.wording import Command
 
 
 def finding(**facts) -> Finding:
@@ -148,7 +149,8 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     result = ConvertResult(container="torch-zip", plan=plan, **facts)
     assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
     assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
-    noted = replace(result, notes=("some words " * 9, f"{'type this: ' * 9}ckptmove convert b.pth --undo"))
+    line = Command(f"{'type this: ' * 9}ckptmove convert b.pth --undo")
+    noted = replace(result, notes=("some words " * 9, line))
     *_, first, second, command = conversion.conversion_lines(Page(columns=60), "a.pth", noted, verbose=False)
     assert (first[:12], second[:4]) == ("note: some w", "  so"), "words are wrapped"
     assert command.endswith(": ckptmove convert b.pth --undo"), "a command is for copying"

@@ -1,0 +1,66 @@
+"""What is done about an error, a note or a finding hangs on its fields: other words for it change nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove.api import Inspection
+from ckptmove.changes import NothingToUndo
+from ckptmove.cli.hints import hint_for
+from ckptmove.cli.inspect_command import _next_command
+from ckptmove.directories import EmptyDirectory
+from ckptmove.model import Finding, Inventory, Severity
+from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
+from ckptmove.report.answers import InspectAnswer
+from ckptmove.report.conversion import conversion_lines
+from ckptmove.report.page import Page
+from ckptmove.wording import Command
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (NothingToUndo("a", "never", "safetensors"), "it stores no device"),
+        (NothingToUndo("a", "never", "directory"), "what it was made from is as it was"),
+        (NothingToUndo("a", "never", "archive"), "what it was made from is as it was"),
+        (NothingToUndo("a", "it is a directory of sorts", "pickle"), "convert it back"),
+        (EmptyDirectory("a", 1, "some files", "tar", is_cut=True), "it was cut off on its way"),
+        (EmptyDirectory("a", 1, "a tar without its end", "tar"), "looked for what torch.save writes"),
+        (EmptyDirectory("a", 1, "some files", "tar", inner="b"), "unpack it, and take that: python -m tarfile"),
+        (EmptyDirectory("a", 1, "a tar of a zip", "zip", inner="b"), "unpack it, and take that: python -m zipfile"),
+    ],
+)
+def test_hints(error, hint) -> None:
+    assert hint_for(error).startswith(hint)
+
+
+@pytest.mark.parametrize("path", ["run.pth", "weights.safetensors"])
+def test_what_cannot_be_undone_knows_what_the_file_is(bench, path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    import ckptmove
+
+    save_file({"w": torch.ones(1)}, bench / "weights.safetensors")
+    with pytest.raises(NothingToUndo) as caught:
+        ckptmove.undo(path)
+    assert caught.value.container == ("torch-zip" if path == "run.pth" else "safetensors")
+
+
+WORDS = "no command, though it speaks of ckptmove runs, " * 3
+
+
+@pytest.mark.parametrize(("note", "is_wrapped"), [(WORDS, True), (Command(WORDS), False)])
+def test_a_note_stays_in_one_line_where_it_has_a_command(note, is_wrapped) -> None:
+    plan = MovePlan(MoveRequest("cpu"))
+    result = ConvertResult(container="torch-zip", plan=plan, output="b", bytes_copied=1, seconds=0.0, notes=(note,))
+    lines = list(conversion_lines(Page(columns=60), "a", result, verbose=False))
+    assert (lines[-1].startswith("  ")) == is_wrapped
+
+
+@pytest.mark.parametrize("fix", ["ckptmove writes no such thing", Command("ckptmove convert a --to cpu")])
+def test_the_next_command_is_a_fix_that_is_one(fix) -> None:
+    finding = Finding("D102", "optimizer-device", Severity.WARNING, "", (), fix)
+    inventory = Inventory(path="a", container="torch-zip", layout="plain", size_bytes=1)
+    expected = fix if isinstance(fix, Command) else "ckptmove verify a"
+    assert _next_command(InspectAnswer(Inspection(inventory, (finding,)), (), None, 0)) == expected
