@@ -15,7 +15,7 @@ from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource
 from ckptmove.moves import ConvertResult
-from ckptmove.notes import conversion_notes, no_devices, overflow_note
+from ckptmove.notes import conversion_notes, no_devices, overflow_note, unmatched_options
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
@@ -93,6 +93,7 @@ class Conversion:
         self._container = inventory.container
         self.plan = plan_move(inventory, request.move)
         self.notes = [*conversion_notes(inventory, self.plan)]
+        self._unmatched = tuple(unmatched_options(inventory, request.move))
         self.overflowed: list[int] = []
         reason = no_devices() if self.plan.is_empty else ""
         is_idle = bool(reason) and request.output is None
@@ -116,6 +117,7 @@ class Conversion:
             bytes_copied=written,
             seconds=time.perf_counter() - self._request.began,
             notes=(*self.notes, *overflow),
+            unmatched=self._unmatched,
         )
 
 

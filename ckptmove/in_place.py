@@ -16,7 +16,7 @@ from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.containers.opening import open_container
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.moves import ConvertResult
-from ckptmove.notes import conversion_notes, no_devices
+from ckptmove.notes import conversion_notes, no_devices, unmatched_options
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
 from ckptmove.streams.patch import apply_patch, stamp
@@ -50,6 +50,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
             plan = plan_move(checkpoint.inventory, request.move)
             reason = no_devices(checkpoint.inventory) if plan.is_empty else ""
             notes = [recovered, *conversion_notes(checkpoint.inventory, plan), reason]
+            unmatched = tuple(unmatched_options(checkpoint.inventory, request.move))
             patch = None if plan.is_empty and not plan.inflates else _patch(checkpoint, plan, path)
             size = checkpoint.container.source.size
         if patch is not None:
@@ -65,6 +66,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
         seconds=time.perf_counter() - request.began,
         notes=tuple(note for note in notes if note),
         in_place=True,
+        unmatched=unmatched,
     )
 
 

@@ -6,7 +6,7 @@ Never decides anything: ``policy`` and ``plan`` do.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckptmove.wording import amount
 
@@ -115,6 +115,24 @@ class MovePlan(NamedTuple):
         return not self.edits and not self.flags
 
 
+class Unmatched(NamedTuple):
+    """An option that met nothing in the checkpoint: mistyped, as a rule.
+
+    Attributes:
+        option: which one.
+        glob: what was looked for.
+        reason: what there is instead, as a clause.
+    """
+
+    option: Literal["keep", "map"]
+    glob: str
+    reason: str
+
+    def __str__(self) -> str:
+        """The option as it is typed, and what there is instead, in one line."""
+        return f"--{self.option} {self.glob}{'=...' if self.option == 'map' else ''} {self.reason}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertResult:
     """What a conversion did.
@@ -127,6 +145,7 @@ class ConvertResult:
         bytes_copied: bytes written to the output.
         seconds: wall time.
         notes: what the user should know besides: an archive saved without CRCs, for example.
+        unmatched: what was asked for and met nothing.
     """
 
     container: ContainerName
@@ -136,6 +155,7 @@ class ConvertResult:
     seconds: float
     notes: tuple[str, ...] = field(default=())
     in_place: bool = False
+    unmatched: tuple[Unmatched, ...] = ()
 
     def __str__(self) -> str:
         """What came of it, in one line."""

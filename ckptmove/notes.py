@@ -13,13 +13,14 @@ from ckptmove import devices
 from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import dragged_along, flag_paths
 from ckptmove.model import LACKING, OF_TORCH_SAVE
+from ckptmove.moves import Unmatched
 from ckptmove.wording import Command, amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.model import Inventory, Mention
-    from ckptmove.moves import MovePlan
+    from ckptmove.moves import MovePlan, MoveRequest
 
 _SHOWN: Final = 3
 _SHOWN_NAMES: Final = 6
@@ -39,20 +40,25 @@ def no_devices(inventory: Inventory) -> str:
     return ""
 
 
-def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
-    """A line for each option that met nothing, for devices still named, and for what a copy cannot mend."""
+def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Unmatched]:
+    """The options that met nothing."""
     names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]
     names += [path for path, _ in flag_paths(inventory)]
-    for glob in plan.request.keep:
+    for glob in request.keep:
         if not any(fnmatchcase(name, glob) for name in names):
-            yield f"--keep {glob} matches no whole name; {_neighbours(glob, names)}"
+            yield Unmatched("keep", glob, f"matches no whole name; {_neighbours(glob, names)}")
+    tags = {record.device for record in inventory.tensors}
+    for glob, _ in request.mapping if tags != {devices.NO_DEVICE} else ():
+        if not any(devices.matches(glob, tag) for tag in tags):
+            reason = f"matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
+            yield Unmatched("map", glob, reason)
+
+
+def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
+    """A line for what stays too, for devices still named, and for what a copy cannot mend."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
         yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
-    tags = {record.device for record in inventory.tensors}
-    for glob, _ in plan.request.mapping if tags != {devices.NO_DEVICE} else ():
-        if not any(devices.matches(glob, tag) for tag in tags):
-            yield f"--map {glob}=... matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
     left = list(_left_behind(inventory, plan))
     in_configs = [mention for mention in left if not is_in_code(inventory, mention)]
     in_code = [mention for mention in left if is_in_code(inventory, mention)]

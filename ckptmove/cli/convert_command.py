@@ -119,14 +119,16 @@ def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
 
 
 def _tell(path: str, result: ConvertResult, out: Output) -> None:
+    for one in result.unmatched if out.format is not Format.GITHUB else ():
+        say(f"warning: {sentence(str(one))}")  # mistyped, as a rule: --quiet does not hide what was not done
     if out.format is Format.JSON:
         from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
 
         out.document(convert_document(result))
     elif out.format is Format.GITHUB:
-        from ckptmove.report.github import conversion_line  # noqa: PLC0415  # each format pays for itself alone
+        from ckptmove.report.github import conversion_lines  # noqa: PLC0415  # each format pays for itself alone
 
-        out.lines([conversion_line(path, result)])
+        out.lines(conversion_lines(path, result))
     elif out.quiet:
         out.lines([conversion.brief_line(path, result)])
     else:
@@ -143,4 +145,7 @@ def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
         # It would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location, weights_only as before: {sentence(f'torch.load({output!r})')}")
     words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]
-    suggest(shlex.join([*words, *(word for glob in request.keep for word in ("--keep", glob))]))
+    unmatched = {one.glob for one in result.unmatched if one.option == "keep"}
+    suggest(
+        shlex.join([*words, *(word for glob in request.keep if glob not in unmatched for word in ("--keep", glob))])
+    )

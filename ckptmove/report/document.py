@@ -80,7 +80,7 @@ def convert_document(result: ConvertResult) -> Json:
         "in_place": result.in_place,
         "bytes_copied": result.bytes_copied,
         "seconds": result.seconds,
-        "notes": list(result.notes),
+        "notes": [*map(str, result.unmatched), *result.notes],
     }
 
 

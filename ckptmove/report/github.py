@@ -41,9 +41,11 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
         yield _annotation("error", path, "inspect", inspection.brief_line(answer))
 
 
-def conversion_line(path: str, result: ConvertResult) -> str:
-    """A notice that says what was done."""
-    return _annotation("notice", result.output or path, "convert", conversion.brief_line(path, result))
+def conversion_lines(path: str, result: ConvertResult) -> Iterator[str]:
+    """A warning for each option that met nothing, and a notice that says what was done."""
+    for one in result.unmatched:
+        yield _annotation("warning", path, f"convert --{one.option}", str(one))
+    yield _annotation("notice", result.output or path, "convert", conversion.brief_line(path, result))
 
 
 def undo_line(result: UndoResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -69,6 +70,29 @@ def test_a_name_that_no_tensor_has(say):
 def test_a_converted_file_says_how_it_is_loaded_and_verified(say, words, expected):
     lines = say("convert", "run.pth", *words).err.splitlines()
     assert [line.removeprefix("next: ckptmove ") for line in lines] == expected
+
+
+@pytest.mark.parametrize("more", [(), ("--quiet",), ("--json",), ("--in-place",), ("--dry-run", "--quiet")])
+def test_an_option_that_meets_nothing_is_a_warning_and_not_repeated(say, more):
+    said = say(
+        "convert", "run.pth", "--map", "cuda:7=cpu", "--to", "cpu", "--keep", "modle.*", "--keep", "model.*", *more
+    )
+    assert said.code == 0
+    kept, mapped, *rest = said.err.splitlines()
+    assert kept == "warning: --keep modle.* matches no whole name; the file has model.*, optimizer.*"
+    assert mapped == "warning: --map cuda:7=... matches no device of the file, which has cpu, cuda:3"
+    assert "modle" not in said.out or "--json" in more
+    new = {(): "run.cpu.pth", ("--in-place",): "run.pth"}.get(more)
+    assert rest == ([f"next: ckptmove verify {new} --to cpu --keep 'model.*'"] if new else [])
+
+
+def test_an_option_that_meets_nothing_stands_in_json_and_in_annotations(say):
+    words = ("convert", "run.pth", "--to", "cpu", "--keep", "modle.*", "--dry-run")
+    told = "--keep modle.* matches no whole name; the file has model.*, optimizer.*"
+    assert json.loads(say(*words, "--json").out)["notes"] == [told]
+    said = say(*words, "--format", "github")
+    assert said.out.splitlines()[0] == f"::warning file=run.pth,title=convert --keep::{told}"
+    assert said.err == ""
 
 
 def test_a_name_that_begins_as_an_option_can_be_typed_as_it_is_shown(say, bench):

@@ -20,15 +20,23 @@ def notes(file: str, **options: object) -> tuple[str, ...]:
     return ckptmove.convert(str(SAMPLES / file), dry_run=True, **options).notes
 
 
+def unmatched(file: str, **options: object) -> list[str]:
+    return list(map(str, ckptmove.convert(str(SAMPLES / file), dry_run=True, **options).unmatched))
+
+
 def test_options_that_meet_something_are_not_mentioned() -> None:
-    assert notes("adamw-cuda3.pth", map_location={"cuda:*": "cpu"}, keep=["model.*"]) == ()
-    assert notes("capturable-adam-cuda0.pt", to="cpu", keep=["optimizer.param_groups.0.capturable"]) == ()
+    for file, options in (
+        ("adamw-cuda3.pth", {"map_location": {"cuda:*": "cpu"}, "keep": ["model.*"]}),
+        ("capturable-adam-cuda0.pt", {"to": "cpu", "keep": ["optimizer.param_groups.0.capturable"]}),
+    ):
+        assert notes(file, **options) == ()
+        assert unmatched(file, **options) == []
 
 
 def test_options_that_meet_nothing_are() -> None:
-    [kept] = notes("adamw-cuda3.pth", to="cpu", keep=["model"])
+    [kept] = unmatched("adamw-cuda3.pth", to="cpu", keep=["model"])
     assert kept == "--keep model matches no whole name; the file has model.*, optimizer.*"
-    [mapped] = notes("adamw-cuda3.pth", map_location={"cuda:7": "cpu"})
+    [mapped] = unmatched("adamw-cuda3.pth", map_location={"cuda:7": "cpu"})
     assert mapped == "--map cuda:7=... matches no device of the file, which has cpu, cuda:3"
 
 
@@ -43,7 +51,7 @@ def test_options_that_meet_nothing_are() -> None:
     ],
 )
 def test_names_near_a_glob_that_matches_none_are(glob: str, near: str | None) -> None:
-    [kept] = notes("adamw-cuda3.pth", to="cpu", keep=[glob])
+    [kept] = unmatched("adamw-cuda3.pth", to="cpu", keep=[glob])
     assert kept.startswith(f"--keep {glob} matches no whole name; the file has ")
     assert near is None or kept.endswith(f" has {near}")
 
@@ -51,11 +59,11 @@ def test_names_near_a_glob_that_matches_none_are(glob: str, near: str | None) ->
 def test_many_names_are_cut_short_and_none_are_none(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({f"w{number}": torch.ones(1) for number in range(9)}, tmp_path / "many.pt")
-    [kept] = ckptmove.convert(tmp_path / "many.pt", to="cuda", keep=["x"], dry_run=True).notes
-    assert kept.endswith(" has w0, w1, w2, w3, w4, w5 and 3 more")
+    [kept] = ckptmove.convert(tmp_path / "many.pt", to="cuda", keep=["x"], dry_run=True).unmatched
+    assert str(kept).endswith(" has w0, w1, w2, w3, w4, w5 and 3 more")
     torch.save({"epoch": 3}, tmp_path / "none.pt")
-    [kept] = ckptmove.convert(tmp_path / "none.pt", to="cuda", keep=["x"], dry_run=True).notes
-    assert kept.endswith("; the file has no tensors")
+    [kept] = ckptmove.convert(tmp_path / "none.pt", to="cuda", keep=["x"], dry_run=True).unmatched
+    assert str(kept).endswith("; the file has no tensors")
 
 
 def test_devices_that_stay_named_in_configs_are() -> None:

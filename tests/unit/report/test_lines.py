@@ -19,7 +19,7 @@ from ckptmove.model import (
     StateEntry,
     TensorRecord,
 )
-from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit
+from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit, Unmatched
 from ckptmove.report import conversion, github, inspection, verification
 from ckptmove.report.answers import Detail, Expectation, Failure, InspectAnswer
 from ckptmove.report.page import Page
@@ -158,7 +158,13 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     assert conversion.brief_line("a.pth", brief) == "wrote b.pth: 3.0 MiB in 0.99 s", "the start is most of it"
     instant = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
-    assert github.conversion_line("a.pth", instant) == ("::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s")
+    notice = "::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s"
+    assert list(github.conversion_lines("a.pth", instant)) == [notice]
+    missed = replace(instant, unmatched=(Unmatched("keep", "x", "matches no whole name"),))
+    assert list(github.conversion_lines("a.pth", missed)) == [
+        "::warning file=a.pth,title=convert --keep::--keep x matches no whole name",
+        notice,
+    ]
 
 
 def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:
