@@ -6,7 +6,6 @@ Never changes a byte itself: ``containers`` say which, and ``streams`` change th
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from ckptmove.plan import plan_move
 from ckptmove.streams.patch import apply_patch, stamp
 from ckptmove.streams.recovery import recover
 from ckptmove.streams.source import is_folder
-from ckptmove.wording import Command, amount
+from ckptmove.wording import Command, amount, command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +120,7 @@ def _way_back(path: str, patch: Patch, size: int) -> str:
     if not patch.can_undo:
         return "there is no --undo of a file of this kind: to take it back, convert it back"
     whither = " to what it was before its first conversion in place" if patch.writes[0][0] < size else ""
-    return Command(f"to take it back{whither}: {shlex.join(['ckptmove', 'convert', path, '--undo'])}")
+    return Command(f"to take it back{whither}: {command_line(['ckptmove', 'convert', path, '--undo'])}")
 
 
 @contextmanager

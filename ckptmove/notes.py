@@ -5,7 +5,6 @@ Never changes the plan: it reads the request, the inventory and the plan side by
 
 from __future__ import annotations
 
-import shlex
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +13,7 @@ from ckptmove.inventory.mentions import is_in_code, named_ids
 from ckptmove.keep import dragged_along, flag_paths
 from ckptmove.model import LACKING, OF_TORCH_SAVE
 from ckptmove.moves import Unmatched
-from ckptmove.wording import Command, amount
+from ckptmove.wording import Command, amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -145,7 +144,7 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     elif inventory.container in OF_TORCH_SAVE and (
         inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals)
     ):
-        allowed = f"ckptmove inspect {shlex.quote(inventory.path)} says what allows it"
+        allowed = f"ckptmove inspect {quoted(inventory.path)} says what allows it"
         yield Command(f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}")
     lost = [fact for fact in inventory.facts if fact.kind in LACKING]
     if lost:

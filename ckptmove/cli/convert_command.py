@@ -5,7 +5,6 @@ Never plans or writes anything itself: the use-cases do.
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove import api
@@ -17,6 +16,7 @@ from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.report import conversion
 from ckptmove.report.text import sentence
+from ckptmove.wording import command_line
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output
@@ -147,5 +147,5 @@ def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
     words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]
     unmatched = {one.glob for one in result.unmatched if one.option == "keep"}
     suggest(
-        shlex.join([*words, *(word for glob in request.keep if glob not in unmatched for word in ("--keep", glob))])
+        command_line([*words, *(word for glob in request.keep if glob not in unmatched for word in ("--keep", glob))])
     )

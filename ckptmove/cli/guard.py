@@ -5,7 +5,6 @@ Never lets an exception out, and never hides a bug: that one keeps its traceback
 
 from __future__ import annotations
 
-import shlex
 import sys
 import traceback
 import warnings
@@ -26,6 +25,7 @@ from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice, Unsuppor
 from ckptmove.outputs import LeftoversRemoved
 from ckptmove.report.answers import Failure
 from ckptmove.report.text import clean, sentence
+from ckptmove.wording import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         if isinstance(error, UnknownDevice) and error.suggestion is not None:
             failure = failure._replace(hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
         elif type(error) is UnsupportedDtype and words[0] == "convert":  # what cannot be cast is another error
-            cast = shlex.join([PROGRAM, "convert", "--cast", *words[1:]])
+            cast = command_line([PROGRAM, "convert", "--cast", *words[1:]])
             failure = failure._replace(hint=f"{failure.hint}: {cast}")
     except _TyperUsageError as error:
         failure = _usage(error, words)

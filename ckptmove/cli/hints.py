@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 from functools import singledispatch
 from glob import has_magic
 from typing import Final
 
 from ckptmove import case, changes, directories, errors, outputs
+from ckptmove.wording import command_line, quoted
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
@@ -56,14 +56,14 @@ def unpacking(archive: str, form: directories.ArchiveForm, *, locked: bool = Fal
     Without the filter, older versions of Python write what is named ``../x`` outside of that directory.
     """
     if locked:
-        return shlex.join(["unzip", archive, "-d", f"{archive}.unpacked"])
+        return command_line(["unzip", archive, "-d", f"{archive}.unpacked"])
     safely = ["--filter", "data"] if form == "tar" else []
-    return shlex.join(["python", "-m", f"{form}file", *safely, "-e", archive, f"{archive}.unpacked"])
+    return command_line(["python", "-m", f"{form}file", *safely, "-e", archive, f"{archive}.unpacked"])
 
 
 def gathering(folder: str) -> str:
     """The command that makes one file of a distributed checkpoint: torch's."""
-    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} FILE"
+    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} FILE"
 
 
 @singledispatch
@@ -95,7 +95,7 @@ def _(error: errors.TorchBroken) -> str:
 @hint_for.register(case.CaseUnusable)
 def _(error: case.CaseUnusable) -> str:
     if error.known:
-        return f"its functions are {', '.join(error.known)}: --case {shlex.quote(f'{error.path}:{error.known[-1]}')}"
+        return f"its functions are {', '.join(error.known)}: --case {quoted(f'{error.path}:{error.known[-1]}')}"
     return (
         "name a function that returns ckptmove.Case(model, optimizer, criterion, batch): --case FILE.py:FUNC, or "
         "--case pkg.mod:FUNC"
@@ -117,13 +117,13 @@ def _(error: errors.NothingConfigured) -> str:
 
 @hint_for.register(errors.AccessFailed)
 def _(error: errors.AccessFailed) -> str:
-    return f"look at it with: ls -ld {shlex.quote(error.path or '')}"
+    return f"look at it with: ls -ld {quoted(error.path or '')}"
 
 
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     mend, path = _MENDS.get(error.found, "ckptmove reads what torch.save writes"), error.path or ""
-    for mark, text in {"{shell}": shlex.quote(path), "{folder}": shlex.quote(_folder_of(path))}.items():
+    for mark, text in {"{shell}": quoted(path), "{folder}": quoted(_folder_of(path))}.items():
         if mark in mend:
             return mend.replace(mark, text)
     return mend.replace("{python}", repr(path))
@@ -133,7 +133,7 @@ def _(error: errors.NotACheckpoint) -> str:
 def _(error: directories.EmptyDirectory) -> str:
     path = error.path or ""
     if error.form is not None and error.inner:
-        name = shlex.quote(f"{path}.unpacked/{error.inner}")
+        name = quoted(f"{path}.unpacked/{error.inner}")
         return f"unpack it, and take that: {unpacking(path, error.form)} && ckptmove inspect {name}"
     if error.is_cut:
         return f"it was cut off on its way: {_AGAIN}"
@@ -145,7 +145,7 @@ def _(error: directories.EmptyDirectory) -> str:
 
 @hint_for.register(directories.MissingShard)
 def _(error: directories.MissingShard) -> str:
-    beside = shlex.quote(_folder_of(error.path or ""))
+    beside = quoted(_folder_of(error.path or ""))
     return f"copy or download that file too, into {beside}; if it was never saved, go back to an earlier checkpoint"
 
 
@@ -153,12 +153,12 @@ def _(error: directories.MissingShard) -> str:
 def _(error: directories.MustBeUnpacked) -> str:
     path = error.path or ""
     command = unpacking(path, error.form, locked=error.locked)
-    return f"unpack it, and take the directory: {command} && ckptmove inspect {shlex.quote(f'{path}.unpacked')}"
+    return f"unpack it, and take the directory: {command} && ckptmove inspect {quoted(f'{path}.unpacked')}"
 
 
 @hint_for.register(directories.DistributedFile)
 def _(error: directories.DistributedFile) -> str:
-    return f"name its directory: ckptmove inspect {shlex.quote(_folder_of(error.path or ''))}"
+    return f"name its directory: ckptmove inspect {quoted(_folder_of(error.path or ''))}"
 
 
 def _folder_of(path: str) -> str:
@@ -218,12 +218,12 @@ def _(error: errors.OutputIsSource) -> str:
 
 @hint_for.register(directories.OutputHoldsMore)
 def _(error: directories.OutputHoldsMore) -> str:
-    return f"look at it, then remove it: rm -r {shlex.quote(error.path or '')}; or name another one with --output"
+    return f"look at it, then remove it: rm -r {quoted(error.path or '')}; or name another one with --output"
 
 
 @hint_for.register(errors.OutputIsFolder)
 def _(error: errors.OutputIsFolder) -> str:
-    return f"name a file in it: --output {shlex.quote(error.inside)}"
+    return f"name a file in it: --output {quoted(error.inside)}"
 
 
 @hint_for.register(outputs.OutputIsNoReport)
@@ -249,9 +249,9 @@ def _(error: changes.NothingToUndo) -> str:
     if error.container == "safetensors":
         return "it stores no device, so that no conversion has changed it"
     if error.container in _MADE_ANEW:
-        shown = f"ckptmove inspect {shlex.quote(error.path or '')}"
+        shown = f"ckptmove inspect {quoted(error.path or '')}"
         return f"what it was made from is as it was: take that; to see where this one lies: {shown}"
-    return f"convert it back to where it was: ckptmove convert {shlex.quote(error.path or '')} --to DEVICE"
+    return f"convert it back to where it was: ckptmove convert {quoted(error.path or '')} --to DEVICE"
 
 
 @hint_for.register(changes.BeingConverted)
@@ -277,7 +277,7 @@ def _(error: errors.UnsupportedDtype) -> str:
 
 @hint_for.register(errors.UncastableDtype)
 def _(error: errors.UncastableDtype) -> str:
-    return f"leave it where it is with --keep {shlex.quote(error.tensors[0][0])}, or save it again from torch, cast"
+    return f"leave it where it is with --keep {quoted(error.tensors[0][0])}, or save it again from torch, cast"
 
 
 @hint_for.register(errors.UneditablePickle)
@@ -292,29 +292,29 @@ def _(error: changes.ChangeFailed) -> str:
         return "make it writable, or write a new file: take --output NEW in place of --in-place"
     if error.reason in _NO_SPACE:
         return "it is what it was: free some space, or write a new file elsewhere with --output"
-    return f"see what it is with: ckptmove inspect {shlex.quote(error.path or '')}"
+    return f"see what it is with: ckptmove inspect {quoted(error.path or '')}"
 
 
 @hint_for.register(changes.JournalInTheWay)
 def _(error: changes.JournalInTheWay) -> str:
     return (
         "if the file was renamed after a crash, give it its old name and type: ckptmove inspect OLD; "
-        f"if it is whole: rm {shlex.quote(error.journal)}"
+        f"if it is whole: rm {quoted(error.journal)}"
     )
 
 
 @hint_for.register(changes.RollbackFailed)
 def _(error: changes.RollbackFailed) -> str:
     if error.reason == changes.UNKNOWN_JOURNAL:
-        journal = shlex.quote(error.journal)
+        journal = quoted(error.journal)
         return f"take the version that wrote it; or, if another one wrote the file anew since: rm {journal}"
-    return f"make both writable, with some space, then type: ckptmove inspect {shlex.quote(error.path or '')}"
+    return f"make both writable, with some space, then type: ckptmove inspect {quoted(error.path or '')}"
 
 
 @hint_for.register(outputs.ReportFailed)
 def _(error: outputs.ReportFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
-        folder = shlex.quote(_folder_of(error.path or ""))
+        folder = quoted(_folder_of(error.path or ""))
         return f"its folder does not exist: mkdir -p {folder}; or name another place with --junit"
     if error.reason in _NO_SPACE:
         return "free some space, or name another place with --junit"
@@ -323,13 +323,13 @@ def _(error: outputs.ReportFailed) -> str:
 
 @hint_for.register(outputs.NotDurable)
 def _(error: outputs.NotDurable) -> str:
-    return f"have the disk looked at, and compare: ckptmove inspect --check {shlex.quote(error.path or '')}"
+    return f"have the disk looked at, and compare: ckptmove inspect --check {quoted(error.path or '')}"
 
 
 @hint_for.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT):
-        folder = shlex.quote(_folder_of(error.path or ""))
+        folder = quoted(_folder_of(error.path or ""))
         return f"its folder does not exist: mkdir -p {folder}; or name another place with --output"
     if error.reason in _NO_SPACE:
         return "nothing is left of it: free some space, or name another place with --output"

@@ -6,7 +6,6 @@ Never reads a checkpoint itself: the use-cases do.
 from __future__ import annotations
 
 import posixpath
-import shlex
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +20,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.model import Severity
 from ckptmove.report import inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
-from ckptmove.wording import Command
+from ckptmove.wording import Command, command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,8 +135,8 @@ def _next_command(answer: InspectAnswer) -> str:
     if any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
-        return shlex.join(["ckptmove", "convert", path, "--to", answer.expectation.device])
+        return command_line(["ckptmove", "convert", path, "--to", answer.expectation.device])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
-        return shlex.join(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
+        return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
     fix = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
-    return fix or shlex.join(["ckptmove", "verify", path])
+    return fix or command_line(["ckptmove", "verify", path])

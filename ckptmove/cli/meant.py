@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import os
-import shlex
 from glob import has_magic
 from typing import TYPE_CHECKING, Final
+
+from ckptmove.wording import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -45,8 +46,8 @@ def with_command(program: str, words: Sequence[str], commands: Mapping[str, Coll
     if not name:
         return f"the commands are {', '.join(commands)}: {program} --help"
     if name == "--help":
-        return f"did you mean: {shlex.join([program, *rest, name])}"
-    return f"did you mean: {shlex.join([program, name, *rest])}"
+        return f"did you mean: {command_line([program, *rest, name])}"
+    return f"did you mean: {command_line([program, name, *rest])}"
 
 
 def _behind(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
@@ -58,7 +59,7 @@ def _behind(program: str, words: Sequence[str], commands: Mapping[str, Collectio
     takers = [name for name in _takers(words, commands) if typed in {None, name}]
     if not takers or all(word.startswith("-") for word in words):
         return f"{program} --help"
-    return f"options stand behind the command: {shlex.join([program, takers[0], *words])}"
+    return f"options stand behind the command: {command_line([program, takers[0], *words])}"
 
 
 def _takers(words: Sequence[str], commands: Mapping[str, Collection[str]]) -> Iterator[str]:

@@ -6,7 +6,6 @@ Never prints, and never catches anything.
 from __future__ import annotations
 
 import re
-import shlex
 from signal import Signals
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from ckptmove import errors
 from ckptmove.cli.hints import hint_for
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
+from ckptmove.wording import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,4 +61,4 @@ def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
     """The command again, with a device or an option corrected; only that, where it was not typed but configured."""
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
     corrected = [pattern.sub(right, word) for word in words]
-    return shlex.join([program, *corrected]) if corrected != [*words] else right
+    return command_line([program, *corrected]) if corrected != [*words] else right

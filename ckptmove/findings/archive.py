@@ -6,7 +6,6 @@ Never reads a byte: the container states the facts, and the tensors say what the
 from __future__ import annotations
 
 import posixpath
-import shlex
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.directories import DirectoryInventory
@@ -14,7 +13,7 @@ from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_whole
 from ckptmove.model import Severity
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,13 +32,13 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{amount(len(facts), 'record')} ({nbytes:,} bytes) differ from the CRC in the archive"
-        fix = f"copy or download it again, then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+        fix = f"copy or download it again, then: ckptmove inspect --check {quoted(inventory.path)}"
         yield found("F801", message, _where(inventory, facts), fix)
 
 
 def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F802: records or storages are cut off, absent or not those that were saved, or the end of a tar is missing."""
-    check = f"then: ckptmove inspect --check {shlex.quote(inventory.path)}"
+    check = f"then: ckptmove inspect --check {quoted(inventory.path)}"
     fix = f"copy or download it again, {check}"
     endings = [fact for fact in inventory.facts if fact.kind == "missing-end"]
     if endings:
@@ -110,7 +109,7 @@ def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
         # In a directory a record's name begins with its file; in a file it is the only word.
         files = [fact.record.rpartition("/")[0] for fact in facts]
         first = f"{inventory.path.rstrip('/')}/{files[0]}" if files[0] else inventory.path
-        undo = f"ckptmove convert {shlex.quote(first)} --undo"
+        undo = f"ckptmove convert {quoted(first)} --undo"
         message = f"converted in place: {nbytes:,} bytes were added, and what they replace is kept for {undo}"
         yield found("F804", message, [name for name in files if name], "")
 
@@ -133,8 +132,8 @@ def _passed_over(inventory: Inventory) -> Iterator[Finding]:
             f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): checkpoints may be in there, and no "
             f"command looks at them"
         )
-        first = shlex.quote(inner[0].record)
-        fix = f"unpack {shlex.quote(inventory.path)} into FOLDER, then: ckptmove inspect FOLDER/{first}"
+        first = quoted(inner[0].record)
+        fix = f"unpack {quoted(inventory.path)} into FOLDER, then: ckptmove inspect FOLDER/{first}"
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 

@@ -6,7 +6,6 @@ Never looks at the machine it runs on: the target is what the caller names, or w
 from __future__ import annotations
 
 import posixpath
-import shlex
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UsageError
 from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.scopes import RootKeys
-from ckptmove.wording import Command
+from ckptmove.wording import Command, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,7 +94,7 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
         target = parse_target(target)
     except UsageError:
         target = "cpu"
-    return Command(" ".join(["ckptmove convert", shlex.quote(inventory.path), "--to", shlex.quote(target), *options]))
+    return Command(" ".join(["ckptmove convert", quoted(inventory.path), "--to", quoted(target), *options]))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:

@@ -5,7 +5,6 @@ Never takes a file for broken that a healthy run could have written.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +14,7 @@ from ckptmove.findings.context import convert_command, file_of, load_expression,
 from ckptmove.optimizers import lost_keys
 from ckptmove.pairing import moments
 from ckptmove.scopes import is_buffer
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +189,7 @@ def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
             fix = (
                 "save it again from the run; where the script lists its parameters in this order: "
-                f"ckptmove verify {shlex.quote(inventory.path)} --ignore O208"
+                f"ckptmove verify {quoted(inventory.path)} --ignore O208"
             )
             yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, fix)
 

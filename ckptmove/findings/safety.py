@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import load_expression
 from ckptmove.model import OF_TORCH_SAVE, OLDEST_TORCH
 from ckptmove.pickles.names import WEIGHTS_ONLY_UNTIL, newest
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -111,7 +110,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _distrust(inventory: Inventory) -> str:
-    return f"do not load it; see what it would import: ckptmove inspect --globals {shlex.quote(inventory.path)}"
+    return f"do not load it; see what it would import: ckptmove inspect --globals {quoted(inventory.path)}"
 
 
 def _allow(inventory: Inventory, load: str) -> str:

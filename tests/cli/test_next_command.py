@@ -107,6 +107,14 @@ def test_a_name_that_begins_as_an_option_can_be_typed_as_it_is_shown(say, bench)
     assert say("inspect", "-").err.startswith("error: -: no such file")
 
 
+def test_a_newline_in_a_name_does_not_break_a_command(say, bench):
+    (bench / "run.pth").rename(bench / "a\nb.pth")
+    assert say("convert", "a\nb.pth", "--to", "cpu").err == "next: ckptmove verify $'a\\x0ab.cpu.pth' --to cpu\n"
+    said = say("inspect", "a\nb.pth")
+    assert "  fix ckptmove convert $'a\\x0ab.pth' --to cuda:0\n" in said.out
+    assert said.err == "next: ckptmove convert $'a\\x0ab.pth' --to cuda:0\n"
+
+
 def test_what_has_to_be_cast_says_how_that_is_typed(say, bench):
     path = shutil.copy(SAMPLES / "float64-cpu.pt", bench / "a b.pt")
     hint = say("convert", path.name, "--to", "mps").err.splitlines()[1]
