@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
-    from ckptmove.model import TensorRecord
+    from ckptmove.model import Inventory, TensorRecord
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
@@ -177,29 +177,27 @@ class PiecesOfFile(NamedTuple):
         return tuple(found)
 
 
-def require_whole(listing: Listing, limits: Limits) -> Mapping[str, PiecesOfFile]:
-    """Refuse distributed checkpoints whose pieces are not all there.
+def require_whole(
+    part: DistributedFolder, container: DistributedCheckpoint, inventory: Inventory
+) -> Mapping[str, PiecesOfFile]:
+    """Refuse a distributed checkpoint whose pieces are not all there.
 
     Args:
-        listing: the directory that they are in.
-        limits: what they may ask for.
+        part: where it is.
+        container: what was read of it.
+        inventory: the same, as a part of the directory.
 
     Returns:
-        What is in each of their files, by its path seen from the directory.
+        What is in each of its files, by its path seen from the directory.
 
     Raises:
         DamagedArchive: a piece is not all there.
-        UnreadableInput, LimitExceeded: as :func:`survey_distributed`.
     """
-    files = {}
-    for part in find_distributed(listing):
-        found, container = survey_distributed(listing, part, limits)
-        for fact in found.inventory.facts:
-            if fact.kind != "unnamed-file":
-                raise DamagedArchive(found.inventory.path, f"'{fact.record:.200}' is not what was written, or not all")
-        for file, own in _by_file(container.whole_pieces()).items():
-            files[part.full(file)] = PiecesOfFile(container, own)
-    return files
+    for fact in inventory.facts:
+        if fact.kind != "unnamed-file":
+            record = fact.record.removeprefix(f"{part.path}/")
+            raise DamagedArchive(inventory.path, f"'{record:.200}' is not what was written, or not all")
+    return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
 
 
 def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:

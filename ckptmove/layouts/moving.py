@@ -29,9 +29,10 @@ from ckptmove.streams.source import open_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckptmove.containers.distributed import DistributedCheckpoint
     from ckptmove.contracts import ByteSink, Progress
     from ckptmove.conversion import ConvertRequest
-    from ckptmove.layouts.distributed import PiecesOfFile
+    from ckptmove.layouts.distributed import DistributedFolder, PiecesOfFile
     from ckptmove.layouts.listing import ListedFile, Listing
     from ckptmove.layouts.reading import Directory
     from ckptmove.moves import ConvertResult, MovePlan
@@ -49,7 +50,10 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
     """
     path, target = request.path, request.target
     with naming(path):
-        directory = read_directory(path, request.limits, objects=False)
+        distributed: list[tuple[DistributedFolder, DistributedCheckpoint]] = []
+        directory = read_directory(
+            path, request.limits, objects=False, visit_distributed=lambda *found: distributed.append(found)
+        )
         conversion = Conversion(request, directory.inventory, directory.no_devices)
         if not conversion.is_writing:
             return conversion.result()
@@ -57,7 +61,10 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         clear_leftovers(Path(target).parent)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
-        pieces = require_whole(directory.listing, request.limits)
+        inventories = {part.file.path: part.inventory for part in directory.parts}
+        pieces: dict[str, PiecesOfFile] = {}
+        for part, container in distributed:
+            pieces |= require_whole(part, container, inventories[part.path])
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:
             writer = _Writer(directory, conversion, request, sink, pieces if request.check else {})
             writer.run()

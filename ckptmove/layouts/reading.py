@@ -73,6 +73,7 @@ def read_directory(
     objects: bool = True,
     progress: Progress | None = None,
     visit: Visit | None = None,
+    visit_distributed: VisitDistributed | None = None,
 ) -> Directory:
     """Read every checkpoint in a directory as a part of one.
 
@@ -83,14 +84,24 @@ def read_directory(
         outline: whether to make the outline too.
         objects: whether a distributed checkpoint is read with what is no tensor in it.
         progress: told of bytes checked and bytes in all.
-        visit: shown each checkpoint, by its path in the directory, while it is open.
+        visit: shown each checkpoint of one file, by its path in the directory, while it is open.
+        visit_distributed: shown each distributed one, of which no file is open any more.
 
     Raises:
         UnreadableInput: there is no checkpoint in it, or one that cannot be read or is damaged.
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_recovered(path, limits)
-    return read_listing(listing, limits, check=check, outline=outline, objects=objects, progress=progress, visit=visit)
+    return read_listing(
+        listing,
+        limits,
+        check=check,
+        outline=outline,
+        objects=objects,
+        progress=progress,
+        visit=visit,
+        visit_distributed=visit_distributed,
+    )
 
 
 def list_recovered(path: str, limits: Limits) -> Listing:
@@ -133,8 +144,7 @@ def read_listing(
 ) -> Directory:
     """Read every checkpoint that is listed as a part of one.
 
-    Arguments and errors as of :func:`read_directory`. ``visit_distributed`` is shown each distributed checkpoint, of
-    which no file is open any more.
+    Arguments and errors as of :func:`read_directory`.
     """
     require_shards(listing)
     distributed = find_distributed(listing)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.containers import distributed as containers
 from ckptmove.layouts import distributed as distributed_folders
 from ckptmove.streams.source import FileSource
 
@@ -42,6 +43,16 @@ def test_an_object_is_read_once_for_a_comparison(distributed, trained, reads):
 def test_convert_reads_none(trained, tmp_path, reads):
     ckptmove.convert(trained, to="cpu", output=tmp_path / "out")
     assert reads == []
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
+def test_metadata_is_walked_once(trained, tmp_path, monkeypatch, command):
+    walked = []
+    walk = containers.interpret
+    monkeypatch.setattr(containers, "interpret", lambda data, *more: walked.append(data) or walk(data, *more))
+    options = {"to": "cpu", "output": tmp_path / "out"} if command == "convert" else {}
+    getattr(ckptmove, command)(str(trained), *[str(trained)] * (command == "diff"), **options)
+    assert len(walked) == (2 if command == "diff" else 1)
 
 
 def test_convert_reads_every_byte_once(distributed, tmp_path, monkeypatch):
