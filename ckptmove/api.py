@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint import survey
+from ckptmove.checkpoint import Survey, survey
 from ckptmove.collector import collector_paused
 from ckptmove.devices import parse_mapping, parse_target
 from ckptmove.directories import ArchiveOfFiles
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.changes import UndoResult
-    from ckptmove.checkpoint import Survey
     from ckptmove.contracts import Progress
     from ckptmove.differences import DiffResult
     from ckptmove.evidence import VerifyResult
@@ -43,12 +42,14 @@ class Inspection:
         findings: what is wrong with it.
         outline: its tree, where that was asked for.
         plan: what ``convert`` would change to bring it to the device that was expected, where one was.
+        unchecked: paths of the file, or of those in it, that have no CRCs to compare, where that was asked for.
     """
 
     inventory: Inventory
     findings: tuple[Finding, ...]
     outline: tuple[OutlineLine, ...] = ()
     plan: MovePlan | None = None
+    unchecked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """How much was found, in one line."""
@@ -94,7 +95,8 @@ def inspect(
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
     found = _read(path, limits, check=check, outline=outline, progress=progress)
     plan = _plan_for(found.inventory, expect) if expect is not None else None
-    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan)
+    unchecked = _without_checksums(found) if check else ()
+    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked)
 
 
 @collector_paused()
@@ -308,6 +310,12 @@ def _read(path: str, limits: Limits, *, check: bool, outline: bool, progress: Pr
     from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
 
     return read_archive(path, limits, check=check, outline=outline, progress=progress)
+
+
+def _without_checksums(found: Survey | Directory) -> tuple[str, ...]:
+    if isinstance(found, Survey):
+        return () if found.has_checksums else (found.inventory.path,)
+    return found.without_checksums
 
 
 def _plan_for(inventory: Inventory, device: str) -> MovePlan:

@@ -51,12 +51,14 @@ class Directory(NamedTuple):
         parts: its checkpoint files.
         inventory: what they hold together.
         outline: their trees, and the other files, where that was asked for.
+        without_checksums: paths of the checkpoint files of which neither they nor the archive hold CRCs.
     """
 
     listing: Listing
     parts: tuple[Part, ...]
     inventory: DirectoryInventory
     outline: tuple[OutlineLine, ...]
+    without_checksums: tuple[str, ...]
 
     def no_devices(self) -> str:
         """Why there is no device in any of the files that have tensors; empty where there is one."""
@@ -179,6 +181,7 @@ def read_listing(
         tuple(reader.parts),
         replace(inventory, layout=layout, contents=contents, facts=facts, form=listing.form),
         (OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *reader.lines) if outline else (),
+        tuple(reader.without_checksums),
     )
 
 
@@ -208,6 +211,7 @@ class _Reader:
         self.lines: list[OutlineLine] = []
         self.facts: list[ArchiveFact] = []
         self.inner: list[ArchiveFact] = []
+        self.without_checksums: list[str] = []
         self.looked_at = 0
         self.has_something = False
 
@@ -250,6 +254,7 @@ class _Reader:
         else:
             self.has_something = True
             is_checked = found.has_checksums
+            self.without_checksums += [] if is_checked or self._listing.has_checksums else [file.path]
             self.parts.append(as_part(file.path, found.inventory, self._base, self._listing.expression(file.path)))
             self._base += found.pickle_bytes
             self._outline_of(file.path, found)

@@ -189,6 +189,7 @@ def _checkpoint(answer: InspectAnswer) -> Json:
         ],
         "findings": [_finding(finding) for finding in answer.inspection.findings],
         "expected": _expected(answer.expectation) if answer.expectation else None,
+        "unchecked": list(answer.inspection.unchecked),
     }
 
 

@@ -33,6 +33,8 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
     findings = answer.inspection.findings
     for finding in findings:
         yield _finding(path, finding)
+    if answer.inspection.unchecked:
+        yield _annotation("notice", path, "inspect --check", inspection.unchecked_line(answer.inspection))
     expectation = answer.expectation
     if expectation is not None and expectation.misplaced:
         names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]

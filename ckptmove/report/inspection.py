@@ -19,6 +19,7 @@ from ckptmove.wording import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ckptmove.api import Inspection
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
     from ckptmove.report.answers import Detail, Expectation, InspectAnswer
@@ -60,7 +61,18 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
     yield from finding_lines(page, findings, verbose=detail.verbose)
     if answer.expectation is not None:
         yield from _expectation(page, answer.expectation, verbose=detail.verbose)
+    if answer.inspection.unchecked:
+        yield from page.wrap(unchecked_line(answer.inspection), 2)
     yield verdict(page, findings)
+
+
+def unchecked_line(inspection: Inspection) -> str:
+    """What ``--check`` had nothing to compare with."""
+    names = inspection.unchecked
+    if names == (inspection.inventory.path,):
+        return "not checked: the file holds no CRCs to compare its bytes with"
+    more = f" and {len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
+    return f"not checked: no CRCs to compare the bytes with in {', '.join(map(clean, names[:_FIRST]))}{more}"
 
 
 def asked_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
@@ -83,7 +95,8 @@ def brief_line(answer: InspectAnswer) -> str:
     expectation = answer.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
     counted = _counts(findings) or "no findings"
-    return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unmet}"
+    unchecked = "; without CRCs to check" if answer.inspection.unchecked else ""
+    return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
 
 
 def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> Iterator[str]:

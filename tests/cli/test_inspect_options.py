@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 WEIGHTS = Path(__file__).parents[2] / "sample_ckpts" / "weights.safetensors"
 
@@ -72,6 +73,35 @@ def test_verbose_names_every_place(say) -> None:
     assert brief.count("\n  at  ") == 3
     assert full.count("\n  at  ") == 12
     assert "more (-v" not in full
+
+
+def test_check_says_where_there_are_no_crcs(say, ask, bench) -> None:
+    torch.save(torch.load("dragged.pth", map_location="cpu"), "old.pt", _use_new_zipfile_serialization=False)
+    line = "not checked: the file holds no CRCs to compare its bytes with"
+    assert line in say("inspect", "old.pt", "--check").out.splitlines()
+    assert say("inspect", "old.pt", "--check", "-q").out.endswith("; without CRCs to check\n")
+    assert (
+        f"::notice file=old.pt,title=inspect --check::{line}"
+        in say("inspect", "old.pt", "--check", "--format", "github").out.splitlines()
+    )
+    for words, expected in ((("old.pt", "--check"), ["old.pt"]), (("old.pt",), []), (("run.pth", "--check"), [])):
+        assert ask("inspect", *words)["checkpoints"][0]["unchecked"] == expected
+        assert ("CRCs" in say("inspect", *words).out) == bool(expected)
+
+
+def test_check_names_the_files_without_crcs(say, ask, bench) -> None:
+    (bench / "all").mkdir()
+    for name in "abcd":
+        torch.save({"w": torch.ones(1)}, bench / f"all/{name}.pt", _use_new_zipfile_serialization=False)
+    shutil.copy("run.pth", "all")
+    (bench / "all/notes.txt").write_text("no checkpoint")
+    (checkpoint,) = ask("inspect", "all", "--check")["checkpoints"]
+    assert checkpoint["unchecked"] == ["a.pt", "b.pt", "c.pt", "d.pt"]
+    line = "not checked: no CRCs to compare the bytes with in a.pt, b.pt, c.pt and 1 more"
+    assert line in say("inspect", "all", "--check").out.splitlines()
+    for form, expected in (("zip", []), ("tar", ["a.pt", "b.pt", "c.pt", "d.pt"])):
+        path = shutil.make_archive("packed", form, "all")
+        assert ask("inspect", path, "--check")["checkpoints"][0]["unchecked"] == expected
 
 
 def test_check_reads_every_record(ask, bench) -> None:
