@@ -17,14 +17,17 @@ from torch import nn
 
 from ckptmove.case import Case, CaseUnusable
 from ckptmove.errors import CkptMoveError, UnreadableInput
-from ckptmove.verification.blame import Blame, Scene, blame, place_of
+from ckptmove.verification.blame import Blame, blame, place_of
+from ckptmove.verification.blame_fixes import Scene, model_first
+from ckptmove.verification.case_check_fixes import as_batch, built_again, unmoved, unsaved
 from ckptmove.verification.case_name import parse_case
 from ckptmove.verification.case_restore import restore
-from ckptmove.verification.case_step import UnusableCase, one_batch, take_step
+from ckptmove.verification.case_step import UnusableCase, WholeDataset, one_batch, take_step
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.stored_state import Mismatch
 from ckptmove.verification.tensor_names import leaves, names_of
 from ckptmove.verification.user_code import Entrance, line_of
+from ckptmove.verification.user_code_edits import NO_FIX
 from ckptmove.verification.watch import Watch
 from ckptmove.wording import amount
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case_restore import Restored
     from ckptmove.verification.place import Place
     from ckptmove.verification.resume import Bench
+    from ckptmove.verification.tensor_names import NamedTensor
     from ckptmove.verification.user_code import Line
 
 _NAME = "case"
@@ -103,7 +107,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         fault = _attempt(run, typed)
     if isinstance(fault, Blame):
-        return failed(_NAME, str(fault), **{**run.figures, **fault.figures, "proven": False})
+        return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
     return passed(_NAME, fault, **run.figures)
 
 
@@ -136,13 +140,15 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         for module in case.model.modules():
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
-    orphans = _orphans(case, run.watch)
+    orphans = _orphans(run, case, home)
     if orphans is not None:
         return orphans
     try:
         restored = restore(run.bench, case)
-    except (Mismatch, UnreadableInput) as error:
+    except UnreadableInput as error:
         return Blame(str(error))
+    except Mismatch as error:
+        return Blame(str(error), unsaved(error, case.model, run.entrance))
     run.figures |= restored.figures
     return _step(run, case, home, restored)
 
@@ -166,7 +172,7 @@ def _called(function: Callable[..., Any], device: torch.device, typed: str) -> C
     return case
 
 
-def _orphans(case: Case, watch: Watch) -> Blame | None:
+def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     """Parameters that the optimizer steps in place of the model's: those that were replaced after it was built."""
     own = {id(one): name for name, one in case.model.named_parameters()}
     if isinstance(case.criterion, nn.Module):
@@ -177,40 +183,51 @@ def _orphans(case: Case, watch: Watch) -> Blame | None:
     trained = [name for name, one in case.model.named_parameters() if one.requires_grad and id(one) in forgotten]
     if not strangers or not trained:
         return None
-    built = watch.built.get(id(case.optimizer))
+    built = run.watch.built.get(id(case.optimizer))
     at = f", built at {built}: {built.source}," if built is not None else ""
-    moved = [line for line in watch.moved if built is None or line.number > built.number]
+    moved = [line for line in run.watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
     fault = (
         f"the optimizer{at} steps {amount(len(strangers), 'parameter')} that the model does not have any more: "
         f"model.{trained[0]} is not among them{then}"
     )
-    fix = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
-    figures = {"tensor": f"model.{trained[0]}", "operation": "torch.optim.Optimizer.step", "fix": fix}
+    figures = {"tensor": f"model.{trained[0]}", "operation": "torch.optim.Optimizer.step"}
+    fix = built_again(home, *([built] if built is not None else []))
     return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
     attempt, losses, moves = Attempt(), [], len(run.watch.moved)
+    early: dict[int, NamedTensor] = {}
     started = time.perf_counter()
     # Which line made what a backward refuses is known to whoever asked torch to keep it.
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
+        early |= names_of(case)
         losses.append(take_step(case, case.batch, run.place.device))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
-        fault, _, fix = str(attempt.error).partition("; fix: ")
-        figures = {"tensor": "batch", "operation": "torch.Tensor.to", "fix": fix} if fix else {}
-        return Blame(f"{fault}, in the case at {home}", fix, {**figures, **place_of(home)})
+        return _unusable(attempt.error, home)
+    built = run.watch.built.get(id(case.optimizer))
+    # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
+    late = run.watch.moved[moves:] or [built or home]
+    scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
     if attempt.error is not None:
-        # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
-        late = run.watch.moved[moves:] or [run.watch.built.get(id(case.optimizer), home)]
-        return blame(attempt.error, Scene(run.watch, run.entrance, names_of(case), run.place, home, late[-1]))
-    return _judge(run, case, float(run.place.to_cpu(losses[0])), before, restored)
+        return blame(attempt.error, scene._replace(names=names_of(case)))
+    return _judge(run, case, float(run.place.to_cpu(losses[0])), before, restored, scene)
 
 
-def _judge(run: _Run, case: Case, loss: float, before: dict[int, torch.Tensor], restored: Restored) -> Blame | str:
+def _unusable(error: UnusableCase, home: Line) -> Blame:
+    is_dataset = isinstance(error, WholeDataset)
+    figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
+    fix = as_batch(home) if is_dataset else NO_FIX
+    return Blame(f"{error}, in the case at {home}", fix, {**figures, **place_of(home)})
+
+
+def _judge(
+    run: _Run, case: Case, loss: float, before: dict[int, torch.Tensor], restored: Restored, scene: Scene
+) -> Blame | str:
     after = {name: (one, run.place.to_cpu(one)) for name, one in case.model.named_parameters()}
     moved = [
         name for name, (one, value) in after.items() if id(one) in before and not torch.equal(before[id(one)], value)
@@ -231,7 +248,7 @@ def _judge(run: _Run, case: Case, loss: float, before: dict[int, torch.Tensor], 
     if after and all(one.device != run.place.device for one, _ in after.values()):
         first, (one, _) = next(iter(after.items()))
         fault = f"no parameter of the model is on {run.bench.site.target} after the step: "
-        return Blame(f"{fault}model.{first} is on {run.place.device_of(one)}", "model = model.to(device)")
+        return Blame(f"{fault}model.{first} is on {run.place.device_of(one)}", model_first(scene))
     rates = [float(group.get("lr", 1)) for group in case.optimizer.param_groups]
     if not moved and any(rates):
         return Blame(f"no parameter of the model changed in the step on {place}")
@@ -245,8 +262,9 @@ def _whole_dataset(run: _Run, case: Case) -> list[str]:
     batch = {id(one) for _, one in leaves(case.batch)}
     for transfer in run.watch.transfers:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
-            line, fix = transfer.line, "move a batch at a time, in the loop: batch = batch.to(device)"
-            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", "fix": fix, **place_of(line)}
+            line, fix = transfer.line, unmoved(transfer.line)
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **place_of(line)}
+            run.figures |= {"fix": fix.text, "fix_at": fix.where}
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
             return [f"note: a whole dataset, {rows}, at {line}: {line.source}", f"fix: {fix}"]
     return []

@@ -19,17 +19,18 @@ class UnusableCase(Exception):
     """What a case holds makes no step; the message says what of it, and what it should be."""
 
 
+class WholeDataset(UnusableCase):
+    """The batch is a dataset."""
+
+
 def one_batch(batch: Any) -> Any:
     """The batch itself, or the first that a loader gives.
 
     Raises:
-        UnusableCase: it is a whole dataset.
+        WholeDataset: it is one.
     """
     if isinstance(batch, Dataset) and not isinstance(batch, (list, tuple)):
-        raise UnusableCase(
-            f"batch is a whole dataset ({type(batch).__name__}), which would be moved at once; "
-            "fix: batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))"
-        )
+        raise WholeDataset(f"batch is a whole dataset ({type(batch).__name__}), which would be moved at once")
     return next(iter(batch)) if isinstance(batch, (DataLoader, Iterator)) else batch
 
 

@@ -6,6 +6,7 @@ Never imports a name that stands in a checkpoint: what the user typed is the onl
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import linecache
@@ -28,6 +29,14 @@ _LIBRARIES: Final = tuple(
     {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+#: Expressions that are run as a function is, by what Python calls their code.
+_EXPRESSIONS: Final = {
+    "<lambda>": ast.Lambda,
+    "<listcomp>": ast.ListComp,
+    "<setcomp>": ast.SetComp,
+    "<dictcomp>": ast.DictComp,
+    "<genexpr>": ast.GeneratorExp,
+}
 #: A name that no file of the user's has, as ``train`` and ``random`` may.
 _MODULE: Final = "_ckptmove_case"
 
@@ -122,17 +131,61 @@ def line_of(file: str, number: int) -> Line:
 
 def tree_of(file: str) -> ast.Module:
     """What a file says; nothing where it is gone, or another one by now."""
+    return _parsed("".join(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> ast.Module:
     with suppress(SyntaxError, ValueError):
-        return ast.parse("".join(linecache.getlines(file)))
+        return ast.parse(text)
     return ast.Module([], [])
 
 
-def statements(line: Line) -> list[ast.stmt]:
-    """The statements without a body that a line has a part in, from left to right."""
+def statements_at(line: Line) -> list[ast.stmt]:
+    """The statements that a line has a part in, from left to right; of those with a body, where it is in their head."""
     every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, ast.stmt)]
-    simple = [one for one in every if not {"body", "cases"} & {*one._fields}]
-    found = [one for one in simple if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+    found = [one for one in every if one.lineno <= line.number <= _end_of_head(one)]
     return sorted(found, key=lambda one: (one.lineno, one.col_offset))
+
+
+def own_nodes(line: Line, code: str = "") -> Iterator[ast.AST]:
+    """What is written in the statements of a line, but not in those under them.
+
+    Args:
+        line: the line.
+        code: what Python calls the code that was run there: of ``<lambda>``, only what is in such.
+    """
+    waiting: list[ast.AST] = [*statements_at(line)]
+    if code in _EXPRESSIONS:
+        waiting = [one for one in own_nodes(line) if isinstance(one, _EXPRESSIONS[code])]
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.stmt)]
+
+
+def _end_of_head(statement: ast.stmt) -> int:
+    body = [*getattr(statement, "body", ()), *getattr(statement, "cases", ())]
+    if not body:
+        return statement.end_lineno or statement.lineno
+    first: int = getattr(body[0], "lineno", None) or body[0].pattern.lineno
+    return max(first - 1, statement.lineno)
+
+
+def function_of(line: Line) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function that a line is in."""
+    return next(iter(functions_of(line)), None)
+
+
+def functions_of(line: Line) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions that a line is in, the innermost first."""
+    every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    found = [one for one in every if _first_line(one) <= line.number <= (one.end_lineno or one.lineno)]
+    return sorted(found, key=lambda one: -one.lineno)
+
+
+def _first_line(one: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min(part.lineno for part in (one, *one.decorator_list))
 
 
 def assigned(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
@@ -148,78 +201,21 @@ def callee(node: ast.expr) -> str:
     return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
-def criterion_of(home: Line) -> str:
-    """What the file of a line calls the loss that it gives to its cases."""
-    names = set()
-    for node in ast.walk(tree_of(home.path)):
-        if isinstance(node, ast.Call) and callee(node) == "Case":
-            given = [*node.args[2:3], *(one.value for one in node.keywords if one.arg == "criterion")]
-            names |= {one.id for one in given if isinstance(one, ast.Name)}
-    return names.pop() if len(names) == 1 else "criterion"
-
-
-def assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[tuple[str, str]]:
-    """Of some nodes those that set an attribute: of what, and to what."""
+def assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[ast.stmt]:
+    """Of some nodes those that set an attribute."""
     for node in nodes:
         found = assigned(node)
-        if found is not None and isinstance(found[0], ast.Attribute) and found[0].attr == attribute:
-            yield ast.unparse(found[0].value), ast.unparse(found[1])
+        if isinstance(node, ast.stmt) and found and isinstance(found[0], ast.Attribute) and found[0].attr == attribute:
+            yield node
 
 
-def nodes_of(kind: type) -> Iterator[ast.AST]:
-    """What is written in a class, and in those that it inherits from."""
+def written_in(kind: type) -> Iterator[tuple[Line, ast.AST]]:
+    """What is written in a class, and in those that it inherits from, with a line of the file that it is in."""
     for one in kind.__mro__:
         file = getattr(sys.modules.get(one.__module__), "__file__", None) or ""
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.ClassDef) and node.name == one.__name__:
-                yield from ast.walk(node)
-
-
-class _Moving(ast.NodeTransformer):
-    """Puts ``.to(device)`` behind an expression."""
-
-    def __init__(self, expression: str, device: str) -> None:
-        self._expression = expression
-        self._moved = ast.parse(f"{expression}.to({device})", mode="eval").body
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        is_read = isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        return self._moved if is_read and ast.unparse(node) == self._expression else super().generic_visit(node)
-
-
-def with_move(line: Line, expression: str, device: str) -> str:
-    """The user's statement with the tensor moved where it is used, or what to put before it."""
-    for statement in (*statements(line), *_heads(line)):
-        before = ast.unparse(statement)
-        after = ast.unparse(_Moving(expression, device).visit(statement))
-        if after != before:
-            return after.partition("\n")[0]
-    return f"{expression} = {expression}.to({device})"  # it is there by another name
-
-
-def _heads(line: Line) -> list[ast.stmt]:
-    """The statement whose head a line is in, without what is under it; none for an ``elif``, which is a part of one."""
-    every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, (ast.If, ast.While, ast.For, ast.With))]
-    found = [one for one in every if one.lineno <= line.number < one.body[0].lineno]
-    for one in found:
-        one.body = [ast.Pass()]
-    return [one for one in found if not line.source.startswith("elif")]
-
-
-def with_device(line: Line, operation: str, device: str) -> str:
-    """The user's statement with the device in the calls that make the tensor; of several lines, the call alone."""
-    short = operation.rpartition(".")[2]
-    for statement in (*statements(line), *_heads(line)):
-        calls = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and callee(one) == short]
-        calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
-        if calls and operation.startswith("torch.Tensor."):  # a method, which takes the tensor off the target
-            return with_move(line, ast.unparse(calls[0]), device)
-        for call in calls:
-            others = [one for one in call.keywords if one.arg != "device"]
-            call.keywords = [*others, ast.keyword("device", ast.parse(device, mode="eval").body)]
-        if calls:
-            return ast.unparse(statement if statement.lineno == statement.end_lineno else calls[0])
-    return f"{short}(..., device={device})"
+                yield from ((line_of(file, node.lineno), part) for part in ast.walk(node))
 
 
 def _walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

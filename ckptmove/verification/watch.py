@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -41,6 +42,7 @@ class Origin(NamedTuple):
         code: of the user's function that the line is in.
         parent: the tensor off the target that it was made from; None where it was made from nothing.
         beside: an expression for the target in that function; empty where there is none.
+        module: one by a module that is there; empty where there is none.
     """
 
     operation: str
@@ -48,6 +50,7 @@ class Origin(NamedTuple):
     code: CodeType
     parent: torch.Tensor | None
     beside: str
+    module: str
 
 
 class Refusal(NamedTuple):
@@ -184,7 +187,8 @@ class Watch(TorchFunctionMode):
             if caller is not None:
                 parent = next((leaf for leaf in given if leaf.device != self._device), None)
                 line = line_of(caller.f_code.co_filename, caller.f_lineno)
-                origin = Origin(_name(func), line, caller.f_code, parent, on_target(caller, self._device))
+                beside = on_target(caller, self._device), module_on_target(caller, self._device)
+                origin = Origin(_name(func), line, caller.f_code, parent, *beside)
                 self._origins[id(made)] = (weakref.ref(made), origin)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
@@ -206,6 +210,16 @@ def on_target(frame: FrameType, device: torch.device) -> str:
     tensors = (f"{name}.device" for name, one in names if isinstance(one, torch.Tensor) and one.device == device)
     devices = (name for name, one in names if isinstance(one, torch.device) and one == device)
     return next(itertools.chain(tensors, devices), "")
+
+
+def module_on_target(frame: FrameType, device: torch.device) -> str:
+    """The device of a module that is on the target, as a frame can write it; empty for none."""
+    for name, one in frame.f_locals.items():
+        if isinstance(one, torch.nn.Module):
+            with suppress(AttributeError):  # it is being built
+                if any(parameter.device == device for parameter in one.parameters()):
+                    return f"next({name}.parameters()).device"
+    return ""
 
 
 def _name(func: Any) -> str:

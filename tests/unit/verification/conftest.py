@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pasting
 import pytest
 import simulation
 import torch
@@ -8,6 +9,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 
 skip_what_this_torch_cannot_simulate = simulation.skip_what_this_torch_cannot_simulate
+mended, fault_of = pasting.mended, pasting.fault_of
 PLACED: dict[int, tuple[object, str]] = {}
 
 

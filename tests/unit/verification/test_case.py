@@ -116,7 +116,26 @@ def test_code_that_names_a_device_that_is_not_the_target_is_told_what_to_take(ca
     check = case_check(returning(model="net().cuda()"), to="cpu")
     reason = "Found no NVIDIA driver" if torch.version.cuda else "Torch not compiled with CUDA enabled"
     assert reason in check["detail"]
+    assert check["evidence"]["fix"] == "model = net().to(device)"
+
+
+def test_a_device_that_is_named_by_other_means_is_mended_in_words(case_check):
+    check = case_check(returning(model="getattr(net(), 'cu' + 'da')()"), to="cpu")
     assert check["detail"].endswith("; fix: take the device that the function is given")
+
+
+def test_a_dataset_that_is_moved_by_other_means_is_noted_in_words(case_check):
+    check = case_check("""
+    ROWS, move = torch.randn(64, 6), torch.Tensor.to
+
+    def case(device):
+        model = net().to(device)
+        rows = move(ROWS, device)
+        step = lambda some: model(rows[some]).sum()
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, torch.arange(4), step)
+    """)
+    assert check["status"] == "passed", check["detail"]
+    assert check["evidence"]["fix"] == "move a batch at a time, in the loop: batch = batch.to(device)"
 
 
 @pytest.mark.parametrize(
@@ -406,13 +425,14 @@ def guarded(model):
     ("preprocess", "tensor", "fix"),
     [
         ("return x - self.mean", "self.mean", "return x - self.mean.to(x.device)"),
-        ("return (x -\n            self.mean)", "self.mean", "return x - self.mean.to(x.device)"),
+        ("return (x -\n            self.mean)", "self.mean", "self.mean.to(x.device))"),
         ("return x - torch.tensor([1.0] * 6)", "the tensor of torch.tensor",
          "return x - torch.tensor([1.0] * 6, device=x.device)"),
         ("return x - torch.from_numpy(numpy.ones(6, 'float32'))", "a tensor that your code made",
-         "move it where it is made: .to(x.device)"),
-        ("return x - (\n            torch.ones(6) / 2)", "the tensor of torch.ones", "torch.ones(6, device=x.device)"),
-        ("return x - halves(6)", "a tensor that div made", "move it where it is made: .to(x.device)"),
+         "return x - torch.from_numpy(numpy.ones(6, 'float32')).to(x.device)"),
+        ("return x - (\n            torch.ones(6) / 2)", "the tensor of torch.ones",
+         "torch.ones(6, device=x.device) / 2)"),
+        ("return x - halves(6)", "a tensor that div made", "return x - halves(6).to(x.device)"),
     ],
 )  # fmt: skip
 def test_preprocessing_on_the_cpu_is_named(case_check, preprocess, tensor, fix):
@@ -560,7 +580,7 @@ def test_on_a_real_device_the_operands_of_the_refused_call_are_named(case_check,
     check = case_check(returning(model="net().to_empty(device=device)", step="lambda pair: model(pair[0]).sum()"))
     assert check["evidence"]["tensor"] == "batch[0]"
     assert check["evidence"]["operation"] == "torch.nn.functional.linear"
-    assert check["evidence"]["fix"] == "batch[0] = batch[0].to(device)"
+    assert check["evidence"]["fix"].endswith("lambda pair: model(pair[0].to(device)).sum())")
 
 
 def test_a_tensor_that_no_line_of_the_user_asked_for_has_no_origin():

@@ -53,11 +53,11 @@ def evidence_of(answers, make, tmp_path, monkeypatch):
     ("backward", "source", "fix"),
     [
         ("return grad.cpu()", "return grad.cpu()", "return grad.cpu().to(grad.device)"),
-        ("return (grad.cpu(),)", "return (grad.cpu(),)", "return it where the input is: .to(grad.device)"),
+        ("return (grad.cpu(),)", "return (grad.cpu(),)", "return (grad.cpu().to(grad.device),)"),
         (
             "if grad is None:\n    return None\nreturn grad.cpu()",
-            "def backward(ctx, grad):",
-            "return it where the input is: .to(grad.device)",
+            "return grad.cpu()",
+            "return grad.cpu().to(grad.device)",
         ),
     ],
     ids=["one", "a tuple", "two returns"],

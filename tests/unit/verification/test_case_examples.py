@@ -12,6 +12,11 @@ from ckptmove.verification.case_step import one_batch
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEALTHY = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
+#: The line of the last one, with its batch on the device.
+FED = (
+    "return ckptmove.Case(module, optimizer, None, batch, "
+    "lambda batch: module.training_step(tuple(one.to(device) for one in batch), 0))"
+)
 #: For each bug: the example, its function, the tensor, the operation, the source of the line, and the mending line.
 NAMED = {
     "input": (
@@ -31,12 +36,12 @@ NAMED = {
     "optimizer of replaced parameters": (
         "optimizer_before_move", "broken", "model.0.weight", "torch.optim.Optimizer.step",
         "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)",
-        "build the optimizer after model = model.to(device), and after whatever else replaces its parameters",
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)",
     ),
     "model moved after the resume": (
         "optimizer_before_move", "broken_by_late_move", "optimizer.state['0.weight']['exp_avg']",
         "torch.Tensor.lerp_", "model.to(device)",
-        "model = model.to(device) first, then optimizer.load_state_dict(...): state goes where parameters are",
+        "model = model.to(device)",
     ),
     "made in forward": (
         "made_in_forward", "broken", "places", "torch.nn.functional.embedding",
@@ -64,11 +69,11 @@ NAMED = {
     ),
     "a dataset as the batch": (
         "dataset_moved_whole", "broken", "batch", "torch.Tensor.to", "def broken(device):",
-        "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))",
+        "dataset = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))",
     ),
     "a module that a trainer would have fed": (
         "recurrent", "broken", "batch[0]", "torch.lstm", "states, _ = self.cells(series)",
-        "batch[0] = batch[0].to(device)",
+        FED,
     ),
 }  # fmt: skip
 
@@ -154,7 +159,7 @@ def test_a_broken_example_is_named(answers, checkpoint_of, bug):
     lines = (EXAMPLES / f"{example}.py").read_text().splitlines()
     assert evidence["file"] == f"examples/{example}.py"
     assert lines[evidence["line"] - 1].strip() == source
-    for part in (f"examples/{example}.py:{evidence['line']}", tensor, f"; fix: {fix}"):
+    for part in (f"examples/{example}.py:{evidence['line']}", tensor, f"; fix: {evidence['fix_at']}: {fix}"):
         assert part in check["detail"]
     assert evidence["proven"] is False
 

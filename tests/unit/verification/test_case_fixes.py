@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 
 import pytest
 
-HEAD = """
-import functools
-import torch
-from torch import nn
-import ckptmove
-
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
-        self.prepare()
-
-    def prepare(self):
-        pass
-
-def batch():
-    return torch.randn(4, 6), torch.randn(4, 3)
-"""
 CASE = """
 def case(device):
     model = Mine().to(device)
@@ -31,21 +13,8 @@ def case(device):
 """
 
 
-@pytest.fixture
-def fault_of(answers, make, tmp_path, monkeypatch):
-    """What is wrong with a script of the user's, in one line, and the evidence of it."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-
-    def fault_of(*parts):
-        (tmp_path / "train.py").write_text(HEAD + "".join(textwrap.dedent(part) for part in parts))
-        check = answers(make(), "cuda:0", case="train.py:case")["case"]
-        assert check["status"] == "failed", check["detail"]
-        assert check["detail"].partition("; fix: ")[2] == check["evidence"].get("fix", "")
-        assert "\\x0a" not in check["detail"]
-        return check["detail"], check["evidence"]
-
-    return fault_of
+#: What a line says that makes a part of the model of something.
+UNSAVED = "  # the checkpoint lacks what was never registered: train and save again"
 
 
 def mine(*lines, init="pass"):
@@ -58,18 +27,20 @@ def mine(*lines, init="pass"):
 @pytest.mark.parametrize(
     ("held", "used", "name", "fix"),
     [
-        ("[nn.Linear(3, 3)]", "[0](h)", "[0].weight", "self.held = nn.ModuleList(self.held)"),
-        ("(nn.Linear(3, 3),)", "[0](h)", "[0].weight", "self.held = nn.ModuleList(self.held)"),
-        ("{'a': nn.Linear(3, 3)}", "['a'](h)", "['a'].weight", "self.held = nn.ModuleDict(self.held)"),
-        ("[nn.BatchNorm1d(3, affine=False)]", "[0](h)", "[0].running_mean", "self.held = nn.ModuleList(self.held)"),
-        ("[nn.Parameter(torch.ones(3))]", "[0] * h", "[0]", "self.held = nn.ParameterList(self.held)"),
-        ("{'a': nn.Parameter(torch.ones(3))}", "['a'] * h", "['a']", "self.held = nn.ParameterDict(self.held)"),
+        ("[nn.Linear(3, 3)]", "[0](h)", "[0].weight", f"self.held = nn.ModuleList(self.held){UNSAVED}"),
+        ("(nn.Linear(3, 3),)", "[0](h)", "[0].weight", f"self.held = nn.ModuleList(self.held){UNSAVED}"),
+        ("{'a': nn.Linear(3, 3)}", "['a'](h)", "['a'].weight", f"self.held = nn.ModuleDict(self.held){UNSAVED}"),
+        ("[nn.BatchNorm1d(3, affine=False)]", "[0](h)", "[0].running_mean",
+         f"self.held = nn.ModuleList(self.held){UNSAVED}"),
+        ("[nn.Parameter(torch.ones(3))]", "[0] * h", "[0]", f"self.held = nn.ParameterList(self.held){UNSAVED}"),
+        ("{'a': nn.Parameter(torch.ones(3))}", "['a'] * h", "['a']",
+         f"self.held = nn.ParameterDict(self.held){UNSAVED}"),
         ("[torch.ones(3)]", "[0] * h", "[0]",
-         "register each tensor of self.held as a buffer: a plain list does not move with the model"),
+         "return self.held[0].to(x.device) * h"),
         ("{'keys': nn.Linear(3, 3)}", "['keys'](h)", "['keys'].weight",
-         "hold what is in self.held in nn.ModuleList or nn.ModuleDict: a plain dict does not move with the model"),
+         f"self.held_registered = nn.ModuleList(self.held.values()){UNSAVED}"),
         ("[nn.Linear(3, 3), torch.ones(3)]", "[0](h)", "[0].weight",
-         "hold what is in self.held in nn.ModuleList or nn.ModuleDict: a plain list does not move with the model"),
+         f"self.held_registered = nn.ModuleList(one for one in self.held if isinstance(one, nn.Module)){UNSAVED}"),
     ],
 )  # fmt: skip
 def test_what_a_plain_list_or_dict_holds_is_named_as_python_reaches_it(fault_of, held, used, name, fix):
@@ -91,13 +62,13 @@ def test_a_list_in_a_module_of_a_list_is_mended_from_without(fault_of):
     made = mine("return self.blocks[0](super().forward(x))", init="self.blocks = [Block()]")
     _, evidence = fault_of(body, made, CASE)
     assert evidence["tensor"] == "model.blocks[0].scale"
-    assert evidence["fix"] == "self.blocks = nn.ModuleList(self.blocks)"
+    assert evidence["fix"] == f"self.blocks = nn.ModuleList(self.blocks){UNSAVED}"
 
 
 def test_nn_is_spelt_out_where_the_script_has_no_such_name(fault_of):
     body = mine("return self.held[0](super().forward(x))", init="self.held = [torch.nn.Linear(3, 3)]")
     _, evidence = fault_of(body, CASE.replace("nn.MSELoss", "torch.nn.MSELoss"), "del nn\n")
-    assert evidence["fix"] == "self.held = torch.nn.ModuleList(self.held)"
+    assert evidence["fix"] == f"self.held = torch.nn.ModuleList(self.held){UNSAVED}"
 
 
 @pytest.mark.parametrize(
@@ -105,15 +76,14 @@ def test_nn_is_spelt_out_where_the_script_has_no_such_name(fault_of):
     [
         ("self.mean = torch.zeros(1, 3)", "self.register_buffer('mean', torch.zeros(1, 3), persistent=False)"),
         ("self.mean: torch.Tensor = torch.zeros(3)", "self.register_buffer('mean', torch.zeros(3), persistent=False)"),
-        ("self._mean = self.mean = torch.zeros(3)",
-         "make model._mean a buffer where it is first assigned, with register_buffer and persistent=False"),
+        ("self._mean = self.mean = torch.zeros(3)", "return super().forward(x) - self.mean.to(x.device)"),
         ("mean = torch.zeros(3)\nself.mean = mean", "self.register_buffer('mean', mean, persistent=False)"),
         ("self.mean = torch.zeros(\n    1,\n    3,\n) + 1",
          "self.register_buffer('mean', torch.zeros(1, 3) + 1, persistent=False)"),
-        ("self.mean = None\nself.mean = torch.zeros(3)",
-         "self.register_buffer('mean', torch.zeros(3), persistent=False)"),
+        ("self.mean = None\nself.mean = torch.zeros(3)", "self.register_buffer('mean', None, persistent=False)"),
         ("self.mean = None\nmean = torch.zeros(3)\nself.mean = mean",
-         "make model.mean a buffer where it is first assigned, with register_buffer and persistent=False"),
+         "self.register_buffer('mean', None, persistent=False)"),
+        ("self.mean = 0\nself.mean = torch.zeros(3)", "return super().forward(x) - self.mean.to(x.device)"),
     ],
 )  # fmt: skip
 def test_a_buffer_is_registered_with_what_the_script_assigns(fault_of, init, fix):
@@ -139,12 +109,11 @@ def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
     ("lines", "tensor", "fix"),
     [
         (["return torch.where(", "    h > 0,", "    h,", "    torch.zeros(3),", ")"], "the tensor of torch.zeros",
-         "torch.zeros(3, device=x.device)"),
-        (["return torch.where(", "    h > 0,", "    h,", "    MEAN,", ")"], "MEAN",
-         "return torch.where(h > 0, h, MEAN.to(x.device))"),
-        (["a = h; b = a - MEAN; return b"], "MEAN", "b = a - MEAN.to(x.device)"),
+         "torch.zeros(3, device=x.device),"),
+        (["return torch.where(", "    h > 0,", "    h,", "    MEAN,", ")"], "MEAN", "MEAN.to(x.device),"),
+        (["a = h; b = a - MEAN; return b"], "MEAN", "a = h; b = a - MEAN.to(x.device); return b"),
         (["a = h; b = a - torch.zeros(3); return b"], "the tensor of torch.zeros",
-         "b = a - torch.zeros(3, device=x.device)"),
+         "a = h; b = a - torch.zeros(3, device=x.device); return b"),
         (["return h + torch.zeros(3) + torch.zeros(3)"], "the tensor of torch.zeros",
          "return h + torch.zeros(3, device=x.device) + torch.zeros(3, device=x.device)"),
         (["return h + torch.zeros(3, device='cpu')"], "the tensor of torch.zeros",
@@ -153,16 +122,17 @@ def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
          "return h + zeros(3, device=x.device)"),
         (["if (h > MEAN).any():", "    return h"], "MEAN",
          "if (h > MEAN.to(x.device)).any():"),
-        (["held = [MEAN]", "if (h > held[0]).any():", "    h = h - MEAN"], "MEAN", "MEAN = MEAN.to(x.device)"),
-        (["if x is None:", "    pass", "elif (h > MEAN).any():", "    pass"], "MEAN", "MEAN = MEAN.to(x.device)"),
+        (["held = [MEAN]", "if (h > held[0]).any():", "    h = h - MEAN"], "MEAN", "held = [MEAN.to(x.device)]"),
+        (["if x is None:", "    pass", "elif (h > MEAN).any():", "    pass"], "MEAN",
+         "elif (h > MEAN.to(x.device)).any():"),
         (["if (h > torch.zeros(3)).any():", "    pass"], "the tensor of torch.zeros",
-         "torch.zeros(3, device=x.device)"),
+         "if (h > torch.zeros(3, device=x.device)).any():"),
         (["if x is None:", "    pass", "elif (h > torch.zeros(3)).any():", "    pass"], "the tensor of torch.zeros",
-         "zeros(..., device=x.device)"),
-        (["held = [MEAN]", "return h + held[0]"], "MEAN", "MEAN = MEAN.to(x.device)"),
+         "elif (h > torch.zeros(3, device=x.device)).any():"),
+        (["held = [MEAN]", "return h + held[0]"], "MEAN", "held = [MEAN.to(x.device)]"),
         (["back = h.cpu()", "return h + back"], "back", "back = h.cpu().to(x.device)"),
         (["a = h; h2 = torch.zeros(h.shape); h2[:] = a; return h2"], "h2",
-         "h2 = torch.zeros(h.shape, device=x.device)"),
+         "a = h; h2 = torch.zeros(h.shape, device=x.device); h2[:] = a; return h2"),
         (["h2: torch.Tensor = torch.zeros(h.shape)", "h2[:] = h", "return h2"], "h2",
          "h2: torch.Tensor = torch.zeros(h.shape, device=x.device)"),
         (["return torch.zeros(h.shape)"], "a tensor that torch.zeros made",
@@ -197,6 +167,7 @@ def case(device):
     return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), {given}, batch=batch(), step=step)
 """
 STEP = "lambda pair: loss_fn(model(pair[0].to(device)), pair[1].to(device).sigmoid())"
+CALL = "return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), {}, batch=batch(), step=step)"
 BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
 
 
@@ -206,12 +177,12 @@ BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
         (BCE, "loss_fn", "None", "loss_fn = loss_fn.to(device)"),
         (BCE, "criterion=loss_fn", "None", "loss_fn = loss_fn.to(device)"),
         (BCE, "loss_fn", STEP, "loss_fn = loss_fn.to(device)"),
-        (BCE, "nn.Sequential(loss_fn)[0]", "None", "criterion = criterion.to(device)"),
+        (BCE, "(loss_fn,)[0]", "None", CALL.format("(loss_fn,)[0].to(device)")),
         (BCE, "None", STEP, "loss_fn = nn.BCEWithLogitsLoss(pos_weight=torch.ones(3, device=device))"),
         ("functools.partial(nn.functional.cross_entropy, weight=torch.ones(3))", "loss_fn", "None",
          "loss_fn = functools.partial(nn.functional.cross_entropy, weight=torch.ones(3, device=device))"),
         ("functools.partial(nn.functional.cross_entropy, weight=torch.from_numpy(numpy.ones(3, 'f')))", "loss_fn",
-         "None", "make criterion.keywords['weight'] on the device that the function is given"),
+         "None", "loss_fn.keywords['weight'] = loss_fn.keywords['weight'].to(device)"),
         ("Held()", "loss_fn", "None", "self.register_buffer('weight', torch.ones(3), persistent=False)"),
         ("Module(torch.ones(3))", "loss_fn", "None", "loss_fn = loss_fn.to(device)"),
     ],

@@ -1,0 +1,222 @@
+"""Changes to the user's lines: what to paste, and where it goes, so that nothing is left to guess.
+
+Never writes a file: it says what a file is to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.verification.user_code import Line, assigned, callee, line_of, own_nodes, statements_at, tree_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+#: What takes ``.to(device)`` behind it as it is; anything else needs brackets.
+_ATOMS: Final = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: What moves a tensor already.
+_MOVES: Final = frozenset({"to", "cuda"})
+
+
+class Fix(NamedTuple):
+    """What mends a fault.
+
+    Attributes:
+        text: one line of code; words where there is no such line.
+        where: ``before``, ``after`` or ``in place of``, and the lines in question: ``after train.py:7-9``. What is
+            pasted is indented as the first of them. Empty with words.
+    """
+
+    text: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}" if self.where else self.text
+
+
+#: Where nothing is known that would mend it.
+NO_FIX: Final = Fix()
+
+
+def before(line: Line, text: str, name: str = "") -> Fix:
+    """A statement before the one that a line is in; in the same line where it shares one.
+
+    Args:
+        line: the line; of several statements in it, the first one that reads a name.
+        text: the statement.
+        name: the name.
+    """
+    every = statements_at(line)
+    reading = (one for one in every if not isinstance(one, _SCOPES) and _reads(one, name))
+    statement = next(iter([*reading, *every]), None)
+    if statement is None:
+        return Fix(text)  # there is no such line to put it before
+    if isinstance(statement, ast.If) and _source(line, statement.lineno).strip().startswith("elif"):
+        statement = _outermost(line, statement)
+    head = _source(line, statement.lineno).encode()[: statement.col_offset]
+    if not head.strip():
+        return Fix(text, f"before {_spot(line, statement.lineno)}")
+    return _spliced(line, [_Change(statement.lineno, statement.col_offset, statement.col_offset, f"{text}; ")])
+
+
+def _reads(statement: ast.stmt, name: str) -> bool:
+    return any(isinstance(one, ast.expr) and _is_read(one, name) for one in ast.walk(statement))
+
+
+def after(line: Line, statement: ast.stmt, text: str) -> Fix:
+    """A statement after another one; in the same line where that shares one."""
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    head = _source(line, first).encode()[: statement.col_offset]
+    tail = _source(line, last).encode()[statement.end_col_offset :].strip()
+    if not head.strip() and (not tail or tail.startswith(b"#")):
+        return Fix(text, f"after {_spot(line, first, last)}")
+    end = statement.end_col_offset or 0
+    return _spliced(line, [_Change(last, end, end, f"; {text}")])
+
+
+def replaced(line: Line, *changes: tuple[ast.expr | ast.stmt, str]) -> Fix:
+    """The line of some nodes with other text in their place; of nodes in several lines, those of the first."""
+    first, last = changes[0][0].lineno, changes[0][0].end_lineno
+    if first != last:
+        node, text = changes[0]
+        head, tail = _source(line, first).encode(), _source(line, last or first).encode()
+        whole = head[: node.col_offset] + text.encode() + tail[node.end_col_offset :]
+        return Fix(whole.decode().strip(), f"in place of {_spot(line, first, last)}")
+    same = [(node, text) for node, text in changes if (node.lineno, node.end_lineno) == (first, first)]
+    return _spliced(line, [_Change(first, one.col_offset, one.end_col_offset or 0, text) for one, text in same])
+
+
+def text_of(line: Line, node: ast.AST) -> str:
+    """A node as it is written, or as Python would write it where it takes several lines."""
+    if isinstance(node, (ast.expr, ast.stmt)) and node.lineno == node.end_lineno:
+        return _source(line, node.lineno).encode()[node.col_offset : node.end_col_offset].decode()
+    return ast.unparse(node)
+
+
+def moved(line: Line, node: ast.expr, device: str) -> str:
+    """An expression with ``.to(device)`` behind it."""
+    text = text_of(line, node)
+    return f"{text}.to({device})" if isinstance(node, _ATOMS) else f"({text}).to({device})"
+
+
+def with_move(
+    line: Line, expressions: Sequence[str], device: str, *, code: str = "", taken: bool = False, written: bool = False
+) -> Fix | None:
+    """The user's line with a tensor moved where it is read; None where it is not, or is moved or written to there.
+
+    Args:
+        line: where.
+        expressions: what the tensor is called; the first one that is there is taken.
+        device: an expression for the target.
+        code: what Python calls the code that was run there.
+        taken: whether what the line uses was made of the tensor: then rows that it takes of it are moved instead.
+        written: whether only a line that writes to it is sought.
+    """
+    nodes = list(own_nodes(line, code))
+    for expression in expressions:
+        read = [node for node in nodes if isinstance(node, ast.expr) and _is_read(node, expression)]
+        is_written = any(_is_written(node, one) for node in nodes for one in read)
+        if is_written is not written:
+            continue
+        moves = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in _MOVES]
+        rows = [node for node in nodes if taken and isinstance(node, ast.Subscript) and node.value in read]
+        read = [*rows, *(one for one in read if not any(row.value is one for row in rows))]
+        read = [one for one in read if one not in moves]
+        if read:
+            return replaced(line, *((node, moved(line, node, device)) for node in read))
+    return None
+
+
+def with_expression(line: Line, name: str, text: str, code: str) -> Fix | None:
+    """The user's line with something else where a variable is read; None where it is not."""
+    read = [node for node in own_nodes(line, code) if isinstance(node, ast.expr) and _is_read(node, name)]
+    return replaced(line, *((node, text) for node in read)) if read else None
+
+
+def _is_read(node: ast.expr, expression: str) -> bool:
+    return isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and ast.unparse(node) == expression
+
+
+def _is_written(node: ast.AST, sought: ast.expr) -> bool:
+    """Whether a node writes into what an expression names: ``mask[0] = 1``, ``mask.add_(1)``."""
+    if isinstance(node, ast.Attribute) and node.value is sought:
+        return node.attr.endswith("_") or not isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.Subscript) and node.value is sought and not isinstance(node.ctx, ast.Load)
+
+
+def with_device(line: Line, operation: str, device: str) -> Fix:
+    """The user's line with the device in the calls that make a tensor."""
+    short = operation.rpartition(".")[2]
+    calls = [one for one in own_nodes(line) if isinstance(one, ast.Call) and callee(one) == short]
+    calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+    if calls and (operation.startswith("torch.Tensor.") or any(_has(one, "generator") for one in calls)):
+        return replaced(line, (calls[0], moved(line, calls[0], device)))
+    if calls:
+        return replaced(line, *((one, _on_device(line, one, device)) for one in calls))
+    for statement in statements_at(line):  # it is called by another name
+        target = (assigned(statement) or (None, None))[0]
+        if isinstance(target, (ast.Name, ast.Attribute)):
+            name = ast.unparse(target)
+            return after(line, statement, f"{name} = {name}.to({device})")
+    return Fix(f"make it there: {short}(..., device={device})")
+
+
+def _has(call: ast.Call, keyword: str) -> bool:
+    return any(one.arg == keyword for one in call.keywords)
+
+
+def _on_device(line: Line, call: ast.Call, device: str) -> str:
+    given = next((one for one in call.keywords if one.arg == "device"), None)
+    if call.lineno != call.end_lineno:
+        others = [one for one in call.keywords if one is not given]
+        return ast.unparse(ast.Call(call.func, call.args, [*others, ast.keyword("device", ast.Name(device))]))
+    raw = _source(line, call.lineno).encode()
+    if given is not None:
+        start, end = given.value.col_offset, given.value.end_col_offset
+        return (raw[call.col_offset : start] + device.encode() + raw[end : call.end_col_offset]).decode()
+    head = raw[call.col_offset : call.end_col_offset].decode()[:-1].rstrip(" ,")
+    return f"{head}{', ' if call.args or call.keywords else ''}device={device})"
+
+
+class _Change(NamedTuple):
+    """What stands between two columns of a line, in bytes of UTF-8, and is to be replaced."""
+
+    number: int
+    start: int
+    stop: int
+    text: str
+
+
+def _spliced(line: Line, changes: list[_Change]) -> Fix:
+    raw, end, made = _source(line, changes[0].number).encode(), None, b""
+    for one in sorted(changes, key=lambda change: change.start, reverse=True):
+        made, end = one.text.encode() + raw[one.stop : end] + made, one.start
+    return Fix((raw[:end] + made).decode().strip(), f"in place of {_spot(line, changes[0].number)}")
+
+
+def _outermost(line: Line, inner: ast.If) -> ast.If:
+    """The ``if`` that an ``elif`` belongs to."""
+    chains = (one for one in ast.walk(tree_of(line.path)) if isinstance(one, ast.If))
+    return next(one for one in chains if any(_same(part, inner) for part in _chain(one)))
+
+
+def _chain(one: ast.If) -> Iterator[ast.If]:
+    yield one
+    if len(one.orelse) == 1 and isinstance(one.orelse[0], ast.If):
+        yield from _chain(one.orelse[0])
+
+
+def _same(one: ast.stmt, other: ast.stmt) -> bool:
+    return (one.lineno, one.col_offset) == (other.lineno, other.col_offset)
+
+
+def _source(line: Line, number: int) -> str:
+    return linecache.getline(line.path, number)
+
+
+def _spot(line: Line, first: int, last: int | None = None) -> str:
+    whole = str(line_of(line.path, first))
+    return whole if last in {None, first} else f"{whole}-{last}"

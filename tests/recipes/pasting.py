@@ -1,0 +1,146 @@
+"""A fix as somebody pastes it who reads nothing but where it goes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+import textwrap
+
+import pytest
+import torch
+
+FIX = re.compile(r"(before|after|in place of) ([^:]+):(\d+)(?:-(\d+))?: (.+)")
+
+
+def fix_of(detail):
+    """What a check prints behind ``fix:``, its words as they are."""
+    return detail.partition("; fix: ")[2]
+
+
+def pasted(sources, fix):
+    """Some files, by name, with a fix in the one that it names; None for a fix in words.
+
+    What is pasted is indented as the first of the lines that it is said to go to.
+    """
+    found = FIX.fullmatch(fix)
+    if found is None:
+        return None
+    how, name, first, last, text = found.groups()
+    lines = sources[name].splitlines()
+    begin, end = int(first) - 1, int(last or first)
+    indented = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())] + text
+    at = {"before": (begin, begin), "after": (end, end), "in place of": (begin, end)}[how]
+    lines[at[0] : at[1]] = [indented]
+    return {**sources, name: "\n".join(lines) + "\n"}
+
+
+HEAD = """
+import functools
+import numpy
+import torch
+from torch import nn
+import ckptmove
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+        self.prepare()
+
+    def prepare(self):
+        pass
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = Net()
+        self.prepare()
+
+    def forward(self, x):
+        return self.body(x)
+
+def batch():
+    return torch.randn(4, 6), torch.randn(4, 3)
+"""
+MANY = 8
+
+
+@pytest.fixture
+def fault_of(answers, make, tmp_path, monkeypatch):
+    """What is wrong with a script of the user's, in one line, and the evidence of it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+
+    def fault_of(*parts):
+        (tmp_path / "train.py").write_text(HEAD + "".join(textwrap.dedent(part) for part in parts))
+        check = answers(make(), "cuda:0", case="train.py:case")["case"]
+        assert check["status"] == "failed", check["detail"]
+        where, fix = (check["evidence"].get(key, "") for key in ("fix_at", "fix"))
+        assert check["detail"].partition("; fix: ")[2] == (f"{where}: {fix}" if where else fix)
+        assert "\\x0a" not in check["detail"]
+        return check["detail"], check["evidence"]
+
+    return fault_of
+
+
+@pytest.fixture
+def mended(answers, make, tmp_path, monkeypatch):
+    """The fixes that a script of the user's takes, each pasted as it is printed, until its case passes."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def mended(body, path=None, to="cuda:0", *, trains=False):
+        sources, fixes = {"train.py": HEAD + textwrap.dedent(body)}, []
+        for attempt in range(MANY):
+            folder = tmp_path / str(attempt)  # no file that Python has read is written to
+            folder.mkdir()
+            (folder / "train.py").write_text(sources["train.py"])
+            monkeypatch.chdir(folder)
+            path = path or (trained(folder, make) if trains else make())
+            check = answers(path, to, case="train.py:case")["case"]
+            fix = fix_of(check["detail"])
+            if not fix:
+                assert check["status"] == "passed", (check["detail"], fixes)
+                return fixes
+            fixes.append(fix)
+            assert fixes.count(fix) == 1, (check["detail"], fixes)
+            if trains and check["detail"].startswith("the model does not fit"):
+                path = trained(folder, make)
+            else:
+                sources = pasted(sources, fix)
+            assert sources is not None, (check["detail"], fixes)
+        raise AssertionError(fixes)
+
+    return mended
+
+
+def trained(folder, make):
+    """The checkpoint that a script writes as it is by now, trained from the start."""
+    made = runpy.run_path(str(folder / "train.py"))["case"](torch.device("cpu"))
+    for _ in range(2):
+        loss = made.criterion(made.model(made.batch[0]), made.batch[1])
+        made.optimizer.zero_grad()
+        loss.backward()
+        made.optimizer.step()
+    return make.save({"model": made.model.state_dict(), "optimizer": made.optimizer.state_dict()}, f"{folder.name}.pt")
+
+
+def case(model="Net().to(device)", criterion="nn.MSELoss()", batch="batch()", step="None", given="criterion"):
+    """The function of a case, with some parts in place of the usual ones."""
+    step = step if step.startswith("def") else f"step = {step}"
+    lines = [
+        f"model = {model}",
+        "optimizer = torch.optim.AdamW(model.parameters())",
+        f"criterion = {criterion}",
+        f"pair = {batch}",
+        step,
+        f"return ckptmove.Case(model, optimizer, {given}, pair, step)",
+    ]
+    return "def case(device):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def mine(forward, init="pass", base="Net"):
+    """A model of the user's, and its case."""
+    prepare, forward = (textwrap.indent(textwrap.dedent(one), " " * 8) for one in (init, forward))
+    head = f"class Mine({base}):\n    def prepare(self):\n{prepare}\n    def forward(self, x):\n{forward}\n"
+    return head + case("Mine().to(device)")
