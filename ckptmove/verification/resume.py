@@ -78,12 +78,13 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         mend=_mend(bench),
         has_model=any(record.role == "model" for record in inventory.tensors),
     )
-    if isinstance(inventory, DirectoryInventory) and inventory.sharding:
-        return without_step(inventory.sharding, around)
-    if not bench.pairings:
-        return without_step(NOTHING_TO_RESUME, around)
-    if bench.site.reason:
+    sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
+    nothing = sharding or ("" if bench.pairings else NOTHING_TO_RESUME)
+    # A case steps its model where the file has nothing to resume, too.
+    if bench.site.reason and (not nothing or bench.request.case is not None):
         return not_proven(around)
+    if nothing:
+        return without_step(nothing, around)
     kinds = {fact.kind for fact in inventory.facts}
     if "encoded-storage" in kinds:
         reason = "no step from tensors written as text, as pickle protocols 0 to 2 write bytes"

@@ -80,13 +80,18 @@ def without_step(reason: str, around: Circumstances) -> tuple[CheckResult, Check
 
 def not_proven(around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The outcomes where the target is neither here nor can be simulated: that proves nothing, so it does not pass."""
-    reason = f"not proven: there is no {around.site.target} here, and it cannot be simulated: {around.site.reason}"
+    reason = f"not proven: there is no {around.site.target} here, {_not_simulated(around)}"
     return failed("step", reason), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
 
 
 def _no_device(around: Circumstances, **figures: object) -> CheckResult:
-    reason = f"there is no {around.site.target} here, which --require-device asks for: it was only simulated"
+    instead = f", {_not_simulated(around)}" if around.site.reason else ": it was only simulated"
+    reason = f"there is no {around.site.target} here, which --require-device asks for{instead}"
     return failed("step", reason, **figures)
+
+
+def _not_simulated(around: Circumstances) -> str:
+    return f"and it cannot be simulated: {around.site.reason}"
 
 
 def _step(tally: TrialTally, around: Circumstances) -> CheckResult:

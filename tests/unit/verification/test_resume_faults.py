@@ -407,6 +407,31 @@ def test_a_target_that_cannot_be_simulated_is_not_proven(make, answers, monkeypa
     )
 
 
+def test_what_cannot_be_simulated_is_not_said_to_have_been(make, answers, monkeypatch):
+    monkeypatch.setattr(place, "unavailable_reason", lambda: "torch 2.3 is too old")
+    tree = make.tree("AdamW")
+    weights_only(tree)
+    found = answers(make.save(tree), "cuda:0", require_device=True)
+    assert statuses(found) == ["failed", "skipped", "skipped"]
+    assert found["step"]["detail"] == (
+        "there is no cuda:0 here, which --require-device asks for, and it cannot be simulated: torch 2.3 is too old"
+    )
+
+
+def test_a_case_that_cannot_be_stepped_is_not_passed_over(make, answers, monkeypatch):
+    monkeypatch.setattr(place, "unavailable_reason", lambda: "torch 2.3 is too old")
+    tree = make.tree("AdamW")
+    weights_only(tree)
+    path = make.save(tree)
+    assert statuses(answers(path, "cuda:0")) == ["skipped"] * 3, "there is nothing to resume"
+    found = answers(path, "cuda:0", case="train.py:case")
+    assert (statuses(found), found["case"]["status"]) == (["failed", "skipped", "skipped"], "skipped")
+    assert (
+        found["step"]["detail"]
+        == "not proven: there is no cuda:0 here, and it cannot be simulated: torch 2.3 is too old"
+    )
+
+
 def test_an_accelerator_of_this_machine_is_used_as_it_is(make, answers, monkeypatch):
     # A CPU that is called an accelerator: the parts that do not depend on which one it is.
     monkeypatch.setattr(place, "is_here", lambda target: True)
