@@ -50,7 +50,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     is_tar = inventory.container == "torch-tar"
     if not refused and not opcodes and not is_tar:
         return
-    parts = ["every tar of torch 0.1"] if is_tar else []
+    parts = ["every tar of torch 0.1 since torch 2.6"] if is_tar else []
     parts += [f"{amount(len(refused), 'name')}: {_some([*map(_refusal, refused)])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     parts += [f"items in {_some(filled)}"] if filled else []

@@ -235,7 +235,7 @@ def load(
     if kind == "torchscript":
         return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
     if kind == "torch-tar":
-        return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none")
+        return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none since torch 2.6")
     is_mapped = kind == "torch-zip" and not is_packed and isinstance(place, str)  # torch maps no other one
     try:
         if kind == "safetensors":

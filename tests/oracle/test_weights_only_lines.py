@@ -40,7 +40,7 @@ LEAVES_IT_OPEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExce
 
 def run(line):
     """Run a line as it is pasted, with nothing imported."""
-    before = torch.serialization.get_safe_globals()
+    before = list(torch.serialization.get_safe_globals())
     try:
         exec(line, {})
     finally:
