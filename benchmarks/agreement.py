@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
+from older_torch import safetensors_table
 
 from ckptmove.api import convert, inspect
 from ckptmove.devices import NO_DEVICE
@@ -101,7 +101,7 @@ def _of_jit_load(path: Path, inventory: Inventory) -> list[str]:
 
 def _of_header(path: Path, inventory: Inventory) -> list[str]:
     with path.open("rb") as file:
-        table, _ = _get_safetensors_file_metadata(file)
+        table, _ = safetensors_table(file)
     table.pop("__metadata__", None)
     found = {tensor.name: (tensor.dtype, list(tensor.shape)) for tensor in inventory.tensors}
     expected = {name: (SAFETENSORS_DTYPES[row["dtype"]], row["shape"]) for name, row in table.items()}

@@ -26,6 +26,7 @@ from trained import LAYOUTS, OPTIMIZERS, Training, device_by_path
 from ckptmove.model import Severity
 from ckptmove.verification import child, run, worker
 from ckptmove.verification.checks import CHECKS
+from ckptmove.verification.place import find_site
 from ckptmove.verification.request import VerifyRequest
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
     from ckptmove.evidence import VerifyResult
 
-TARGETS = ("cpu", "cuda:0", "mps")
+#: Those that a step can be made for: torch before 2.10 simulates no device.
+TARGETS = tuple(target for target in ("cpu", "cuda:0", "mps") if not find_site(target).reason)
 DTYPES = ("float32", "bfloat16")
 
 
@@ -120,6 +122,7 @@ def main() -> int:
     print("|---|---:|---:|---:|")
     print(f"| faults made on purpose | {len(FAULTS)} | {found} of {len(FAULTS)} | |")
     print(f"| healthy: optimizer, layout, dtype, device | {len(HEALTHY)} | | {len(false)} |")
+    print(f"\nwith torch {torch.__version__}, steps on {', '.join(TARGETS)}")
     print("\nNot told by a file alone:")
     print("\n".join(f"* {fault.name}: {fault.unseen}" for fault in unseen))
     print("\n".join(["", *missed, *false]))

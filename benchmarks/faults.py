@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trained import LAYOUTS, Training, device_by_path
 
+from ckptmove.verification.place import find_site
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     Where = tuple[str, ...]
 
 _CUDA = device_by_path("cuda:0", "AdamW")
+#: Where a step is made: torch that can simulate no device fails it for that reason alone, whatever is wrong.
+_STEP = "cpu" if find_site("cuda:0").reason else "cuda:0"
+_STEPPED = device_by_path(_STEP, "AdamW")
 
 
 def _leave(_path: Path) -> None:
@@ -220,7 +225,7 @@ FAULTS = (
     Fault("the state of one parameter lost", "O205", _drop(lambda tree: tree["optimizer"]["state"], 2)),
     Fault("more parameters than the model has", "O206", _set(_group, "params", list(range(40)))),
     Fault("a second moment lost", "O207", _drop(_state, "exp_avg_sq")),
-    Fault("weight_decay lost", "step", _drop(_group, "weight_decay")),
+    Fault("weight_decay lost", "step", _drop(_group, "weight_decay"), place=_STEPPED, to=_STEP),
     Fault("a stale step count, without the original", "O209", lambda tree: _state(tree)["step"].fill_(1.0)),
     Fault("states of two shapes swapped", "O208", _swap_entries(0, 1)),
     Fault("random states on the GPU", "R301", place=_on("cuda:0", "rng")),
@@ -271,8 +276,9 @@ FAULTS = (
     Fault("another weight_decay in a member", "restore", _set(_group, "weight_decay", 0.5), layout="archive",
           against=True),
     Fault("states of two shapes swapped in a member", "O208", _swap_entries(0, 1), layout="archive"),
-    Fault("states of one shape swapped", "parity", _swap_entries(0, 4), against=True),
-    Fault("a stale step count", "parity", lambda tree: _state(tree)["step"].fill_(1.0), against=True),
+    Fault("states of one shape swapped", "parity", _swap_entries(0, 4), against=True, place=_STEPPED, to=_STEP),
+    Fault("a stale step count", "parity", lambda tree: _state(tree)["step"].fill_(1.0), against=True,
+          place=_STEPPED, to=_STEP),
     Fault("an optimizer left on the CPU fails placement", "placement", place=_on("cpu", "exp_avg")),
     Fault("a moment of another width fails the structure", "structure",
           lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),
@@ -284,14 +290,14 @@ FAULTS = (
     Fault("a loss scale of NaN", "numbers", _set(lambda tree: tree["scaler"], "scale", float("nan"))),
     Fault("a scheduler with a rate of NaN", "numbers",
           _set(lambda tree: tree["scheduler"], "base_lrs", [float("nan")])),
-    Fault("a learning rate of infinity", "step", _set(_group, "lr", float("inf"))),
-    Fault("betas of 1", "step", _set(_group, "betas", (1.0, 0.999))),
-    Fault("a moment of integers", "step", _integers),
+    Fault("a learning rate of infinity", "step", _set(_group, "lr", float("inf")), place=_STEPPED, to=_STEP),
+    Fault("betas of 1", "step", _set(_group, "betas", (1.0, 0.999)), place=_STEPPED, to=_STEP),
+    Fault("a moment of integers", "step", _integers, place=_STEPPED, to=_STEP),
     Fault("the two moments of a parameter swapped", "N502", _swap_moments),
-    Fault("all moments zero after three steps", "fresh", _zero_moments),
+    Fault("all moments zero after three steps", "fresh", _zero_moments, place=_STEPPED, to=_STEP),
     # --- what a file alone does not tell ------------------------------------------------------------------------------
     Fault("a weight_decay of another value, without the original", "step", _set(_group, "weight_decay", 0.5),
-          unseen=_NO_ORIGINAL),
+          place=_STEPPED, to=_STEP, unseen=_NO_ORIGINAL),
     Fault("states of one shape swapped, without the original", "step", _swap_entries(0, 4),
-          unseen=_NO_ORIGINAL),
+          place=_STEPPED, to=_STEP, unseen=_NO_ORIGINAL),
 )  # fmt: skip

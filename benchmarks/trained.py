@@ -9,6 +9,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
+from older_torch import IN_ONE_PROCESS
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -219,7 +220,7 @@ def as_distributed(tree: Tree, folder: Path, _place: Callable[[tuple[str, ...]],
     run = folder / "step-500"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it tells that one process saves all of it
-        dcp_save(tree, storage_writer=FileSystemWriter(run, per_thread_copy_ahead=0), no_dist=True)
+        dcp_save(tree, storage_writer=FileSystemWriter(run, per_thread_copy_ahead=0), **IN_ONE_PROCESS)
     return str(run)
 
 

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from older_torch import IN_ONE_PROCESS
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def distributed(bench):
         dcp.save(
             {"model": {"a.weight": torch.ones(3, 4)}},
             storage_writer=dcp.FileSystemWriter(bench / "fsdp", per_thread_copy_ahead=0),
-            no_dist=True,
+            **IN_ONE_PROCESS,
         )
     return bench / "fsdp"
 

@@ -25,7 +25,7 @@ import ckptmove
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata  # noqa: E402  # after the skip
+from older_torch import safetensors_table  # noqa: E402  # after the skip
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 MANIFEST = json.loads((SAMPLES / "MANIFEST.json").read_text(encoding="utf-8"))
@@ -91,9 +91,9 @@ def load_script(path):
 
 
 def from_table(path):
-    """The tensors of a safetensors file, by torch's own reader of their table."""
+    """The tensors of a safetensors file, by their table."""
     with path.open("rb") as file:
-        table, start = _get_safetensors_file_metadata(file)
+        table, start = safetensors_table(file)
         raw = file.read()
     assert start + len(raw) == path.stat().st_size
     table.pop("__metadata__")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
+from older_torch import safetensors_table
 
 import ckptmove
 from ckptmove.api import convert, inspect
@@ -40,9 +40,12 @@ CODES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
     "C64": torch.complex64,
 }
+if hasattr(torch, "float8_e8m0fnu"):
+    CODES["F8_E8M0"] = torch.float8_e8m0fnu
+#: What the library stumbles over where torch lacks a dtype that it takes.
+UNKNOWN = () if hasattr(torch, "float4_e2m1fn_x2") else (AttributeError,)
 SHAPES = [(), (0,), (7,), (2, 3), (2, 0, 3), (1, 1, 4, 2)]
 
 
@@ -108,7 +111,7 @@ def test_every_dtype_and_shape(write):
 def test_the_table_is_the_one_that_torch_reads(write):
     path = write(of_tensors(zoo(), format="pt"))
     with Path(path).open("rb") as file:
-        table, start = _get_safetensors_file_metadata(file)
+        table, start = safetensors_table(file)
     table.pop("__metadata__")
     with open_checkpoint(path) as checkpoint:
         for tensor in checkpoint.inventory.tensors:
@@ -141,7 +144,7 @@ def test_the_library_refuses_what_is_refused(write):
             with safetensors.safe_open(path, framework="pt") as theirs:
                 for name in theirs.keys():  # noqa: SIM118  # no mapping
                     theirs.get_tensor(name)
-        except safetensors.SafetensorError:
+        except (safetensors.SafetensorError, *UNKNOWN):
             continue
         assert b"stricter" in (header if isinstance(header, bytes) else json.dumps(header).encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed.checkpoint as dcp
+from older_torch import IN_ONE_PROCESS
 
 from ckptmove.containers.distributed import DistributedCheckpoint
 from ckptmove.contracts import CopySegment
@@ -13,7 +14,8 @@ from ckptmove.streams.part import MemorySource
 
 
 def test_it_has_no_pickle_of_its_own_and_no_storage_in_one_place(tmp_path, recwarn):
-    dcp.save({"w": torch.ones(3)}, storage_writer=dcp.FileSystemWriter(tmp_path, per_thread_copy_ahead=0), no_dist=True)
+    writer = dcp.FileSystemWriter(tmp_path, per_thread_copy_ahead=0)
+    dcp.save({"w": torch.ones(3)}, storage_writer=writer, **IN_ONE_PROCESS)
     assert [type(warning.message) for warning in recwarn] == [UserWarning]
     data = (tmp_path / ".metadata").read_bytes()
     sizes = {"__0_0.distcp": (tmp_path / "__0_0.distcp").stat().st_size}

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from older_torch import IN_ONE_PROCESS
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -33,7 +34,7 @@ class Distributed:
             warnings.simplefilter("ignore")
             # A device that another test simulates in this process has no streams to copy ahead by.
             writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0, **options)
-            dcp.save(tree, storage_writer=writer, no_dist=True)
+            dcp.save(tree, storage_writer=writer, **IN_ONE_PROCESS)
         return folder
 
     @staticmethod
@@ -41,7 +42,7 @@ class Distributed:
         """Fill a tree as ``torch.distributed.checkpoint.load`` does in one process."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(tree, checkpoint_id=folder, no_dist=True)
+            dcp.load(tree, checkpoint_id=folder, **IN_ONE_PROCESS)
 
     @staticmethod
     def save_ranks(folder, tensors, objects=None):
