@@ -28,6 +28,17 @@ def closed(schema):
     return {key: closed(part) for key, part in schema.items()} | rest
 
 
+@pytest.fixture
+def simulates():
+    """Skips a test whose step is made on a simulated device, where there is no torch, or one that can simulate none."""
+    pytest.importorskip("torch")
+    from ckptmove.verification.simulated import unavailable_reason
+
+    reason = unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+
+
 VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA))
 
 

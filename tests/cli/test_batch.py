@@ -64,7 +64,7 @@ def test_an_error_stands_apart_from_the_report_before_it(say) -> None:
     assert say("inspect", "none.pth", "run.pth", "-q").err == f"error: none.pth: no such file\n{hint}"
 
 
-def test_verify_counts_what_it_could_not_prove(say, bench) -> None:
+def test_verify_counts_what_it_could_not_prove(say, bench, simulates) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"weight": torch.ones(2)}, bench / "weights.pth")
     say("convert", "weights.pth", "--to", "cuda:3")

@@ -75,7 +75,7 @@ def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove):
     assert result["checks"][-1]["evidence"]["case"] == "train.py:case"
 
 
-def test_a_broken_case_says_where_and_what_mends_it(folder, ckptmove):
+def test_a_broken_case_says_where_and_what_mends_it(folder, ckptmove, simulates):
     code, out, err = ckptmove("verify", "run.pth", "--to", "cpu", "--case", "train.py:broken")
     assert code == 0, "on the CPU there is nothing to forget"
     code, out, err = ckptmove("verify", "run.pth", "--to", "cuda:0", "--case", "train.py:broken")
@@ -125,7 +125,7 @@ def test_a_case_that_is_none_is_one_line_and_a_hint(folder, ckptmove, typed, sai
     assert "Traceback" not in err
 
 
-def test_a_test_may_name_a_case(folder):
+def test_a_test_may_name_a_case(folder, simulates):
     assert assert_resumes("run.pth", to="cpu", case="train.py:case").checks[-1].name == "case"
     with pytest.raises(AssertionError, match=r"case: batch\[0\] is on cpu"):
         assert_resumes(Path("run.pth"), to="cuda:0", case="train.py:broken")

@@ -296,8 +296,7 @@ def test_the_next_conversion_notices_too(ask, bench, words) -> None:
         assert "interrupted" in document["notes"][0]
 
 
-def test_verify_notices_too(say, bench, original) -> None:
-    pytest.importorskip("torch")
+def test_verify_notices_too(say, bench, original, simulates) -> None:
     with started(5, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
         process.communicate()
     said = say("verify", "run.pth", "--to", "cuda:3", "-q")

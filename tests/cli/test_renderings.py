@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from ckptmove import api
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.policy import RULES
@@ -150,8 +148,7 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert second.startswith("N502 ")
 
 
-def test_verify_says_how_it_was_proven(say, ask, monkeypatch) -> None:
-    pytest.importorskip("torch")
+def test_verify_says_how_it_was_proven(say, ask, monkeypatch, simulates) -> None:
     verify, verdicts = api.verify, {}
 
     def once(path, **options):
@@ -191,8 +188,7 @@ def test_verify_says_how_it_was_proven(say, ask, monkeypatch) -> None:
     assert last == "::error file=run.pth,title=verify::failed, simulated cuda:3"
 
 
-def test_verify_of_a_sample_says_so_everywhere(say, ask) -> None:
-    pytest.importorskip("torch")
+def test_verify_of_a_sample_says_so_everywhere(say, ask, simulates) -> None:
     (result,) = ask("verify", "run.pth", "--to", "cuda:3", "--sample", "1")["results"]
     assert result["sample"] == {"asked": 1, "parameters": 1, "of_parameters": 4, "tensors": 4, "of_tensors": 16}
     ending = "passed, simulated cuda:3, by a sample: 1 of 4 parameters, 4 of 16 tensors\n"
@@ -204,8 +200,7 @@ def test_verify_of_a_sample_says_so_everywhere(say, ask) -> None:
     assert whole["sample"] is None
 
 
-def test_a_converted_file_is_as_expected_and_verifies(say, ask) -> None:
-    pytest.importorskip("torch")
+def test_a_converted_file_is_as_expected_and_verifies(say, ask, simulates) -> None:
     assert ask("inspect", "dragged.pth", "--expect", "cuda:0")["checkpoints"][0]["expected"]["met"] is False
     said = say("convert", "dragged.pth", "--to", "cuda:0")
     assert said.code == 0

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import old_tar
 import pytest
+import saving
 import torch
-from torch.utils.serialization import config
 
 from ckptmove.containers.opening import open_container
 from ckptmove.contracts import BytesSegment, InflateSegment
@@ -41,15 +41,12 @@ def _saved():
 
 
 def _without_crcs():
-    torch.serialization.set_crc32_options(False)
-    try:
+    with saving.crcs(written=False):
         return _saved()
-    finally:
-        torch.serialization.set_crc32_options(True)
 
 
 def _aligned():
-    with config.patch("save.storage_alignment", 4096):
+    with saving.aligned(4096):
         return _saved()
 
 

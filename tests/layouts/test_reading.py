@@ -382,11 +382,16 @@ def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):
     assert finding.where == ("training_args.bin",)
     assert finding.message.endswith("refuses 1 name: argparse.Namespace")
     with pytest.raises(pickle.UnpicklingError):
-        torch.load(folder / finding.where[0])
+        torch.load(folder / finding.where[0], weights_only=True)
     setup, _, expression = finding.fix.rpartition("; ")
     assert setup == "import argparse, torch; torch.serialization.add_safe_globals([argparse.Namespace])"
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    before = list(torch.serialization.get_safe_globals())
+    torch.serialization.add_safe_globals([argparse.Namespace])
+    try:
         assert eval(expression, {"torch": torch}).lr == 0.1
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def test_the_file_that_an_older_torch_refuses_is_named(build):

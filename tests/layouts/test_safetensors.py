@@ -38,7 +38,10 @@ def test_shapes_pair_where_each_is_there_once(mixed):
 
 def test_names_still_pair(build, mixed):
     model, _ = build.trained()
-    named = torch.optim.AdamW(model.named_parameters())
+    try:
+        named = torch.optim.AdamW(model.named_parameters())
+    except TypeError:
+        pytest.skip("this torch gives an optimizer no names")
     build.save(mixed / "optimizer.pt", named.state_dict(), "cuda:0")
     (pairing,) = pair_all(ckptmove.inspect(mixed).inventory)
     assert pairing.how == "names"

@@ -10,6 +10,7 @@ from argparse import Namespace
 import pytest
 import safetensors.torch
 import torch
+from simulation import on_a_simulated_device
 
 import ckptmove
 from ckptmove.errors import CrcMismatch
@@ -46,6 +47,7 @@ def test_every_check_is_made_of_the_members(packer, answers, kind, to):
     assert found["restore"]["evidence"]["compared"] == 16
 
 
+@on_a_simulated_device
 def test_a_verdict_through_the_child(packer):
     members, told = packer.members("cuda:0"), []
     path, folder = packer.pack(members), str(packer.unpack(members))

@@ -116,6 +116,7 @@ def test_torch_reads_a_script_archive_too(module) -> None:
     assert sha256(module) == before
 
 
+@pytest.mark.skipif(not hasattr(torch.serialization, "skip_data"), reason="this torch saves nothing without its values")
 @pytest.mark.parametrize("nbytes", [5 << 30, (1 << 32) - 3000])
 def test_an_archive_that_needs_64_bits(tmp_path, nbytes) -> None:
     path = tmp_path / "huge.pt"

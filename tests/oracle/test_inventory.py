@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections import OrderedDict, defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -87,17 +88,20 @@ class Rebuilt:
 
 
 PLAIN_DTYPES = [
+    *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),  # of newer torch
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
     torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
     torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
 ]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", PLAIN_DTYPES, ids=str)
 def test_every_dtype(dtype, tmp_path):
-    inventory = save_and_read({"t": torch.zeros(3, 4, dtype=dtype)}, tmp_path)
+    try:
+        inventory = save_and_read({"t": torch.zeros(3, 4, dtype=dtype)}, tmp_path)
+    except KeyError:
+        pytest.skip(f"this torch has {dtype} and does not save it")
     loaded = load(tmp_path, weights_only=True).root["t"]
     (record,) = inventory.tensors
     assert_dense(record, loaded)
@@ -164,7 +168,7 @@ def test_parameters_with_and_without_attributes(tmp_path):
 def test_subclasses_and_what_hangs_on_them(tmp_path):
     sub = torch.randn(3, 4).as_subclass(Sub)
     sub.extra = {"inner": torch.ones(2)}
-    buffer = nn.Buffer(torch.zeros(3))
+    buffer = getattr(nn, "Buffer", nn.Parameter)(torch.zeros(3))  # the former in newer torch
     inventory = save_and_read({"sub": sub, "buffer": buffer, "wrapped": Wrapper(torch.randn(2, 5))}, tmp_path)
     loaded = torch.load(tmp_path / "saved.pt", weights_only=False)  # torch refuses a map_location that is a function
     by_name = {record.name: record for record in inventory.tensors}
@@ -259,7 +263,9 @@ def test_elements_smaller_than_a_byte_do_not_read_as_an_overrun(tmp_path):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_nested_tensors(tmp_path):
     inventory = save_and_read({"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, tmp_path)
-    with torch.serialization.safe_globals([torch._utils._rebuild_nested_tensor]):  # which torch refuses since 2.15
+    name = "torch._utils._rebuild_nested_tensor"  # which torch refuses since 2.15
+    refuses = name not in torch._weights_only_unpickler._get_allowed_globals()
+    with torch.serialization.safe_globals([torch._utils._rebuild_nested_tensor]) if refuses else nullcontext():
         loaded = load(tmp_path, weights_only=True).root["n"]
     (record,) = inventory.tensors
     assert record.kind == "nested"
@@ -289,7 +295,9 @@ def test_meta_tensors_have_no_bytes(tmp_path):
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_tensors_of_backends_without_storages(protocol, tmp_path):
     rebuild = torch._utils._rebuild_device_tensor_from_numpy
-    from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
+    from_cpu = getattr(torch._utils, "_rebuild_device_tensor_from_cpu_tensor", None)
+    if from_cpu is None:
+        pytest.skip("this torch saves such tensors by way of NumPy alone")
     saved = {
         "numpy": Rebuilt(rebuild, np.ones((2, 3), np.float32), torch.float32, "cpu", True),
         "cpu": Rebuilt(from_cpu, torch.ones(2, 3, 4).transpose(0, 1), torch.bfloat16, "cpu", False),

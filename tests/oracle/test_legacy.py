@@ -105,7 +105,10 @@ def test_a_step_is_made_from_a_stream(tmp_path):
 @pytest.mark.parametrize("dtype", UNTYPED, ids=str)
 def test_an_untyped_storage_is_read_and_moved(tmp_path, dtype):
     path, moved, back = (tmp_path / name for name in ("saved.pth", "moved.pth", "back.pth"))
-    torch.save({"w": torch.arange(7).to(dtype)}, path, _use_new_zipfile_serialization=False)
+    try:
+        torch.save({"w": torch.arange(7).to(dtype)}, path, _use_new_zipfile_serialization=False)
+    except KeyError:
+        pytest.skip("this torch writes no such storage into a stream")
     with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         (record,) = checkpoint.inventory.tensors
         assert record.dtype == str(dtype).removeprefix("torch.")

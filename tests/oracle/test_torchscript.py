@@ -320,6 +320,8 @@ def test_the_lite_interpreter_reads_what_was_moved(lite, tmp_path):
     ],
 )
 def test_every_dtype_that_torchscript_saves(tmp_path, dtype):
+    if not hasattr(torch, dtype):
+        pytest.skip(f"this torch has no {dtype}")
     (tmp_path / "saved.pt").write_bytes(held(torch.empty(6, dtype=getattr(torch, dtype))))
     inventory = inspect(str(tmp_path / "saved.pt")).inventory
     loaded = torch.jit.load(tmp_path / "saved.pt").held

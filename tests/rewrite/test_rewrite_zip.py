@@ -9,6 +9,7 @@ import zipfile
 import zlib
 
 import pytest
+import saving
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -41,12 +42,8 @@ def pad(length):
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("crcs", [True, False])
 def test_torch_loads_what_was_retagged(tmp_path, mmap, alignment, crcs, rewrite):
-    from torch.utils.serialization import config
-
-    torch.serialization.set_crc32_options(crcs)
-    with config.patch("save.storage_alignment", alignment):
+    with saving.crcs(crcs), saving.aligned(alignment):
         source = save(tmp_path / "a.pt")
-    torch.serialization.set_crc32_options(True)
     output = rewrite(source, tmp_path / "b.pt", retag(CPU, CUDA))
     before = torch.load(source, weights_only=True)
     after = torch.load(output, weights_only=True, map_location="cpu", mmap=mmap)
@@ -95,9 +92,8 @@ def test_any_change_of_length_keeps_every_storage(tmp_path, lengths, numels, rew
 @pytest.mark.parametrize("crcs", [True, False])
 def test_casts_give_what_torch_gives(tmp_path, crcs, rewrite, opened):
     state = {"a": torch.randn(7, dtype=torch.float64), "b": torch.ones(5), "c": torch.randn(3, dtype=torch.complex128)}
-    torch.serialization.set_crc32_options(crcs)
-    source = save(tmp_path / "a.pt", state)
-    torch.serialization.set_crc32_options(True)
+    with saving.crcs(crcs):
+        source = save(tmp_path / "a.pt", state)
 
     casts = {"0": ("float64", "float32"), "2": ("complex128", "complex64")}
     output = rewrite(

@@ -9,6 +9,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 import ckptmove
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+#: Older torch writes the same options for these two, and people are told which one was assumed.
+ALIKE = ("Adam", "AdamW") if "decoupled_weight_decay" not in torch.optim.Adam([torch.ones(1)]).defaults else ()
 CHECKS = ("restore", "numbers", "step", "parity", "fresh")
 
 
@@ -35,7 +37,8 @@ def test_every_check_is_made(distributed, tmp_path, answers, kind, options, to):
     found = answers(folder, to)
     assert {name: found[name]["status"] for name in CHECKS} == dict.fromkeys(CHECKS, "passed"), found
     evidence = found["step"]["evidence"]
-    assert (evidence["optimizer"], evidence["parameters"], evidence["standins"]) == (kind, 4, 0)
+    assert (evidence["parameters"], evidence["standins"]) == (4, 0)
+    assert evidence["optimizer"] in (ALIKE if kind in ALIKE else (kind,))
     assert (evidence["proven"], evidence["unproven"]) == (True, "")
 
 
@@ -44,7 +47,7 @@ def test_its_options_tell_which_it_is(distributed, tmp_path, kind):
     folder = distributed.save(tmp_path / "run", tree_of(getattr(torch.optim, kind)))
     found = ckptmove.inspect(folder)
     (record,) = found.inventory.optimizers
-    assert (record.where, record.candidates) == ("optimizer", (kind,))
+    assert (record.where, record.candidates) == ("optimizer", ALIKE if kind in ALIKE else (kind,))
     assert {finding.code for finding in found.findings} == {"R302"}
 
 

@@ -9,8 +9,10 @@ import warnings
 from argparse import Namespace
 
 import pytest
+import saving
 import torch
 import torch.distributed.checkpoint as dcp
+from simulation import on_a_simulated_device
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -123,6 +125,7 @@ def test_every_check_is_made_of_the_tensors_as_they_are_put_together(distributed
     assert pairing.how == ("names" if form == NAMED else "order")
 
 
+@on_a_simulated_device
 def test_a_verdict_through_the_child(distributed, tmp_path):
     told = []
     folder = distributed.save(tmp_path / "run", tree_of(NAMED))
@@ -281,7 +284,8 @@ def work(rank, folder, port):
 
 
 def test_what_two_processes_have_saved(tmp_path, answers):
-    pytest.importorskip("torch.distributed.tensor")
+    if not hasattr(pytest.importorskip("torch.distributed.tensor"), "distribute_tensor"):
+        pytest.skip("this torch has its sharded tensors elsewhere")
     folder = tmp_path / "run"
     torch.multiprocessing.spawn(work, (str(folder), 29_571), nprocs=2)
     assert len(list(folder.glob("*.distcp"))) == 2
@@ -398,7 +402,11 @@ def test_a_piece_that_does_not_hold_together_is_told_of_in_a_line_that_says_what
     data = bytearray((halves / "__0_0.distcp").read_bytes())
     data[data.index(b"PK\x03\x04", 4)] ^= 1  # of the second record of the first piece
     (halves / "__0_0.distcp").write_bytes(data)
-    detail = answers(halves)["restore"]["detail"]
+    restore = answers(halves)["restore"]
+    detail = restore["detail"]
+    assert restore["status"] == "failed"
+    if detail == "bytes not stored plainly and whole: w":
+        return  # older torch looks at no header of a record, and loads it
     assert detail.startswith("torch.load fails: w (__0_0.distcp at byte 0): RuntimeError: PytorchStreamReader failed ")
     assert detail.endswith(f" is corrupted; fix: copy or download it again, then: ckptmove inspect --check {halves}")
 
@@ -432,12 +440,8 @@ def test_an_object_that_has_written_its_own_bytes_is_left_alone(distributed, tmp
 
 
 def test_pieces_without_crcs_are_said(distributed, tmp_path):
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
+    with saving.crcs(written=False):
         folder = distributed.save(tmp_path / "run", {"w": torch.ones(2), "epoch": 1})
-    finally:
-        torch.serialization.set_crc32_options(before)
     with opened(folder) as checkpoint:
         assert "saved without CRCs" in check_file(checkpoint.parts).detail
         assert check_bytes(checkpoint, Limits()) == ()

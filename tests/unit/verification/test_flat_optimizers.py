@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from simulation import on_a_simulated_device
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -91,7 +92,7 @@ def test_the_options_of_every_parameter_follow(make, tmp_path):
     assert [saved[key] for key in flags] == [False] * 6
 
 
-@pytest.mark.parametrize("to", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("to", ["cpu", pytest.param("cuda:0", marks=on_a_simulated_device)])
 @pytest.mark.parametrize(("kind", "options"), [("AdamW", {}), ("SGD", {"momentum": 0.9})])
 def test_every_check_is_made(make, kind, options, to):
     result = ckptmove.verify(make.save(tree(kind, **options), device=to), to=to)

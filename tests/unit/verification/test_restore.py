@@ -195,7 +195,9 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(broken, "w") as target:
         for item in source.infolist():
             target.writestr(item, damage if item.filename.endswith("/data.pkl") else source.read(item))
-    assert load("torch-zip", str(broken)).error.startswith(("IndexError: ", "AssertionError: "))
+    loaded = load("torch-zip", str(broken))
+    if not loaded.refusal.startswith("persistent_load id must be"):  # older torch looks at it, and says so
+        assert loaded.error.startswith(("IndexError: ", "AssertionError: "))
 
 
 def restore_with(path, loaded):

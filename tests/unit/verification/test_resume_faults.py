@@ -125,7 +125,8 @@ def test_the_counts_are_said_as_they_are(make, answers, steps):
     for index, count in enumerate(steps if isinstance(steps, tuple) else ()):
         tree["optimizer"]["state"][index]["step"].fill_(count)
     said = answers(make.save(tree), "cpu")["step"]["detail"]
-    assert said.endswith("up by one to 4" if steps == 3 else "up by one to 4 in some and 10 in others")
+    counts = said.partition(";")[0]  # what follows tells that older torch writes the keys of Adam
+    assert counts.endswith("up by one to 4" if steps == 3 else "up by one to 4 in some and 10 in others")
 
 
 def test_values_that_were_not_finite_before_are_not_called_so(make, answers):

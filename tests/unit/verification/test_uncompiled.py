@@ -55,7 +55,7 @@ def test_every_optimizer_steps_the_same_and_the_real_module_comes_when_it_is_ask
     without, modules = json.loads(told[0])
     scope = {}
     exec(STEPS, scope)  # the same words
-    assert len(NAMES) > 12
+    assert len(NAMES) >= 12
     assert without == {name: scope["steps"](name) for name in NAMES}
     assert modules == 1, "the one that stands in its place"
     assert told[1:] == ["False", "torch._dynamo.utils 3"]
