@@ -224,7 +224,7 @@ def load(
     """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
     Deflated storages and members of an archive cannot be mapped, and are loaded without. A safetensors file goes
-    through that library, which is what ``torch.load`` would ask, too.
+    through that library, which is what a newer ``torch.load`` would ask, too.
 
     Args:
         kind: what it is.
@@ -233,7 +233,9 @@ def load(
         digests: takes the bytes of each storage of an archive of ``torch.save``; None to keep them.
     """
     if kind == "torchscript":
-        return Loaded(refusal="it is a TorchScript archive, which torch.jit.load restores")
+        return Loaded(
+            refusal="it is a TorchScript archive, of which that mode reads none since torch 2.6, and torch.jit.load all"
+        )
     if kind == "torch-tar":
         return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none since torch 2.6")
     is_mapped = kind == "torch-zip" and not is_packed and isinstance(place, str)  # torch maps no other one
