@@ -166,7 +166,7 @@ def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) ->
         or [row.name for row in TABLE if usual is not None and _fits_but_for_one(row, options, usual)]
     )
     if "AdamW" in found and "Adam" in found:
-        return _adam_or_adamw(dict(groups[0].options))
+        return _adam_or_adamw([dict(group.options) for group in groups])
     return tuple(found[:1])
 
 
@@ -254,9 +254,10 @@ def _fits_but_for_one(row: OptimizerFacts, options: frozenset[str], usual: froze
     return len(row.group - options) == 1 and row.state <= usual <= row.known_state
 
 
-def _adam_or_adamw(options: dict[str, object]) -> tuple[str, ...]:
-    decoupled = options.get("decoupled_weight_decay")
+def _adam_or_adamw(groups: list[dict[str, object]]) -> tuple[str, ...]:
+    decoupled = groups[0].get("decoupled_weight_decay")
     if decoupled is not None and decoupled is not OPAQUE:
         return ("AdamW",) if decoupled else ("Adam",)
     # Without weight decay the two compute the same; the defaults are 1e-2 for AdamW and 0 for Adam.
-    return ("AdamW", "Adam") if options.get("weight_decay") else ("Adam", "AdamW")
+    decays = any(group.get("weight_decay") for group in groups)  # often in one group alone: not in that of the biases
+    return ("AdamW", "Adam") if decays else ("Adam", "AdamW")

@@ -24,6 +24,7 @@ _MADE_ANEW: Final = frozenset({"directory", "archive"})
 #: What a file that is no checkpoint can be mended with, by what it is; with its path and its folder
 #: for a shell, and its path for Python.
 _MENDS: Final = {
+    "bytes that cannot be inflated": _AGAIN,
     "an empty file": "the save or the copy stopped before its first byte: go back to an earlier checkpoint",
     "nothing but zero bytes": "the disk was full or the copy broke off: go back to an earlier checkpoint",
     "a git-lfs pointer": "fetch the file that it stands for: git lfs pull",

@@ -34,7 +34,8 @@ _PLACES: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (
 _ENDINGS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 #: What a save, a copy or a download leaves where a checkpoint was to be.
 _SPOILED: Final = frozenset({
-    "an empty file", "nothing but zero bytes", "a git-lfs pointer", "an HTML page", "bytes of no known format",
+    "an empty file", "bytes that cannot be inflated", "nothing but zero bytes", "a git-lfs pointer", "an HTML page",
+    "bytes of no known format",
 })  # fmt: skip
 
 

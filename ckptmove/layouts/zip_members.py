@@ -79,8 +79,11 @@ class ZipMembers(Members):
         record = self._records[path]
         if record.method == DEFLATED:
             head = b"".join(inflate(self.source.blocks(self._spans[record.place], _HEAD), _HEAD, _HEAD))
+            full = full_path(self.source.path, path)
+            if record.nbytes and not head:
+                raise NotACheckpoint(full, "bytes that cannot be inflated")
             with suppress(DamagedArchive):  # a zip that ends after so many bytes: there is more of it
-                recognise(MemorySource(full_path(self.source.path, path), head))
+                recognise(MemorySource(full, head))
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; those of a compressed one are inflated, as long as all of them fit in memory.

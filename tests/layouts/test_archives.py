@@ -463,6 +463,17 @@ def test_a_compressed_member_that_is_damaged(archives):
         ckptmove.inspect(path)
 
 
+def test_a_compressed_member_that_is_damaged_from_its_first_byte_on(archives):
+    path = archives.make("deflated")
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("policy.pth")
+    data = bytearray(path.read_bytes())
+    data[info.header_offset + 30 + len(info.filename)] |= 0b110  # a kind of block that deflate does not have
+    path.write_bytes(data)
+    with pytest.raises(NotACheckpoint, match=r"policy\.pth: .*bytes that cannot be inflated"):
+        ckptmove.inspect(path)
+
+
 # --- what is refused, and what is passed over -------------------------------------------------------------------------
 
 

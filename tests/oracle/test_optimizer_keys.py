@@ -209,6 +209,13 @@ def test_look_alikes(options, expected, tmp_path):
     assert record.state[0].scalars == (("step", 3),)
 
 
+def test_a_decay_in_any_group_is_that_of_adamw(tmp_path):
+    state = {key: {"step": 3, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)} for key in range(2)}
+    groups = [{**OLD_ADAM, "params": [0]}, {**OLD_ADAM, "weight_decay": 0.01, "params": [1]}]
+    (record,) = read({"state": state, "param_groups": groups}, tmp_path).optimizers
+    assert record.candidates == ("AdamW", "Adam")
+
+
 def test_a_stranger_is_not_named(tmp_path):
     state = {0: {"momentum_buffer": torch.zeros(2), "curvature": torch.zeros(2)}}
     group = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "weight_decay": 0, "nesterov": False, "params": [0]}
