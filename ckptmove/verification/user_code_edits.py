@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.verification.user_code import Line, assigned, callee, line_of, own_nodes, statements_at, tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 #: What takes ``.to(device)`` behind it as it is; anything else needs brackets.
 _ATOMS: Final = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
@@ -54,8 +54,7 @@ def before(line: Line, text: str, name: str = "") -> Fix:
     statement = next(iter([*reading, *every]), None)
     if statement is None:
         return Fix(text)  # there is no such line to put it before
-    if isinstance(statement, ast.If) and _source(line, statement.lineno).strip().startswith("elif"):
-        statement = _outermost(line, statement)
+    statement = _chained(line, statement)
     head = _source(line, statement.lineno).encode()[: statement.col_offset]
     if not head.strip():
         return Fix(text, f"before {_spot(line, statement.lineno)}")
@@ -197,20 +196,13 @@ def _spliced(line: Line, changes: list[_Change]) -> Fix:
     return Fix((raw[:end] + made).decode().strip(), f"in place of {_spot(line, changes[0].number)}")
 
 
-def _outermost(line: Line, inner: ast.If) -> ast.If:
-    """The ``if`` that an ``elif`` belongs to."""
-    chains = (one for one in ast.walk(tree_of(line.path)) if isinstance(one, ast.If))
-    return next(one for one in chains if any(_same(part, inner) for part in _chain(one)))
-
-
-def _chain(one: ast.If) -> Iterator[ast.If]:
-    yield one
-    if len(one.orelse) == 1 and isinstance(one.orelse[0], ast.If):
-        yield from _chain(one.orelse[0])
-
-
-def _same(one: ast.stmt, other: ast.stmt) -> bool:
-    return (one.lineno, one.col_offset) == (other.lineno, other.col_offset)
+def _chained(line: Line, statement: ast.stmt) -> ast.stmt:
+    """A statement, or of an ``elif`` the ``if`` that it belongs to, before which alone there is room."""
+    every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, ast.If) and len(one.orelse) == 1]
+    outer = {(one.orelse[0].lineno, one.orelse[0].col_offset): one for one in every}
+    while isinstance(statement, ast.If) and _source(line, statement.lineno).strip().startswith("elif"):
+        statement = outer[statement.lineno, statement.col_offset]
+    return statement
 
 
 def _source(line: Line, number: int) -> str:

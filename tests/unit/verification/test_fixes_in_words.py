@@ -86,3 +86,19 @@ def test_a_loss_that_is_made_in_the_call_from_numbers_is_mended_in_words(fault_o
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), Numbers(), batch())
     """)
     assert evidence["fix"] == "make criterion.weight on the device that the function is given"
+
+
+def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_variable(fault_of):
+    _, evidence = fault_of("""
+    def one(model, device):
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), DATA)
+
+    def other(model, device):
+        return ckptmove.Case(model, torch.optim.SGD(model.parameters()), nn.MSELoss(), DATA)
+
+    DATA = torch.utils.data.TensorDataset(*batch())
+
+    def case(device):
+        return one(Net().to(device), device)
+    """)
+    assert evidence["fix"] == "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ckptmove.differences import Gap
 from ckptmove.verification.magnitude import measure
 
 LARGE = 2**53
@@ -36,4 +37,4 @@ def test_large_integers_beside_floating_point(whole, integers, numbers, gap):
 
 def test_what_is_equal_is_exactly_equal():
     found = measure(*raw(torch.tensor([LARGE + 2])), *raw(torch.tensor([LARGE + 2.0], dtype=torch.float64)))
-    assert found == (0.0, 0.0)
+    assert found == Gap(0.0, 0.0)
