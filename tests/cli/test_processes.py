@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from ckptmove import api
+from ckptmove.cli.app import app, main
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "ckptmove"]
 
@@ -49,6 +52,20 @@ def test_json_does_not_wait_for_rich(environment) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["command"] == "inspect"
     assert not [name for name in done.stderr.split() if name.partition(".")[0] == "rich"]
+
+
+def test_only_the_command_that_is_named_is_made(monkeypatch, capsys) -> None:
+    made = []
+    monkeypatch.setattr(api, "inspect", lambda *_args, **_options: made.extend(map(_name, app.registered_commands)))
+    monkeypatch.setattr(sys, "argv", ["ckptmove", "inspect", "run.pth", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert made == ["inspect"]
+    assert list(map(_name, app.registered_commands)) == ["inspect", "convert", "verify", "diff", "rules"]
+
+
+def _name(command) -> str:
+    return command.callback.__name__
 
 
 def test_a_bug_leaves_with_70(environment) -> None:
