@@ -5,6 +5,7 @@ Never holds a tensor in memory whose elements lie in order, and never unpickles:
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.counterparts import find_counterparts
@@ -149,12 +150,13 @@ class _Comparison:
             reasons = "; ".join(stored.part.why_not(stored.record) for stored in lacking)
             self._uncompared.append(Uncompared(mine.name, reasons))
             return
+        mine, other, times = _each_once(mine, other)
         alike = (mine.stride, mine.dtype) == (other.stride, other.dtype)
-        share = overlaps(mine) or overlaps(other) or mine.dtype in PACKED
+        share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
         if share and not alike:
             self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
             return
-        place = _elements(one, ours[1]), _elements(two, theirs[1])
+        place = _elements(one, mine, ours[1]), _elements(two, other, theirs[1])
         if place not in self._compared:
             self._spend(ours[1].nbytes + theirs[1].nbytes)
             # Elements without gaps in one order on both sides need not be put into torch's order first.
@@ -164,7 +166,8 @@ class _Comparison:
             self._compared[place] = gap_between(pairs, mine.dtype, other.dtype, self._measure)
         differ, gap = self._compared[place]
         if differ:
-            self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other), gap))
+            change = Change(mine.name, "value", _sizes(one.record), _sizes(two.record), gap and gap.repeated(times))
+            self._changed.append(change)
 
     def _spend(self, nbytes: int) -> None:
         """Count what is read: a small file can hold a great many views that lie over each other, all of them others."""
@@ -178,8 +181,15 @@ class _Comparison:
             )
 
 
-def _elements(stored: Stored, span: Span) -> _Elements:
-    record = stored.record
+def _each_once(mine: TensorRecord, other: TensorRecord) -> tuple[TensorRecord, TensorRecord, int]:
+    """Two tensors of one shape without the repeats of ``expand`` on both, and how often each of their elements stands."""
+    steps = zip(mine.shape, mine.stride, other.stride, strict=True)
+    shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
+    times = prod(mine.shape) // max(prod(shape), 1)
+    return mine._replace(shape=shape), other._replace(shape=shape), times
+
+
+def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:
     return stored.part.name, record.storage, span, record.dtype, record.shape, record.stride
 
 

@@ -34,13 +34,21 @@ class Gap(NamedTuple):
 
     Attributes:
         max_abs: the largest absolute difference of two elements; of integers that a float64 does not have, exactly.
-        max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite.
+        max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite (also
+            where the difference is, as of 1.7e308 and -1.7e308).
         lone_nan: what of it is NaN on one side alone; None where nothing is.
     """
 
     max_abs: float | int
     max_rel: float
     lone_nan: LoneNan | None = None
+
+    def repeated(self, times: int) -> Gap:
+        """The same of elements of which each stands so many times."""
+        if self.lone_nan is None:
+            return self
+        first, second, elements, *rest = self.lone_nan
+        return self._replace(lone_nan=LoneNan(first * times, second * times, elements * times, *rest))
 
 
 class Change(NamedTuple):

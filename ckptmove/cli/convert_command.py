@@ -144,8 +144,8 @@ def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
     if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location, weights_only as before: {sentence(f'torch.load({output!r})')}")
-    words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to else [])]
-    unmatched = {one.glob for one in result.unmatched if one.option == "keep"}
-    suggest(
-        command_line([*words, *(word for glob in request.keep if glob not in unmatched for word in ("--keep", glob))])
-    )
+    unmatched = {(one.option, one.glob) for one in result.unmatched}
+    elsewhere = any(target != request.to for source, target in request.mapping if ("map", source) not in unmatched)
+    words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to and not elsewhere else [])]
+    kept = (glob for glob in request.keep if ("keep", glob) not in unmatched)
+    suggest(command_line([*words, *(word for glob in kept for word in ("--keep", glob))]))

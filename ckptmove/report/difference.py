@@ -147,4 +147,6 @@ def apart_in_words(result: DiffResult, gap: Gap) -> str:
         return f"differs by at most {gap.max_abs:.3g} (relative {gap.max_rel:.3g})"
     sides = (lone.first, result.first), (lone.second, result.second)
     counts = [f"NaN only in {clean(path)}: {count:,} of {lone.elements:,}" for count, path in sides if count]
+    if lone.first + lone.second == lone.elements:
+        return ", ".join(counts)
     return f"{', '.join(counts)}; the others differ by at most {lone.max_abs:.3g} (relative {lone.max_rel:.3g})"

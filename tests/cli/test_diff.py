@@ -113,6 +113,9 @@ def test_nan_on_one_side_is_counted_in_words(say, ask, pair) -> None:
     changed = ask("diff", "a.pt", "b.pt")["changed"][0]
     assert (changed["max_abs"], changed["max_rel"]) == ("inf", "inf")
     assert changed["lone_nan"] == {"from": 0, "to": 1, "elements": 6, "max_abs": 1.0, "max_rel": 0.5}
+    torch.save({**value, "a": torch.full((2, 3), float("nan"))}, "b.pt")
+    said = say("diff", "a.pt", "b.pt", "--format", "github").out.splitlines()[0]
+    assert said.endswith("a: NaN only in b.pt: 6 of 6")
 
 
 def test_many_differences_are_counted(say, pair) -> None:

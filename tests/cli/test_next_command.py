@@ -60,6 +60,14 @@ def test_a_name_that_no_tensor_has(say):
         (("--to", "cpu"), ["verify run.cpu.pth --to cpu"]),
         (("--map", "cuda:3=cpu"), ["verify run.moved.pth"]),
         (
+            ("--to", "mps", "--map", "cuda:3=cpu"),
+            [
+                f"{WITHOUT} torch.load('run.mps.pth')",
+                "verify run.mps.pth",
+            ],
+        ),
+        (("--to", "cpu", "--map", "cuda:3=cpu"), ["verify run.cpu.pth --to cpu"]),
+        (
             ("--to", "cpu", "--keep", "model.*", "--keep", "*.1.*"),
             ["verify run.cpu.pth --to cpu --keep 'model.*' --keep '*.1.*'"],
         ),

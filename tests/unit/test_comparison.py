@@ -250,6 +250,25 @@ def test_expanded_views_are_compared_by_what_lies_under_them(compare):
     )
 
 
+def test_the_gaps_under_an_expanded_view_count_for_nothing(compare):
+    one, two = torch.arange(6.0), torch.arange(6.0)
+    two[1::2] = 9
+    assert compare({"w": one[::2].expand(5, 3)}, {"w": two[::2].expand(5, 3)}).same
+
+
+def test_an_expanded_view_against_what_holds_each_element(compare):
+    view = torch.arange(3.0)[:, None].expand(3, 2)
+    assert whats(compare({"w": view}, {"w": view.contiguous()})) == [("w", "object")]  # the strides
+    assert compare({"w": view.contiguous() + 1}, {"w": view}).changed[-1].gap == Gap(1.0, 1.0)
+
+
+def test_nan_is_counted_wherever_it_stands(compare):
+    nan, numbers = torch.tensor([math.nan, 1.0])[:, None], torch.ones(2, 1)
+    found = compare({"w": nan.expand(2, 5)}, {"w": numbers.expand(2, 5)}).changed
+    assert [change.gap.lone_nan for change in found] == [LoneNan(5, 0, 10, 0.0, 0.0)]
+    assert compare({"w": nan.expand(2, 5)}, {"w": torch.ones(2, 5)}).changed[-1].gap.lone_nan == found[0].gap.lone_nan
+
+
 def test_a_view_that_repeats_some_rows_only(compare):
     rows = torch.arange(6.0).as_strided((2, 3), (5, 0))
     assert compare({"w": rows}, {"w": rows}).same

@@ -31,6 +31,8 @@ def test_options_that_meet_something_are_not_mentioned() -> None:
     ):
         assert notes(file, **options) == ()
         assert unmatched(file, **options) == []
+    # No device is stored there: that is what is said, and nothing of the map.
+    assert unmatched("weights.safetensors", map_location={"cuda:7": "cpu"}) == []
 
 
 def test_options_that_meet_nothing_are() -> None:
