@@ -182,7 +182,7 @@ class _Comparison:
 
 
 def _each_once(mine: TensorRecord, other: TensorRecord) -> tuple[TensorRecord, TensorRecord, int]:
-    """Two tensors of one shape without the repeats of ``expand`` on both, and how often each of their elements stands."""
+    """Two tensors of one shape without the repeats of ``expand`` on both, and how often each element stands."""
     steps = zip(mine.shape, mine.stride, other.stride, strict=True)
     shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
     times = prod(mine.shape) // max(prod(shape), 1)
