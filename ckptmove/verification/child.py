@@ -31,14 +31,17 @@ _LONGEST_END: Final = 2**16
 _ABORTED: Final = "terminate called without an active exception"
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
 # A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
+# Once all is answered, nobody waits for what a user's code has left running, or for torch to take itself down.
 _START: Final = """\
-import sys
+import os, sys
 sys.path[:] = sys.argv[1].split(sys.argv[2])
 print('{"torch": "importing"}', flush=True)
 import torch
 print('{"torch": "imported"}', flush=True)
 from ckptmove.verification.worker import main
 main()
+sys.stderr.flush()
+os._exit(0)
 """
 
 

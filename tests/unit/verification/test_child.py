@@ -115,6 +115,16 @@ def test_every_stage_is_told(make):
     assert told == ["importing torch", "restore", "numbers", "step", "parity", "fresh", "finishing"]
 
 
+def test_nobody_waits_for_a_thread_of_the_users(make, tmp_path):
+    begun = "import threading, time\nthreading.Thread(target=time.sleep, args=(3000,)).start()\ncase = None\n"
+    (tmp_path / "waits.py").write_text(begun)
+    request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'waits.py'}:case").to_json()
+    with child(worker_command(), request) as process:
+        answers = collect(process, timeout=120)
+        assert process.returncode == 0
+    assert "case" in answers.unusable
+
+
 #: Starts a process of its own that has the pipes, says who that is, and goes on.
 WITH_A_WORKER = """
 import os, subprocess, sys, time
