@@ -96,8 +96,11 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         parts.append(f"{held:,} bytes in {amount(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
     places = [*where, *(fact.record for fact in orphans)]
-    again = _saved_again(inventory, places[0], ".small")
-    fix = f"{again}  # with tensor.clone() in place of each view" if wasted else again
+    # What is loaded has the whole storage under each view, and would be saved with it again.
+    cloned = (
+        f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
+    )
+    fix = cloned if wasted else _saved_again(inventory, places[0], ".small")
     yield found("F804", "; ".join(parts), places, fix)
 
 
