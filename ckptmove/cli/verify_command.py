@@ -14,7 +14,7 @@ from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.streams import Format
+from ckptmove.cli.streams import Format, say
 from ckptmove.errors import UsageError, WriteFailed
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.outputs import OutputIsNoReport, ReportFailed
@@ -88,7 +88,7 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
         result = _verify(path, options, out)
         results.append(result)
         if out.format is not Format.JSON:
-            _tell(result, out)
+            _tell(result, options.case, out)
         return YES if result.passed and (result.proven or not options.strict) else NO
 
     batch = for_each(paths, work, out)
@@ -164,10 +164,16 @@ def _verify(path: str, options: VerifyOptions, out: Output) -> VerifyResult:
     return replace(result, findings=options.selection.among(result.findings))
 
 
-def _tell(result: VerifyResult, out: Output) -> None:
+def _has_state(result: VerifyResult) -> bool:
+    return any(dict(check.evidence).get("with_state") for check in result.checks)
+
+
+def _tell(result: VerifyResult, asked_case: str | None, out: Output) -> None:
     if out.format is Format.GITHUB:
         out.lines(github.verification_lines(result))
     elif out.quiet:
         out.lines([verification.brief_line(result)])
     else:
         out.report(verification.verification_lines(out.page, result, verbose=out.verbose))
+        if result.passed and not result.proven and asked_case is None and _has_state(result):
+            say("hint: --case FILE.py:FUNC proves it with your own model and optimizer")

@@ -52,7 +52,10 @@ def model_state(
     wanted = {_bare(key): key for key in model_keys}
     where, stored = _entry(wanted, inventory)
     if not stored:
-        raise Mismatch("the model does not fit the checkpoint: no key of the model is in the checkpoint")
+        raise Mismatch(
+            "the model does not fit the checkpoint: no key of the model is in the checkpoint; "
+            f"{_names_of_both(wanted, inventory)}"
+        )
     faults = Offenders()
     missing = [key for bare, key in wanted.items() if bare not in stored]
     for key in _without_twin(missing, model_keys, wanted, stored):
@@ -112,6 +115,19 @@ def _values(entry: StateEntry, source: TensorSource) -> dict[str, object]:
         else:
             values[key] = value
     return values
+
+
+def _names_of_both(wanted: Mapping[str, str], inventory: Inventory) -> str:
+    """A key of the model and one of the checkpoint, the same but for what is before it, where there are such."""
+    stored = {_tail(record.name): record.name for record in inventory.tensors if record.role in _ROLES}
+    if not stored or not wanted:
+        return f"the {'checkpoint' if wanted else 'model'} has none"
+    key = next((key for key in wanted if _tail(key) in stored), next(iter(wanted)))
+    return f"the model has {wanted[key]}, the checkpoint {stored.get(_tail(key), next(iter(stored.values())))}"
+
+
+def _tail(key: str) -> str:
+    return ".".join(key.rsplit(".", 2)[-2:])
 
 
 def _entry(wanted: Mapping[str, str], inventory: Inventory) -> tuple[str, dict[str, TensorRecord]]:

@@ -129,3 +129,17 @@ def test_a_test_may_name_a_case(folder, simulates):
     assert assert_resumes("run.pth", to="cpu", case="train.py:case").checks[-1].name == "case"
     with pytest.raises(AssertionError, match=r"case: batch\[0\] is on cpu"):
         assert_resumes(Path("run.pth"), to="cuda:0", case="train.py:broken")
+
+
+def test_a_case_is_named_where_it_would_prove_what_a_file_does_not_tell(folder, ckptmove):
+    hint = "hint: --case FILE.py:FUNC proves it with your own model and optimizer\n"
+    whole = torch.load(folder / "run.pth")
+    torch.save({"model": {}, "optimizer": whole["optimizer"]}, folder / "alone.pth")
+    code, out, err = ckptmove("verify", "alone.pth", "--to", "cpu")
+    assert (code, err) == (0, hint)
+    assert "a resume is not proven" in out
+    torch.save({"model": whole["model"]}, folder / "weights.pth")
+    for words in (["run.pth"], ["weights.pth"], ["alone.pth", "--quiet"], ["alone.pth", "--json"]):
+        assert ckptmove("verify", *words, "--to", "cpu")[2] == ""
+    code, out, err = ckptmove("verify", "alone.pth", "--to", "cpu", "--case", "train.py:dying")
+    assert (code, err) == (1, "")

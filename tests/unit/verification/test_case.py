@@ -274,7 +274,20 @@ def test_shapes_that_differ_are_named(case_check):
 
 def test_a_model_of_another_name_is_not_there(case_check):
     check = case_check(returning(model="nn.ModuleDict({'x': net()}).to(device)"))
-    assert "no key of the model is in the checkpoint" in check["detail"]
+    assert check["detail"].endswith(
+        "no key of the model is in the checkpoint; the model has x.0.weight, the checkpoint model.0.weight"
+    )
+    check = case_check(returning(model="nn.ModuleDict({'x': nn.PReLU()}).to(device)"))
+    assert check["detail"].endswith("; the model has x.weight, the checkpoint model.0.weight")
+
+
+def test_keys_of_one_side_alone(case_check, make, tmp_path):
+    tree = make.tree()
+    torch.save({"optimizer": tree["optimizer"]}, tmp_path / "alone.pt")
+    check = case_check(returning(), path=str(tmp_path / "alone.pt"))
+    assert check["detail"].endswith("no key of the model is in the checkpoint; the checkpoint has none")
+    check = case_check(returning(model="nn.ReLU()", optimizer="torch.optim.SGD([torch.ones(1, device=device)])"))
+    assert check["detail"].endswith("no key of the model is in the checkpoint; the model has none")
 
 
 def test_the_part_of_a_lightning_module_that_the_case_builds_is_found(case_check, make):
