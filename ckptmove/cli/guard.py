@@ -104,6 +104,8 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
 def _usage(error: Any, words: Sequence[str]) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
     message = " ".join(error.format_message().split())
+    if command == PROGRAM and message.startswith("Option "):  # one of the command's, which was not parsed yet
+        command = f"{PROGRAM} {words[0]}"
     hint = f"{command} --help"
     option = getattr(error, "option_name", None)
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):

@@ -12,6 +12,7 @@ from glob import has_magic
 from typing import Final
 
 from ckptmove import case, changes, directories, errors, outputs
+from ckptmove.cli.meant import beside
 from ckptmove.wording import command_line, quoted
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
@@ -107,7 +108,8 @@ def _(error: case.CaseUnusable) -> str:
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):
         return "the pattern matches nothing, typed or in pyproject.toml, as seen from the working directory"
-    return "check the path; relative ones start at the working directory"
+    near = beside(error.path or "")
+    return f"did you mean {quoted(near)}?" if near else "check the path; relative ones start at the working directory"
 
 
 @hint_for.register(errors.NothingConfigured)
@@ -160,6 +162,15 @@ def _(error: directories.MustBeUnpacked) -> str:
 @hint_for.register(directories.DistributedFile)
 def _(error: directories.DistributedFile) -> str:
     return f"name its directory: ckptmove inspect {quoted(_folder_of(error.path or ''))}"
+
+
+def _has_folder(error: errors.CkptMoveError) -> bool:
+    """In one that is there a file may not be made all the same, as in /proc."""
+    return os.path.isdir(_folder_of(error.path or ""))  # noqa: PTH112  # the path stays text
+
+
+def _make_folder(error: errors.CkptMoveError) -> str:
+    return f"its folder does not exist: mkdir -p {quoted(_folder_of(error.path or ''))}"
 
 
 def _folder_of(path: str) -> str:
@@ -314,9 +325,8 @@ def _(error: changes.RollbackFailed) -> str:
 
 @hint_for.register(outputs.ReportFailed)
 def _(error: outputs.ReportFailed) -> str:
-    if error.reason == os.strerror(errno.ENOENT):
-        folder = quoted(_folder_of(error.path or ""))
-        return f"its folder does not exist: mkdir -p {folder}; or name another place with --junit"
+    if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
+        return f"{_make_folder(error)}; or name another place with --junit"
     if error.reason in _NO_SPACE:
         return "free some space, or name another place with --junit"
     return "name a file that can be written with --junit"
@@ -329,9 +339,8 @@ def _(error: outputs.NotDurable) -> str:
 
 @hint_for.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
-    if error.reason == os.strerror(errno.ENOENT):
-        folder = quoted(_folder_of(error.path or ""))
-        return f"its folder does not exist: mkdir -p {folder}; or name another place with --output"
+    if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
+        return f"{_make_folder(error)}; or name another place with --output"
     if error.reason in _NO_SPACE:
         return "nothing is left of it: free some space, or name another place with --output"
     return "nothing is left of it: name a place that can be written with --output"

@@ -1,4 +1,4 @@
-"""What whoever typed a command line without a command may have meant by it.
+"""What whoever typed a command line without a command, or a path that is not there, may have meant by it.
 
 Never opens a file: whether one is there is all that it asks.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from glob import has_magic
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.wording import command_line
@@ -23,6 +24,10 @@ _SYNONYMS: Final[dict[str, str]] = {
     **dict.fromkeys(("compare", "cmp"), "diff"),
     **dict.fromkeys(("explain", "codes", "findings"), "rules"),
 }
+
+#: Entries of a folder that are looked at for a path that was mistyped, and how much of it has to be right.
+_MOST_ENTRIES: Final = 1000
+_NEARLY: Final = 0.8
 
 
 def with_command(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
@@ -66,6 +71,17 @@ def _takers(words: Sequence[str], commands: Mapping[str, Collection[str]]) -> It
     """The commands that have every option among some words."""
     typed = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
     return (name for name, options in commands.items() if typed.issubset(options))
+
+
+def beside(path: str) -> str:
+    """The one path in the same folder that a path which is not there is nearly; empty where there is none."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = [entry.name for entry in islice(entries, _MOST_ENTRIES)]
+    except OSError:
+        return ""
+    return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))  # noqa: PTH118  # a path stays as it was typed
 
 
 def _is_path(word: str) -> bool:

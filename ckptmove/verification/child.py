@@ -135,8 +135,8 @@ def collect(
     answers = Answers()
     output = ""
     for line in process.stdout or ():
-        output = (output + line)[:_LONGEST_LINE]
-        _take(line, answers)
+        if not _take(line, answers):
+            output = (output + line)[:_LONGEST_LINE]
         if stage is not None:
             stage(_next_stage(answers, wanted))
     for thread in (drain, guard):
@@ -202,8 +202,8 @@ def _account(answers: Answers, told: _Told, wanted: Sequence[str]) -> None:
         answers.checks[name] = skipped(name, "not reached: the process that makes this check has ended")
 
 
-def _take(line: str, answers: Answers) -> None:
-    """Sort one line of the child's; a line that is not its own is not an answer."""
+def _take(line: str, answers: Answers) -> bool:
+    """Sort one line of the child's, and say whether it was an answer."""
     try:
         message: dict[str, Any] = json.loads(line)
         if "check" in message:
@@ -222,7 +222,8 @@ def _take(line: str, answers: Answers) -> None:
         else:
             answers.mode = message["mode"]
     except (ValueError, KeyError, TypeError, AttributeError):
-        return
+        return False
+    return True
 
 
 def _next_stage(answers: Answers, wanted: Sequence[str]) -> str:
@@ -248,7 +249,7 @@ def _reason(code: int, output: str, errors: str) -> str:
         return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
     if code > 0:
         return f"the process that runs torch ended with exit code {code}{last}"
-    return f"the process that runs torch ended without an answer; it said {output!r}"
+    return "the process that runs torch ended without an answer" + (f"; it said {output!r}" if output else "")
 
 
 def _signal_name(number: int) -> str:

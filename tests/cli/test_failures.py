@@ -240,6 +240,8 @@ ERRORS = {
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
     errors.WriteFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --output"),
     outputs.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
+    errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "name a place that can be written with --output"),
+    outputs.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "that can be written with --junit"),
     outputs.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
     outputs.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),
     outputs.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
@@ -254,6 +256,25 @@ def test_every_error_has_its_exit_code_and_its_hint(error) -> None:
     assert failure.exit_code == code
     assert hint in failure.hint
     assert bool(failure.hint) == bool(hint)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("run.pht", "did you mean run.pth?"),
+        ("runs of mine/last.pht", "did you mean 'runs of mine/last.pth'?"),
+        ("else.pth", "check the path; relative ones start at the working directory"),
+        ("nowhere/run.pth", "check the path; relative ones start at the working directory"),
+    ],
+)
+def test_a_path_that_is_nearly_there(ask, bench, path, hint) -> None:
+    (bench / "runs of mine").mkdir()
+    (bench / "runs of mine" / "last.pth").touch()
+    assert ask("inspect", path)["error"]["hint"] == hint
+
+
+def test_an_option_without_its_value_has_the_help_of_its_command(say) -> None:
+    assert say("verify", "run.pth", "--to").err.endswith("hint: ckptmove verify --help\n")
 
 
 def test_no_error_class_is_forgotten() -> None:
