@@ -59,7 +59,9 @@ def verification_lines(result: VerifyResult) -> Iterator[str]:
     """An annotation for each failed check, for each finding and for the verdict."""
     for check in result.checks:
         if check.status == "failed":
-            yield _annotation("error", result.path, f"verify {check.name}", check.detail)
+            told = dict(check.evidence)  # of a case, the line of the user's that failed
+            path, line = str(told.get("file") or result.path), told.get("line")
+            yield _annotation("error", path, f"verify {check.name}", check.detail, line if type(line) is int else None)
     for finding in result.findings:
         yield _finding(result.path, finding)
     level = "error" if not result.passed else "notice" if result.proven else "warning"
@@ -102,8 +104,9 @@ def _some(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(map(clean, names[:_FIRST])) + rest
 
 
-def _annotation(level: str, path: str | None, title: str, message: str) -> str:
+def _annotation(level: str, path: str | None, title: str, message: str, line: int | None = None) -> str:
     file = f"file={_property(clean(path))}," if path else ""
+    file += f"line={line}," if line is not None else ""
     return f"::{level} {file}title={_property(clean(title))}::{_data(sentence(message))}"
 
 
