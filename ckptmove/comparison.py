@@ -17,11 +17,14 @@ from ckptmove.errors import LimitExceeded
 from ckptmove.gaps import gap_between
 from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.remainder import Remainder
+from ckptmove.scopes import WRAPPERS
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptmove.contracts import Progress
-    from ckptmove.counterparts import Stored
+    from ckptmove.counterparts import Counterparts, Stored
     from ckptmove.differences import Gap, What
     from ckptmove.gaps import Measure
     from ckptmove.layouts.stored import StoredCheckpoint
@@ -107,13 +110,16 @@ class _Comparison:
             removed=tuple(stored.record.name for stored in found.removed),
             changed=(*self._changed, *remainder.changed),
             uncompared=(*self._uncompared, *found.ambiguous, *remainder.uncompared),
-            notes=(*remainder.notes, *self._notes()),
+            notes=(*remainder.notes, *self._notes(found)),
         )
 
-    def _notes(self) -> tuple[str, ...]:
-        if not self._nowhere:
-            return ()
-        return (f"of {amount(self._nowhere, 'tensor')} one side stores no device, so that there was none to compare",)
+    def _notes(self, found: Counterparts) -> Iterator[str]:
+        if self._nowhere:
+            yield f"of {amount(self._nowhere, 'tensor')} one side stores no device, so that there was none to compare"
+        ours, theirs = ({_unwrapped(one.record.name) for one in side} for side in (found.removed, found.added))
+        if ours & theirs:
+            wrapped = f"{amount(len(ours & theirs), 'tensor')} of either side have"
+            yield f"{wrapped} the same names but for what wrappers put before keys ({', '.join(WRAPPERS)})"
 
     def _pair(self, one: Stored, two: Stored) -> None:
         """Two tensors that are counterparts."""
@@ -179,6 +185,10 @@ class _Comparison:
                 actual=self._read,
                 path=self._one.path,
             )
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if f"{part}." not in WRAPPERS)
 
 
 def _each_once(mine: TensorRecord, other: TensorRecord) -> tuple[TensorRecord, TensorRecord, int]:

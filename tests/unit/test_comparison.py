@@ -180,6 +180,17 @@ def test_each_property_of_a_tensor(compare, second, expected):
     assert expected in compare({"w": torch.ones(2)}, {"w": second}).changed
 
 
+def test_what_a_wrapper_puts_before_the_keys_is_said(compare):
+    plain = {"fc.weight": torch.ones(2), "fc.bias": torch.ones(1), "fc.more": torch.ones(3)}
+    wrapped = {f"module._orig_mod.{key}": value for key, value in plain.items() if key != "fc.more"}
+    result = compare({"model": plain}, {"model": {**wrapped, "module.else": torch.ones(1)}})
+    assert (len(result.removed), len(result.added)) == (3, 3)
+    [note] = [note for note in result.notes if "wrappers" in note]
+    assert note.startswith(
+        "2 tensors of either side have the same names but for what wrappers put before keys (module.,"
+    )
+
+
 def test_roles_differ_with_the_place(compare):
     result = compare({"x": torch.ones(2)}, {"x": torch.ones(2), "epoch": 1})
     assert whats(result) == [("epoch", "object")]

@@ -194,8 +194,8 @@ def test_findings_stand_below_the_checks() -> None:
         "::error file=a,title=verify::failed, real mps",
     ]
     case = CheckResult(name="case", status="failed", detail="no", evidence=(("file", "train.py"), ("line", 22)))
-    assert list(github.verification_lines(replace(result, checks=(case,))))[0] == (
-        "::error file=train.py,line=22,title=verify case::no"
+    assert "::error file=train.py,line=22,title=verify case::no" in github.verification_lines(
+        replace(result, checks=(case,))
     )
     assert list(github.verification_lines(replace(result, passed=True, proven=True)))[-1].startswith("::notice ")
     assert list(github.verification_lines(replace(result, passed=True)))[-1].startswith("::warning ")
