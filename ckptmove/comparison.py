@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Kinds of tensors whose elements are in no storage: there are none, or they are in the pickle.
 _WITHOUT_BYTES: Final = frozenset({"meta", "device-data"})
+#: Kinds that have their elements in the same way.
+_DENSE: Final = frozenset({"tensor", "parameter"})
 #: Bytes that may be read for each byte of the files: each once, but for views that lie over each other.
 _MOST_PER_BYTE: Final = 64
 #: Besides: what any file may ask for.
@@ -132,7 +134,7 @@ class _Comparison:
             guessed |= what == "role" and "other" in {before, after} and one.part.name != two.part.name
             if before != after and not guessed:
                 self._changed.append(Change(mine.name, what, before, after))
-        if (mine.kind, mine.shape) == (other.kind, other.shape):
+        if mine.shape == other.shape and (mine.kind == other.kind or {mine.kind, other.kind} == _DENSE):
             if mine.stride != other.stride:
                 self._changed.append(Change(mine.name, "object", f"stride {mine.stride}", f"stride {other.stride}"))
             parts = mine.dense(), other.dense()
@@ -141,6 +143,9 @@ class _Comparison:
                     self._values(one._replace(record=part), two._replace(record=counterpart))
             else:  # sparse ones with another number of values
                 self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
+        elif mine.shape == other.shape:
+            reason = f"one side has it as {mine.kind}, the other as {other.kind}"
+            self._uncompared.append(Uncompared(mine.name, reason))
         self._done += mine.nbytes
         if self._progress is not None:
             self._progress(self._done, self._total)

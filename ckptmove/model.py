@@ -82,7 +82,8 @@ class TensorRecord(NamedTuple):
         storage_offset: in elements, from the start of the whole storage, also where torch before 0.4 saved a view.
         nbytes: number of elements times the size of one: what the tensor's own values take.
         kind: ``tensor``, ``parameter``, ``sparse_coo``, ``sparse_csr``, ``quantized``, ``nested``, ``meta``,
-            ``device-data`` (bytes inside the pickle, as xla tensors have), ``wrapper-subclass`` or ``storage``.
+            ``device-data`` (bytes inside the pickle, as xla tensors have), ``wrapper-subclass`` or ``storage``;
+            ``conj``, ``neg`` or ``conj-neg`` for a view that torch conjugates or negates where it is used.
         subclass: full name of its class where that is neither Tensor nor Parameter, else an empty string.
         requires_grad: as saved.
         parts: the dense tensors of a sparse, nested or quantized one, named ``NAME.indices`` and so on.

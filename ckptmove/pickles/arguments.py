@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.dtypes import ITEM_BYTES
-from ckptmove.pickles.tree import Call, Global, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
@@ -173,3 +173,12 @@ def device_text(value: Value) -> str | None:
     if len(found) > 1 and type(found[1]) is int and 0 <= found[1] <= LARGEST:
         return f"{found[0]}:{found[1]}"
     return found[0] if len(found) == 1 else None
+
+
+def lazy_kind(metadata: Value) -> str:
+    """The kind of a dense tensor by what torch has put off: ``conj()`` and negation change no byte, and are done later.
+
+    From torch/_utils.py, ``get_tensor_metadata``.
+    """
+    pairs = metadata.pairs() if type(metadata) is Dict else ()
+    return "-".join(str(key) for key, value, _ in pairs if key in {"conj", "neg"} and value is True) or "tensor"

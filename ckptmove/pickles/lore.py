@@ -26,6 +26,7 @@ from ckptmove.pickles.arguments import (
     dtype_name,
     geometry,
     items,
+    lazy_kind,
     numpy_shape,
     sizes,
     sparse_parts,
@@ -200,8 +201,7 @@ class TensorReader:
         pid = value.pid if type(value) is Persistent else None
         if type(pid) is not Tuple:
             raise NotATensor
-        fields = pid.items
-        word, kind, key, device, numel = fields if len(fields) == _PERSISTENT_FIELDS else fields[:_PERSISTENT_FIELDS]
+        word, kind, key, device, numel = pid.items[:_PERSISTENT_FIELDS]
         starts = pid.starts
         if type(key) is int:
             key = str(count(key))
@@ -242,7 +242,8 @@ class TensorReader:
             self._note_overrun(name, dtype, offset + span, room)
         return TensorRecord(
             name, role, storage.device, dtype, shape, stride, storage.key, offset, numel * item_bytes,
-            "tensor", "", len(found) > 4 and found[4] is True,  # noqa: PLR2004  # v1 has four arguments
+            "tensor" if len(found) < 7 else lazy_kind(found[6]), "",  # noqa: PLR2004  # only v2 has metadata
+            len(found) > 4 and found[4] is True,  # noqa: PLR2004  # v1 has four arguments
         )  # fmt: skip
 
     def _note_overrun(self, name: str, dtype: str, end: int, room: int) -> None:

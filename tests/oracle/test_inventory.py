@@ -126,6 +126,7 @@ def test_views_of_all_shapes(tmp_path):
     assert [record.name for record in inventory.tensors] == list(loaded)
     for record in inventory.tensors:
         assert_dense(record, loaded[record.name])
+    assert {record.name for record in inventory.tensors if record.kind != "tensor"} == {"conj"}
     keys = {record.name: record.storage for record in inventory.tensors}
     assert len({keys[name] for name in ("base", "transposed", "row", "column", "corner", "tied")}) == 1
     assert len(set(keys.values())) == len(inventory.storages)
