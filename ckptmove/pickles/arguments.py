@@ -180,5 +180,5 @@ def lazy_kind(metadata: Value) -> str:
 
     From torch/_utils.py, ``get_tensor_metadata``.
     """
-    pairs = metadata.pairs() if type(metadata) is Dict else ()
-    return "-".join(str(key) for key, value, _ in pairs if key in {"conj", "neg"} and value is True) or "tensor"
+    put_off = [key for key in ("conj", "neg") if type(metadata) is Dict and metadata.get(key) is True]
+    return "-".join(put_off) or "tensor"
