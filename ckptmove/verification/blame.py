@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from ckptmove.verification.blame_calls import made_by
 from ckptmove.verification.blame_fixes import of_tensor, where_called, where_made, where_used
 from ckptmove.verification.blame_lines import as_given, returned
 from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
@@ -177,8 +178,9 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     used = where_used(lineage, frames, scene)
     is_here = root is not None and any(frame.f_code is root.code for frame, _ in frames)
     if root is not None and is_here:
-        name = used[0] if used is not None else f"the tensor of {root.operation}"
-        return _Culprit(name, where_made(root, scene), made)
+        name = used[0] if used is not None else f"the tensor of {made_by(root)}"
+        fix = where_made(root, scene)
+        return _Culprit(name, fix if used is None or fix.where else used[1], made)
     if used is not None:
         return _Culprit(*used, made)
     name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"

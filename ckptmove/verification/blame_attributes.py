@@ -18,11 +18,15 @@ from ckptmove.verification.user_code import (
     Line,
     assigned,
     assignments,
+    called,
+    callee,
     function_of,
     line_of,
     statements_at,
+    tree_of,
     written_in,
 )
+from ckptmove.verification.user_code_bindings import spot_of, way_to
 from ckptmove.verification.user_code_edits import Fix, after, replaced, text_of
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.watch import Origin
 
 #: Behind a line that gives a model what its checkpoint does not have.
-_UNSAVED: Final = "  # the checkpoint lacks what was never registered: train and save again"
+_NOTE: Final = "  # the checkpoint lacks what was never registered: train and save again"
 
 
 class _Setting(NamedTuple):
@@ -63,15 +67,20 @@ def _settings(known: NamedTensor, root: Origin | None) -> list[_Setting]:
     here = (
         [] if root is None else [_Setting(root.line, one) for one in assignments(statements_at(root.line), known.key)]
     )
-    inside = [
-        _Setting(line_of(line.path, one.lineno), one)
-        for line, node in written_in(type(known.holder))
-        for one in assignments([node], known.key)
-    ]
+    inside = _inside(known)
     beside = [one for one in inside if not here or one.home == here[0].home]
     if not here:
         return inside
     return sorted({one.statement.lineno: one for one in (*beside, *here)}.values(), key=lambda one: one.line.number)
+
+
+def _inside(known: NamedTensor) -> list[_Setting]:
+    """Where the class sets the attribute."""
+    return [
+        _Setting(line_of(line.path, one.lineno), one)
+        for line, node in written_in(type(known.holder))
+        for one in assignments([node], known.key)
+    ]
 
 
 def as_buffer(known: NamedTensor, root: Origin | None) -> Fix | None:
@@ -82,10 +91,27 @@ def as_buffer(known: NamedTensor, root: Origin | None) -> Fix | None:
         return None
     first = sets[0]
     is_sure = len(sets) == 1 or ast.unparse(first.value) == "None"
-    if not is_sure:
+    if not is_sure or _is_too_early(first) or _is_too_late(first, _inside(known)):
         return None
     of, value = text_of(first.line, first.target.value), text_of(first.line, first.value)
-    return replaced(first.line, (first.statement, f"{of}.register_buffer({known.key!r}, {value}, persistent=False)"))
+    fix = replaced(first.line, (first.statement, f"{of}.register_buffer({known.key!r}, {value}, persistent=False)"))
+    return _placed(fix)
+
+
+def _is_too_early(one: _Setting) -> bool:
+    """Whether a module is not one yet where the attribute is set: its ``__init__`` calls that of torch further down."""
+    function = function_of(one.line)
+    calls = [part for part in ast.walk(function or one.statement) if isinstance(part, ast.Call)]
+    begins = [part.lineno for part in calls if callee(part) == "__init__"]
+    return bool(begins) and one.statement.lineno < min(begins)
+
+
+def _is_too_late(one: _Setting, every: list[_Setting]) -> bool:
+    """Whether the attribute may have a value by then of another function: of any, but after an ``__init__``."""
+    others = [function_of(other.line) for other in every if other.home != one.home]
+    own = function_of(one.line)
+    starts = [getattr(function, "name", "__init__") == "__init__" for function in (own, *others)]
+    return bool(others) and starts != [True, *[False] * len(others)]
 
 
 def as_container(known: NamedTensor, root: Origin | None) -> Fix | None:
@@ -95,23 +121,36 @@ def as_container(known: NamedTensor, root: Origin | None) -> Fix | None:
     if not sets or len({one.home for one in sets}) > 1:
         return None
     last = sets[-1]
+    whole = _last_statement(last) if _is_too_early(last) else _around(sets)
     of = text_of(last.line, last.target.value)
-    name, prefix = f"{of}.{known.key}", _prefix(known.holder)
-    note = _UNSAVED * (not known.name.startswith("criterion."))
+    name, prefix = f"{of}.{known.key}", _prefix(known.holder, last.line)
+    note = _NOTE * (not known.name.startswith("criterion."))
     kind = _kind(held)
     if kind:
-        return after(last.line, last.statement, f"{name} = {prefix}.{kind}({name}){note}")
+        return _placed(after(last.line, whole, f"{name} = {prefix}.{kind}({name}){note}"))
     given = _registered(held, name, prefix)
     if not given:
         return None
     text = f"{name}_registered = {prefix}.{given}{note}"
-    return after(last.line, _last_statement(last), text)
+    return _placed(after(last.line, _last_statement(last), text))
 
 
-def _prefix(holder: object) -> str:
+def _placed(fix: Fix) -> Fix | None:
+    return fix if fix.where else None
+
+
+def _around(sets: list[_Setting]) -> ast.stmt:
+    """The last one that sets an attribute; what has all that do in its branches, where they are in such."""
+    ways = [way_to(tree_of(one.line.path), spot_of(one.statement)) for one in sets]
+    spots = [{spot_of(block.body[0]) for block in way} for way in ways]
+    shared = set.intersection(*spots)
+    return [block.statement for block in ways[-1] if spot_of(block.body[0]) in shared][-1]
+
+
+def _prefix(holder: object, line: Line) -> str:
     """What the file of a class calls ``torch.nn``."""
     module = sys.modules.get(type(holder).__module__)
-    return "nn" if getattr(module, "nn", None) is nn else "torch.nn"
+    return "nn" if getattr(module, "nn", None) is nn else f"{called(line, 'torch')}.nn"
 
 
 def _kind(held: Any) -> str:

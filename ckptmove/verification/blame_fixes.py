@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.verification.blame_attributes import as_buffer, as_container, is_plain
+from ckptmove.verification.blame_calls import made_by, where_untold
 from ckptmove.verification.tensor_names import leaves
-from ckptmove.verification.user_code import Line, callee, function_of, line_of, own_nodes
+from ckptmove.verification.user_code import Line, line_of, statements_at
+from ckptmove.verification.user_code_bindings import read_in, spot_of
 from ckptmove.verification.user_code_edits import (
     Fix,
     after,
     before,
+    before_statement,
+    calls_of,
     moved,
     replaced,
     text_of,
@@ -27,17 +31,22 @@ from ckptmove.verification.user_code_edits import (
     with_move,
 )
 from ckptmove.verification.user_code_names import (
+    builder_in,
+    earlier,
     given_to_case,
+    innermost,
     is_own,
+    is_written,
     parameter_for_device,
     rebuilt,
     set_before,
     variables,
 )
+from ckptmove.verification.user_code_pastes import can_read
 from ckptmove.verification.watch import module_on_target, on_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from ckptmove.verification.place import Place
@@ -49,10 +58,6 @@ if TYPE_CHECKING:
     Frames = Sequence[tuple[FrameType, int]]
 
 _LOSSES: Final = "criterion"
-#: What makes a tensor out of something else, and calls no function that torch tells of.
-_UNTOLD: Final = frozenset(
-    {"from_numpy", "frombuffer", "from_dlpack", "load", "load_file", "Tensor", "FloatTensor", "LongTensor"}
-)
 
 
 class Scene(NamedTuple):
@@ -89,19 +94,22 @@ def device_at(line: Line, scene: Scene, *known: str) -> str:
     own = parameter_for_device(line, scene.home)
     first, *rest = (*known, "")
     target = scene.place.device_of(torch.empty(0, device=scene.place.device))
-    return first or own or next(filter(None, rest), "") or repr(target)
+    return next((one for one in (first, own, *rest) if one and can_read(line, one)), repr(target))
 
 
-def device_in(frame: FrameType, number: int, scene: Scene) -> str:
+def device_in(frame: FrameType, number: int, scene: Scene, *known: str) -> str:
     """The target, as the line that a frame is at can write it."""
     device = scene.place.device
     line = line_of(frame.f_code.co_filename, number)
-    return device_at(line, scene, on_target(frame, device), module_on_target(frame, device))
+    return device_at(line, scene, *known, on_target(frame, device), module_on_target(frame, device))
 
 
 def where_made(origin: Origin, scene: Scene) -> Fix:
     """The line that made a tensor, with the device in it."""
-    return with_device(origin.line, origin.operation, device_at(origin.line, scene, origin.beside, origin.module))
+    device = device_at(origin.line, scene, origin.beside, origin.module)
+    loaded = None if calls_of(origin.line, origin.operation) else where_untold(origin.line, device)
+    fix = loaded or with_device(origin.line, origin.operation, device)
+    return fix if fix.text else Fix(f"move what {made_by(origin)} gives at {origin.line}: .to({device})")
 
 
 def where_called(origin: Origin | None, frames: Frames, scene: Scene) -> Fix:
@@ -114,13 +122,20 @@ def where_called(origin: Origin | None, frames: Frames, scene: Scene) -> Fix:
     """
     if origin is not None and (origin.beside or parameter_for_device(origin.line, scene.home) or not frames):
         return where_made(origin, scene)
-    names = _UNTOLD if origin is None else {origin.code.co_name}
     for frame, number in reversed(frames):
         line, device = line_of(frame.f_code.co_filename, number), device_in(frame, number, scene)
-        calls = [one for one in own_nodes(line) if isinstance(one, ast.Call) and callee(one) in names]
-        if calls:
-            return replaced(line, *((one, moved(line, one, device)) for one in calls))
-    return Fix("move it where it is made: .to(device)") if origin is None else where_made(origin, scene)
+        fix = where_untold(line, device) if origin is None else None
+        calls = [] if origin is None else calls_of(line, origin.code.co_name)
+        fix = replaced(line, *((one, moved(line, one, device)) for one in calls)) if calls else fix
+        if fix is not None and fix.where:
+            return fix
+    return Fix(f"move it where it is made{_seen(frames)}: .to(device)") if origin is None else where_made(origin, scene)
+
+
+def _seen(frames: Frames) -> str:
+    """The innermost line, in words."""
+    last = [line_of(frame.f_code.co_filename, number) for frame, number in frames[-1:]]
+    return "".join(f", for {line}" for line in last)
 
 
 def where_used(lineage: Sequence[torch.Tensor], frames: Frames, scene: Scene, *more: str) -> tuple[str, Fix] | None:
@@ -151,15 +166,15 @@ def where_used(lineage: Sequence[torch.Tensor], frames: Frames, scene: Scene, *m
 def _by_another_name(found: Found, device: str) -> Fix:
     """The last line before that reads a variable; where there is none, or the line itself writes to it, a new line."""
     line, name = found.line, found.name
-    function = function_of(line)
     is_written = with_move(line, [name], device, written=True) is not None
-    if function is not None and not is_written:
-        for number in range(line.number - 1, function.lineno, -1):
-            fix = with_move(line._replace(number=number), [name], device)
-            if fix is not None:
-                return fix
+    every = [] if is_written else [one for near in statements_at(line)[-1:] for one in earlier(line, near)]
+    fixes = (with_move(line_of(line.path, one.lineno), [name], device) for one in every)
+    fix = next(filter(None, fixes), None)
+    if fix is not None:
+        return fix
     text = f"{name} = {name}.to({device})"
-    return before(line, text, name) if found.is_own else Fix(f"move {name} where it is made: .to({device})")
+    words = Fix(f"move {name} where it is made, for {line}: .to(device)")
+    return before(line, text, name) if found.is_own else words
 
 
 def of_tensor(known: NamedTensor, frames: Frames, root: Origin | None, scene: Scene) -> Fix:
@@ -173,7 +188,7 @@ def of_tensor(known: NamedTensor, frames: Frames, root: Origin | None, scene: Sc
     if known.kind == "criterion":
         return _of_loss(known, frames, root, scene)
     if known.name.startswith("optimizer.param_groups") and isinstance(known.tensor, torch.nn.Parameter):
-        return Fix(f"make {known.name} on the device, before the optimizer is built")
+        return Fix(f"make {known.name} on the device, before the optimizer is built at {scene.built or scene.home}")
     return model_first(scene)
 
 
@@ -188,7 +203,8 @@ def _of_attribute(known: NamedTensor, frames: Frames, root: Origin | None, scene
     if used is not None and used[1].where:
         return used[1]
     for frame, number in reversed(frames):
-        if frame.f_locals.get("self") is known.holder and is_plain(known) and not is_one:
+        is_kept = is_plain(known) and not is_one and is_written(known.held, known.tensor)
+        if frame.f_locals.get("self") is known.holder and is_kept:
             line, device = line_of(frame.f_code.co_filename, number), device_in(frame, number, scene)
             name, held = f"self.{known.key}", known.held
             every = f"{{key: one.to({device}) for key, one in {name}.items()}}"
@@ -196,44 +212,60 @@ def _of_attribute(known: NamedTensor, frames: Frames, root: Origin | None, scene
                 line, f"{name} = {every if isinstance(held, Mapping) else rebuilt(name, held, known.tensor, device)}"
             )
     what = "a buffer" if is_one else "a part of the model"
-    return Fix(f"make {known.name} {what} where it is first assigned")
+    return Fix(f"make {known.name} {what} where it is first assigned{_seen(frames)}")
 
 
 def model_first(scene: Scene) -> Fix:
     """The move of the model, before the optimizer is built."""
     given = scene.given
     if given is None or given.model is None:
-        return Fix("model = model.to(device), before the optimizer is built and its state is loaded")
+        return Fix(f"model = model.to(device), before the optimizer is built, in the case at {scene.home}")
     device = device_at(given.line, scene)
     if not isinstance(given.model, (ast.Name, ast.Attribute)):
         return replaced(given.line, (given.model, moved(given.line, given.model, device)))
     name = text_of(given.line, given.model)
-    optimizer = set_before(given.line, given.optimizer)
-    is_late = optimizer is not None and _is_set_after(given, optimizer)
-    line = given.line if optimizer is None or is_late else given.line._replace(number=optimizer.lineno)
-    return before(line, f"{name} = {name}.to({device})")
+    text = f"{name} = {name}.to({device})"
+    fixes = (before_statement(given.line, one, text) for one in _before_which(given, scene))
+    words = Fix(f"{text}, before the optimizer is built, in the case at {given.line}")
+    return next((fix for fix in fixes if fix.where), words)
 
 
-def _is_set_after(given: Given, optimizer: ast.stmt) -> bool:
-    """Whether the model has its value from a statement after the one that builds the optimizer."""
-    model = set_before(given.line, given.model)
-    return model is not None and model.lineno > optimizer.lineno
+def _before_which(given: Given, scene: Scene) -> Iterator[ast.stmt]:
+    """The statements before which the model may be moved, the best first: before the optimizer, if it is there."""
+    optimizer = set_before(given.line, given.statement, given.optimizer)
+    model = set_before(given.line, given.statement, given.model)
+    if optimizer is not None and isinstance(given.optimizer, ast.Name):
+        name = given.optimizer.id
+        lines = [] if scene.built is None else [scene.built]
+        builder = builder_in(optimizer, name, *lines) or innermost(optimizer, name)
+        maker = None if model is None or not isinstance(given.model, ast.Name) else innermost(model, given.model.id)
+        if maker is None or spot_of(maker) < spot_of(builder):
+            if model is not optimizer:
+                yield optimizer
+            yield builder
+    yield given.statement
 
 
 def _of_batch(known: NamedTensor, frames: Frames, scene: Scene) -> Fix:
     """A tensor of the batch where the step has it, or what it lies in."""
     for frame, number in frames:
         line = line_of(frame.f_code.co_filename, number)
-        device = parameter_for_device(line, scene.home) or device_in(frame, number, scene)
+        device = device_in(frame, number, scene, "")
         found = list(variables(known.tensor, [(frame, number)]))
-        own = next((one.name for one in found if one.is_own), None)
-        if own is not None:
-            return before(line, f"{own} = {own}.to({device})", own)
-        fix = with_move(line, [one.name for one in found], device, code=frame.f_code.co_name)
+        used = [one.name for one in found if one.is_own and _is_used(frame, line, one.name)]
+        own = (before(line, f"{name} = {name}.to({device})", name) for name in used)
+        fix: Fix | None = next((fix for fix in islice(own, 1) if fix.where), None)
+        fix = fix or with_move(line, [one.name for one in found], device, code=frame.f_code.co_name)
         fix = fix or _of_container(known, frame, line, device)
         if fix is not None:
             return fix
-    return Fix(f"move {known.name} in the step: .to(device)")
+    return Fix(f"move {known.name} in the step{_seen(frames)}: .to(device)")
+
+
+def _is_used(frame: FrameType, line: Line, name: str) -> bool:
+    """Whether another value of a variable comes to anything: it is read in a line, or by whoever shares it."""
+    is_shared = "." in name or name in frame.f_code.co_cellvars
+    return is_shared or any(name in read_in(one) for one in statements_at(line))
 
 
 def _of_container(known: NamedTensor, frame: FrameType, line: Line, device: str) -> Fix | None:
@@ -242,7 +274,7 @@ def _of_container(known: NamedTensor, frame: FrameType, line: Line, device: str)
     for name, value in list(frame.f_locals.items()):
         is_container = isinstance(value, (Mapping, tuple, list))
         way = next((way for way, one in leaves(value, name) if one is known.tensor), None) if is_container else None
-        if way is None:
+        if way is None or not is_written(value, known.tensor):
             continue
         fix = with_move(line, [way], device, code=code)
         if fix is not None:
@@ -250,8 +282,12 @@ def _of_container(known: NamedTensor, frame: FrameType, line: Line, device: str)
         whole = rebuilt(name, value, known.tensor, device)
         if not is_own(frame, name):
             return with_expression(line, name, whole, code)
+        if not _is_used(frame, line, name):
+            continue
         is_settable = isinstance(_holder(value, known.tensor), (Mapping, list))
-        return before(line, f"{way} = {way}.to({device})" if is_settable else f"{name} = {whole}", name)
+        fix = before(line, f"{way} = {way}.to({device})" if is_settable else f"{name} = {whole}", name)
+        if fix.where:
+            return fix
     return None
 
 
@@ -274,11 +310,14 @@ def _of_loss(known: NamedTensor, frames: Frames, root: Origin | None, scene: Sce
     own = (one.name for one in variables(known.holder, frames) if one.name != "self") if is_module else iter(())
     expression = next((ast.Name(name) for name in islice(own, 1)), None) or (given.criterion if given else None)
     if given is None or expression is None:
-        return Fix(f"{known.name if below else _LOSSES} = {known.name if below else _LOSSES}.to({device})")
+        name = known.name if below else _LOSSES
+        return Fix(f"{name} = {name}.to({device}), in the case at {scene.home}")
     name = ast.unparse(expression)
-    built = set_before(given.line, expression)
+    built = set_before(given.line, given.statement, expression)
+    text = f"{name}{below} = {name}{below}.to({device})"
     if built is not None:
-        return after(given.line, built, f"{name}{below} = {name}{below}.to({device})")
+        fix = after(given.line, built, text)
+        return fix if fix.where else before_statement(given.line, given.statement, text)
     if is_module and given.criterion is not None:
         return replaced(given.line, (given.criterion, moved(given.line, given.criterion, device)))
-    return Fix(f"make {known.name} on the device that the function is given")
+    return Fix(f"make {known.name} on the device that the function is given, for {given.line}")

@@ -35,7 +35,7 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
         if there not in written and not written.endswith((f".to({device})", "None")):
             where = line_of(line.path, node.lineno)
             return where, replaced(where, (node, text or moved(where, node, device)))
-    return line, Fix(f"return it where the input is: .to({device})")
+    return line, Fix(f"return it at {line} where the input is: .to({device})")
 
 
 def _returns(line: Line) -> list[ast.Return]:
@@ -48,7 +48,7 @@ def _returns(line: Line) -> list[ast.Return]:
 def _gradient(line: Line, one: ast.Return, index: int) -> ast.expr:
     """The gradient of an index in what is returned: torch counts the ``None`` of what is no tensor, too."""
     value = one.value or ast.Constant(None)
-    built = set_before(line_of(line.path, one.lineno), value)
+    built = set_before(line, one, value)
     if isinstance(built, ast.Assign) and isinstance(built.value, ast.Tuple):
         value = built.value
     is_each = isinstance(value, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in value.elts)
@@ -67,4 +67,4 @@ def as_given(line: Line, scene: Scene) -> Fix:
             return replaced(line, (node, f"{text_of(line, node.func.value)}.to({device})"))
         if isinstance(node, ast.Constant) and str(node.value).partition(":")[0] == "cuda":
             return replaced(line, (node, device))
-    return Fix("take the device that the function is given")
+    return Fix(f"take the device that the function is given, at {line}")

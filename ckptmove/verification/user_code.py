@@ -29,6 +29,8 @@ _LIBRARIES: Final = tuple(
     {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+#: Statements that have names of their own.
+SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: Expressions that are run as a function is, by what Python calls their code.
 _EXPRESSIONS: Final = {
     "<lambda>": ast.Lambda,
@@ -131,11 +133,16 @@ def line_of(file: str, number: int) -> Line:
 
 def tree_of(file: str) -> ast.Module:
     """What a file says; nothing where it is gone, or another one by now."""
-    return _parsed("".join(linecache.getlines(file)))
+    return _kept("".join(linecache.getlines(file)))
 
 
 @functools.lru_cache(maxsize=16)
-def _parsed(text: str) -> ast.Module:
+def _kept(text: str) -> ast.Module:
+    return parsed(text)
+
+
+def parsed(text: str) -> ast.Module:
+    """What a text says; nothing where it is no Python."""
     with suppress(SyntaxError, ValueError):
         return ast.parse(text)
     return ast.Module([], [])
@@ -143,8 +150,13 @@ def _parsed(text: str) -> ast.Module:
 
 def statements_at(line: Line) -> list[ast.stmt]:
     """The statements that a line has a part in, from left to right; of those with a body, where it is in their head."""
-    every = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, ast.stmt)]
-    found = [one for one in every if one.lineno <= line.number <= _end_of_head(one)]
+    return statements_in(tree_of(line.path), line.number)
+
+
+def statements_in(tree: ast.Module, number: int) -> list[ast.stmt]:
+    """The same of a file that has been read."""
+    every = [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
+    found = [one for one in every if any(first <= number <= last for first, last in _heads(one))]
     return sorted(found, key=lambda one: (one.lineno, one.col_offset))
 
 
@@ -161,15 +173,28 @@ def own_nodes(line: Line, code: str = "") -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop(0)
         yield node
-        waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.stmt)]
+        waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.stmt) and _is_at(one, line)]
 
 
-def _end_of_head(statement: ast.stmt) -> int:
-    body = [*getattr(statement, "body", ()), *getattr(statement, "cases", ())]
+def _is_at(node: ast.AST, line: Line) -> bool:
+    """Whether a node is in a line, if it is a case of a ``match``: the others are of other lines."""
+    first, last = _head_of_case(node) if isinstance(node, ast.match_case) else (line.number, line.number)
+    return first <= line.number <= last
+
+
+def _heads(statement: ast.stmt) -> list[tuple[int, int]]:
+    """First and last line of all of a statement but what is under it: a ``match`` has a head for each case, too."""
+    if isinstance(statement, ast.Match):
+        first, *_ = heads = [_head_of_case(one) for one in statement.cases]
+        return [(statement.lineno, first[0] - 1), *heads]
+    body: list[ast.stmt] = getattr(statement, "body", [])
     if not body:
-        return statement.end_lineno or statement.lineno
-    first: int = getattr(body[0], "lineno", None) or body[0].pattern.lineno
-    return max(first - 1, statement.lineno)
+        return [(statement.lineno, statement.end_lineno or statement.lineno)]
+    return [(statement.lineno, max(body[0].lineno - 1, statement.lineno))]
+
+
+def _head_of_case(case: ast.match_case) -> tuple[int, int]:
+    return case.pattern.lineno, max(case.body[0].lineno - 1, case.pattern.lineno)
 
 
 def function_of(line: Line) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -199,6 +224,31 @@ def callee(node: ast.expr) -> str:
     """What is called, without the module that it is in; empty for anything but a call."""
     function = getattr(node, "func", None)
     return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
+def full_name(line: Line, node: ast.expr) -> str:
+    """What an expression names of a module, by what the file of a line imports: ``torch.load``; empty for the rest."""
+    if isinstance(node, ast.Attribute):
+        owner = full_name(line, node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return imported(line).get(node.id, "") if isinstance(node, ast.Name) else ""
+
+
+def imported(line: Line) -> dict[str, str]:
+    """What the file of a line imports, by the names that it has there."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree_of(line.path)):
+        if isinstance(node, ast.Import):
+            names |= {one.asname: one.name for one in node.names if one.asname}
+            names |= {(top := one.name.partition(".")[0]): top for one in node.names if not one.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return names
+
+
+def called(line: Line, module: str) -> str:
+    """What the file of a line calls a module."""
+    return next((name for name, one in imported(line).items() if one == module), module)
 
 
 def assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[ast.stmt]:

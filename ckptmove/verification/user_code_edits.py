@@ -9,16 +9,32 @@ import ast
 import linecache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.verification.user_code import Line, assigned, callee, line_of, own_nodes, statements_at, tree_of
+from ckptmove.verification.user_code import (
+    SCOPES,
+    Line,
+    assigned,
+    callee,
+    full_name,
+    line_of,
+    own_nodes,
+    parsed,
+    statements_at,
+    tree_of,
+)
+from ckptmove.verification.user_code_bindings import spot_of
+from ckptmove.verification.user_code_pastes import Paste, is_right
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckptmove.verification.user_code_bindings import Spot
+
 #: What takes ``.to(device)`` behind it as it is; anything else needs brackets.
 _ATOMS: Final = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: What gives a dict of tensors more often than a tensor.
+LOADS: Final = frozenset({"load", "load_file"})
 #: What moves a tensor already.
-_MOVES: Final = frozenset({"to", "cuda"})
+MOVES: Final = frozenset({"to", "cuda"})
 
 
 class Fix(NamedTuple):
@@ -42,23 +58,26 @@ NO_FIX: Final = Fix()
 
 
 def before(line: Line, text: str, name: str = "") -> Fix:
-    """A statement before the one that a line is in; in the same line where it shares one.
+    """A statement before the one that a line is in, in the same line where it shares one; words for none in time.
 
     Args:
-        line: the line; of several statements in it, the first one that reads a name.
+        line: the line; of several statements in it, the first one that reads a name, and before which there is one.
         text: the statement.
         name: the name.
     """
     every = statements_at(line)
-    reading = (one for one in every if not isinstance(one, _SCOPES) and _reads(one, name))
-    statement = next(iter([*reading, *every]), None)
-    if statement is None:
-        return Fix(text)  # there is no such line to put it before
+    reading = [one for one in every if not isinstance(one, SCOPES) and _reads(one, name)]
+    fixes = (before_statement(line, one, text) for one in reading or every)
+    return next((fix for fix in fixes if fix.where), Fix(f"work this into {line}: {text}"))
+
+
+def before_statement(line: Line, statement: ast.stmt, text: str) -> Fix:
+    """A statement before another one of the file that a line is of; words where what it reads has no value there."""
     statement = _chained(line, statement)
-    head = _source(line, statement.lineno).encode()[: statement.col_offset]
-    if not head.strip():
-        return Fix(text, f"before {_spot(line, statement.lineno)}")
-    return _spliced(line, [_Change(statement.lineno, statement.col_offset, statement.col_offset, f"{text}; ")])
+    first, column = spot_of(statement)
+    if not _source(line, first).encode()[:column].strip():
+        return _fix(Paste(line, "before", first, first, text, text, (first, column)))
+    return _spliced(line, [_Change(first, column, column, f"{text}; ")], text, (first, column))
 
 
 def _reads(statement: ast.stmt, name: str) -> bool:
@@ -71,21 +90,41 @@ def after(line: Line, statement: ast.stmt, text: str) -> Fix:
     head = _source(line, first).encode()[: statement.col_offset]
     tail = _source(line, last).encode()[statement.end_col_offset :].strip()
     if not head.strip() and (not tail or tail.startswith(b"#")):
-        return Fix(text, f"after {_spot(line, first, last)}")
+        return _fix(Paste(line, "after", first, last, text, text, (last + 1, statement.col_offset)))
     end = statement.end_col_offset or 0
-    return _spliced(line, [_Change(last, end, end, f"; {text}")])
+    return _spliced(line, [_Change(last, end, end, f"; {text}")], text, (last, end + 2))
 
 
 def replaced(line: Line, *changes: tuple[ast.expr | ast.stmt, str]) -> Fix:
-    """The line of some nodes with other text in their place; of nodes in several lines, those of the first."""
-    first, last = changes[0][0].lineno, changes[0][0].end_lineno
+    """The line of some nodes with other text in their place: of one in another the outer, of several lines the first.
+
+    Words where the line would be none, or would read what has no value.
+    """
+    first, last = changes[0][0].lineno, changes[0][0].end_lineno or changes[0][0].lineno
+    node, text = changes[0]
+    words = f"work this into {line_of(line.path, first)}: {text} in place of {text_of(line, node)}"
     if first != last:
-        node, text = changes[0]
-        head, tail = _source(line, first).encode(), _source(line, last or first).encode()
+        head, tail = _source(line, first).encode(), _source(line, last).encode()
         whole = head[: node.col_offset] + text.encode() + tail[node.end_col_offset :]
-        return Fix(whole.decode().strip(), f"in place of {_spot(line, first, last)}")
+        return _fix(Paste(line, "in place of", first, last, whole.decode().strip()), words)
     same = [(node, text) for node, text in changes if (node.lineno, node.end_lineno) == (first, first)]
-    return _spliced(line, [_Change(first, one.col_offset, one.end_col_offset or 0, text) for one, text in same])
+    outer = [(node, text) for node, text in same if not any(node in _inside(other) for other, _ in same)]
+    if not all(_is_written_so(line, node) for node, _ in outer):
+        return Fix(words)  # where Python tells another place of what is in an f-string
+    edits = [_Change(first, one.col_offset, one.end_col_offset or 0, text) for one, text in outer]
+    return _spliced(line, edits, words=words)
+
+
+def _inside(node: ast.AST) -> list[ast.AST]:
+    return [one for one in ast.walk(node) if one is not node]
+
+
+def _is_written_so(line: Line, node: ast.expr | ast.stmt) -> bool:
+    """Whether a node stands where Python says that it does."""
+    text, whole = (
+        (f"({text_of(line, node)})", ast.Expr(node)) if isinstance(node, ast.expr) else (text_of(line, node), node)
+    )
+    return [ast.unparse(one) for one in parsed(text).body] == [ast.unparse(whole)]
 
 
 def text_of(line: Line, node: ast.AST) -> str:
@@ -120,19 +159,21 @@ def with_move(
         is_written = any(_is_written(node, one) for node in nodes for one in read)
         if is_written is not written:
             continue
-        moves = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in _MOVES]
+        moves = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in MOVES]
         rows = [node for node in nodes if taken and isinstance(node, ast.Subscript) and node.value in read]
         read = [*rows, *(one for one in read if not any(row.value is one for row in rows))]
         read = [one for one in read if one not in moves]
-        if read:
-            return replaced(line, *((node, moved(line, node, device)) for node in read))
+        fix = replaced(line, *((node, moved(line, node, device)) for node in read)) if read else NO_FIX
+        if fix.where:
+            return fix
     return None
 
 
 def with_expression(line: Line, name: str, text: str, code: str) -> Fix | None:
     """The user's line with something else where a variable is read; None where it is not."""
     read = [node for node in own_nodes(line, code) if isinstance(node, ast.expr) and _is_read(node, name)]
-    return replaced(line, *((node, text) for node in read)) if read else None
+    fix = replaced(line, *((node, text) for node in read)) if read else NO_FIX
+    return fix if fix.where else None
 
 
 def _is_read(node: ast.expr, expression: str) -> bool:
@@ -146,21 +187,38 @@ def _is_written(node: ast.AST, sought: ast.expr) -> bool:
     return isinstance(node, ast.Subscript) and node.value is sought and not isinstance(node.ctx, ast.Load)
 
 
-def with_device(line: Line, operation: str, device: str) -> Fix:
-    """The user's line with the device in the calls that make a tensor."""
+def calls_of(line: Line, operation: str) -> list[ast.Call]:
+    """The calls of an operation of torch's in a line, by its name without what it is in."""
     short = operation.rpartition(".")[2]
     calls = [one for one in own_nodes(line) if isinstance(one, ast.Call) and callee(one) == short]
-    calls = [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+    return [one for one in calls if one.lineno <= line.number <= (one.end_lineno or one.lineno)]
+
+
+def with_device(line: Line, operation: str, device: str) -> Fix:
+    """The user's line with the device in the calls that make a tensor; nothing where no such call is to be seen."""
+    calls = calls_of(line, operation)
     if calls and (operation.startswith("torch.Tensor.") or any(_has(one, "generator") for one in calls)):
         return replaced(line, (calls[0], moved(line, calls[0], device)))
+    changes = [(one, _on_device(line, one, device)) for one in calls]
+    missing = [(one, text) for one, text in changes if text != text_of(line, one)]
     if calls:
-        return replaced(line, *((one, _on_device(line, one, device)) for one in calls))
+        return replaced(line, *(missing or changes))
     for statement in statements_at(line):  # it is called by another name
-        target = (assigned(statement) or (None, None))[0]
-        if isinstance(target, (ast.Name, ast.Attribute)):
+        target, value = assigned(statement) or (None, None)
+        if isinstance(target, (ast.Name, ast.Attribute)) and not (value is not None and _is_loaded(line, value)):
             name = ast.unparse(target)
             return after(line, statement, f"{name} = {name}.to({device})")
-    return Fix(f"make it there: {short}(..., device={device})")
+    return NO_FIX
+
+
+def _is_loaded(line: Line, value: ast.expr) -> bool:
+    """Whether an expression is what torch or safetensors reads from a file, and so perhaps a dict."""
+    return callee(value) in LOADS and is_of_torch(line, value)
+
+
+def is_of_torch(line: Line, call: ast.expr) -> bool:
+    """Whether it is torch or safetensors that is called, by what a file imports."""
+    return full_name(line, getattr(call, "func", call)).partition(".")[0] in {"torch", "safetensors"}
 
 
 def _has(call: ast.Call, keyword: str) -> bool:
@@ -169,6 +227,8 @@ def _has(call: ast.Call, keyword: str) -> bool:
 
 def _on_device(line: Line, call: ast.Call, device: str) -> str:
     given = next((one for one in call.keywords if one.arg == "device"), None)
+    if given is None and any(one.arg is None for one in call.keywords):
+        return moved(line, call, device)  # the device may be in what two asterisks bring
     if call.lineno != call.end_lineno:
         others = [one for one in call.keywords if one is not given]
         return ast.unparse(ast.Call(call.func, call.args, [*others, ast.keyword("device", ast.Name(device))]))
@@ -189,11 +249,20 @@ class _Change(NamedTuple):
     text: str
 
 
-def _spliced(line: Line, changes: list[_Change]) -> Fix:
+def _spliced(line: Line, changes: list[_Change], added: str = "", spot: Spot = (0, 0), words: str = "") -> Fix:
     raw, end, made = _source(line, changes[0].number).encode(), None, b""
     for one in sorted(changes, key=lambda change: change.start, reverse=True):
         made, end = one.text.encode() + raw[one.stop : end] + made, one.start
-    return Fix((raw[:end] + made).decode().strip(), f"in place of {_spot(line, changes[0].number)}")
+    number = changes[0].number
+    return _fix(Paste(line, "in place of", number, number, (raw[:end] + made).decode().strip(), added, spot), words)
+
+
+def _fix(paste: Paste, words: str = "") -> Fix:
+    """What is to be pasted, if it can be; words, if not."""
+    spot = _spot(paste.line, paste.first, paste.last)
+    if is_right(paste):
+        return Fix(paste.text, f"{paste.how} {spot}")
+    return Fix(words or f"work this into {spot}: {paste.added}")
 
 
 def _chained(line: Line, statement: ast.stmt) -> ast.stmt:

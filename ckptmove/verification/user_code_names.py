@@ -1,18 +1,28 @@
 """What the user's code calls a thing where it stands: a tensor, what holds it, and the target.
 
-Never names what a line cannot reach: a name of another function, or one that is given its value further down.
+Never says that a name has a value where it is to be used: whoever makes a line of it asks ``user_code_pastes``.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from ckptmove.verification.tensor_names import leaves
-from ckptmove.verification.user_code import callee, function_of, functions_of, line_of, tree_of
+from ckptmove.verification.user_code import (
+    SCOPES,
+    callee,
+    function_of,
+    functions_of,
+    line_of,
+    statements_at,
+    tree_of,
+)
+from ckptmove.verification.user_code_bindings import blocks, set_in, spot_of, way_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +34,6 @@ _MODEL: Final = (0, "model")
 _OPTIMIZER: Final = (1, "optimizer")
 _CRITERION: Final = (2, "criterion")
 _BATCH: Final = (3, "batch")
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Found(NamedTuple):
@@ -85,11 +94,13 @@ class Given(NamedTuple):
     """What the user's file gives to its case.
 
     Attributes:
-        line: of the statement that makes the case.
+        line: of the call that makes the case.
+        statement: that the call is in.
         model, optimizer, criterion, batch: the expressions; None for one that is not given by itself.
     """
 
     line: Line
+    statement: ast.stmt
     model: ast.expr | None
     optimizer: ast.expr | None
     criterion: ast.expr | None
@@ -103,8 +114,11 @@ def given_to_case(home: Line, *others: Line) -> Given | None:
     found = next((group[0] for group in (*groups, calls) if len(group) == 1), None)
     if found is None:
         return None
+    line = line_of(home.path, found.lineno)
+    every = (one for one in ast.walk(tree_of(home.path)) if isinstance(one, ast.stmt))
+    holding = [one for one in every if any(part is found for part in ast.walk(one))]
     parts = (_argument(found, *which) for which in (_MODEL, _OPTIMIZER, _CRITERION, _BATCH))
-    return Given(line_of(home.path, found.lineno), *parts)
+    return Given(line, holding[-1], *parts)
 
 
 def _shares(path: str, call: ast.Call, line: Line) -> bool:
@@ -120,27 +134,57 @@ def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
     return call.args[index] if index < len(call.args) else named
 
 
-def set_before(line: Line, variable: ast.expr | None) -> ast.stmt | None:
-    """The last statement of a line's function before the line that gives a variable its value."""
-    function = function_of(line)
-    if function is None or not isinstance(variable, ast.Name):
-        return None
-    found = [one for one in _assignments_in(function) if one.lineno < line.number and variable.id in _names(one)]
-    return max(found, key=lambda one: one.lineno, default=None)
+def set_before(line: Line, near: ast.stmt, variable: ast.expr | None) -> ast.stmt | None:
+    """The last statement before another one that gives a variable its value, or has one that does in a branch of it.
+
+    Args:
+        line: one of the file.
+        near: the statement before which it is sought.
+        variable: the variable.
+    """
+    name = variable.id if isinstance(variable, ast.Name) else ""
+    return next((one for one in earlier(line, near) if name in set_in(one)), None)
 
 
-def _assignments_in(part: ast.AST) -> Iterator[ast.Assign | ast.AnnAssign]:
-    """Those of a function, but not of a function inside it."""
-    for one in ast.iter_child_nodes(part):
-        if isinstance(one, (ast.Assign, ast.AnnAssign)):
-            yield one
-        elif isinstance(one, (ast.stmt, ast.ExceptHandler)) and not isinstance(one, _SCOPES):
-            yield from _assignments_in(one)
+def earlier(line: Line, near: ast.stmt) -> Iterator[ast.stmt]:
+    """The statements before another one, in the blocks that it is in and in its function, the last first.
+
+    Args:
+        line: one of the file.
+        near: the other one.
+    """
+    for block in reversed(way_to(tree_of(line.path), spot_of(near))):
+        yield from () if isinstance(block.owner, ast.Module) else reversed(block.body[: block.number])
+        if isinstance(block.owner, SCOPES):
+            return
 
 
-def _names(one: ast.Assign | ast.AnnAssign) -> set[str]:
-    targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-    return {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+def innermost(statement: ast.stmt, name: str) -> ast.stmt:
+    """Of a statement and those under it the last one that gives a variable its value and has none under it."""
+    inner = [one for _, body in blocks(statement) for one in body if name in set_in(one)]
+    return innermost(inner[-1], name) if inner and not isinstance(statement, SCOPES) else statement
+
+
+def builder_in(statement: ast.stmt, name: str, *lines: Line) -> ast.stmt | None:
+    """Of a statement and those under it the one in one of some lines that gives a variable its value; None for none."""
+    inside = range(statement.lineno, (statement.end_lineno or 0) + 1)
+    every = [one for line in lines for one in statements_at(line) if one.lineno in inside and name in set_in(one)]
+    return every[-1] if every else None
+
+
+def is_written(value: Any, tensor: torch.Tensor) -> bool:
+    """Whether the keys on the way to a tensor are written as they are printed: those of an ``Enum`` are not."""
+    if value is tensor:
+        return True
+    key = next(key for key, one in _items(value) if any(part is tensor for _, part in leaves(one)))
+    is_said = not isinstance(value, Mapping) or _is_literal(key)
+    return is_said and is_written(value[key], tensor)
+
+
+def _is_literal(key: object) -> bool:
+    with suppress(ValueError, SyntaxError):
+        return bool(ast.literal_eval(repr(key)) == key)
+    return False
 
 
 def rebuilt(name: str, value: Any, tensor: torch.Tensor, device: str) -> str:

@@ -6,19 +6,20 @@ import pytest
 from pasting import mine
 
 BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
+AT = ", in the case at train.py:"
 REBUILT = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
 WORDS = {
     "a model": ("Net()", "nn.MSELoss()", "batch()", "None",
-                "model = model.to(device), before the optimizer is built and its state is loaded"),
-    "a loss": ("Net().to(device)", BCE, "batch()", "None", "criterion = criterion.to(device)"),
+                f"model = model.to(device), before the optimizer is built{AT}41"),
+    "a loss": ("Net().to(device)", BCE, "batch()", "None", f"criterion = criterion.to(device){AT}41"),
     "a dataset": ("Net().to(device)", "nn.MSELoss()", "torch.utils.data.TensorDataset(*batch())", "None",
-                  "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))"),
+                  f"batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))){AT}41"),
     "a batch": ("Net().to(device)", "nn.MSELoss()", "(Held.x, batch()[1])", "step",
-                "move batch[0] in the step: .to(device)"),
+                "move batch[0] in the step, for train.py:45: .to(device)"),
     "what a loss is called with": ("Net().to(device)", "Numbers()", "batch()", "None",
-                                   "criterion.weight = criterion.weight.to(device)"),
+                                   f"criterion.weight = criterion.weight.to(device){AT}41"),
     "an optimizer": ("copied(Net().to(device))", "nn.MSELoss()", "batch()", "None",
-                     REBUILT),
+                     f"{REBUILT}{AT}41"),
 }  # fmt: skip
 
 
@@ -56,7 +57,9 @@ def test_where_the_file_does_not_tell_what_is_given_words_have_to_do(fault_of, m
 def test_what_a_list_holds_that_is_not_set_in_sight_or_too_deep_is_mended_in_words(fault_of, init):
     used = "[0]['a']" if "{" in init else "[0]"
     _, evidence = fault_of(mine(f"return self.held{used}(super().forward(x))", init))
-    assert evidence["fix"] == f"make model.held{used}.bias a part of the model where it is first assigned"
+    assert (
+        evidence["fix"] == f"make model.held{used}.bias a part of the model where it is first assigned, for train.py:31"
+    )
 
 
 def test_a_parameter_that_only_the_optimizer_has_is_made_on_the_device(fault_of):
@@ -70,7 +73,10 @@ def test_a_parameter_that_only_the_optimizer_has_is_made_on_the_device(fault_of)
         optimizer = Free([*model[0].parameters(), model[1].weight, extra])
         return ckptmove.Case(model, optimizer, None, batch(), lambda pair: (model(pair[0].to(device)) * extra).sum())
     """)
-    assert evidence["fix"] == "make optimizer.param_groups[0]['params'][3] on the device, before the optimizer is built"
+    assert (
+        evidence["fix"]
+        == "make optimizer.param_groups[0]['params'][3] on the device, before the optimizer is built at train.py:34"
+    )
 
 
 def test_a_loss_that_is_made_in_the_call_from_numbers_is_mended_in_words(fault_of):
@@ -85,7 +91,7 @@ def test_a_loss_that_is_made_in_the_call_from_numbers_is_mended_in_words(fault_o
         model = Net().to(device)
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), Numbers(), batch())
     """)
-    assert evidence["fix"] == "make criterion.weight on the device that the function is given"
+    assert evidence["fix"] == "make criterion.weight on the device that the function is given, for train.py:36"
 
 
 def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_variable(fault_of):
@@ -101,4 +107,7 @@ def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_va
     def case(device):
         return one(Net().to(device), device)
     """)
-    assert evidence["fix"] == "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))"
+    assert (
+        evidence["fix"]
+        == "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))), in the case at train.py:36"
+    )
