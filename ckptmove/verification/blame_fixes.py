@@ -16,7 +16,7 @@ from ckptmove.verification.blame_attributes import as_buffer, as_container, is_p
 from ckptmove.verification.blame_calls import made_by, where_untold
 from ckptmove.verification.tensor_names import leaves
 from ckptmove.verification.user_code import Line, line_of, statements_at
-from ckptmove.verification.user_code_bindings import read_in, spot_of
+from ckptmove.verification.user_code_bindings import read_in, set_in
 from ckptmove.verification.user_code_edits import (
     Fix,
     after,
@@ -31,6 +31,7 @@ from ckptmove.verification.user_code_edits import (
     with_move,
 )
 from ckptmove.verification.user_code_names import (
+    between,
     builder_in,
     earlier,
     given_to_case,
@@ -233,14 +234,13 @@ def model_first(scene: Scene) -> Fix:
 def _before_which(given: Given, scene: Scene) -> Iterator[ast.stmt]:
     """The statements before which the model may be moved, the best first: before the optimizer, if it is there."""
     optimizer = set_before(given.line, given.statement, given.optimizer)
-    model = set_before(given.line, given.statement, given.model)
     if optimizer is not None and isinstance(given.optimizer, ast.Name):
         name = given.optimizer.id
         lines = [] if scene.built is None else [scene.built]
         builder = builder_in(optimizer, name, *lines) or innermost(optimizer, name)
-        maker = None if model is None or not isinstance(given.model, ast.Name) else innermost(model, given.model.id)
-        if maker is None or spot_of(maker) < spot_of(builder):
-            if model is not optimizer:
+        model = {one.id for one in ast.walk(given.model or optimizer) if isinstance(one, ast.Name)}
+        if not any(model & set_in(one) for one in (builder, *between(given.line, builder, given.statement))):
+            if not model & set_in(optimizer):
                 yield optimizer
             yield builder
     yield given.statement

@@ -159,6 +159,12 @@ def earlier(line: Line, near: ast.stmt) -> Iterator[ast.stmt]:
             return
 
 
+def between(line: Line, first: ast.stmt, last: ast.stmt) -> list[ast.stmt]:
+    """The statements on the way from one of a file to another one further down, in the blocks that the first is in."""
+    way = way_to(tree_of(line.path), spot_of(first))
+    return [one for block in way for one in block.body[block.number + 1 :] if spot_of(one) < spot_of(last)]
+
+
 def innermost(statement: ast.stmt, name: str) -> ast.stmt:
     """Of a statement and those under it the last one that gives a variable its value and has none under it."""
     inner = [one for _, body in blocks(statement) for one in body if name in set_in(one)]
