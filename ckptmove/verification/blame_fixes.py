@@ -212,6 +212,8 @@ def _of_attribute(known: NamedTensor, frames: Frames, root: Origin | None, scene
             return before(
                 line, f"{name} = {every if isinstance(held, Mapping) else rebuilt(name, held, known.tensor, device)}"
             )
+    if is_plain(known) and not is_one:
+        return Fix(f"move {known.name} before it is used{_seen(frames)}: .to(device)")
     what = "a buffer" if is_one else "a part of the model"
     return Fix(f"make {known.name} {what} where it is first assigned{_seen(frames)}")
 
@@ -237,7 +239,7 @@ def _before_which(given: Given, scene: Scene) -> Iterator[ast.stmt]:
     if optimizer is not None and isinstance(given.optimizer, ast.Name):
         name = given.optimizer.id
         lines = [] if scene.built is None else [scene.built]
-        builder = builder_in(optimizer, name, *lines) or innermost(optimizer, name)
+        builder = builder_in(given, optimizer, name, *lines) or innermost(optimizer, name)
         model = {one.id for one in ast.walk(given.model or optimizer) if isinstance(one, ast.Name)}
         if not any(model & set_in(one) for one in (builder, *between(given.line, builder, given.statement))):
             if not model & set_in(optimizer):

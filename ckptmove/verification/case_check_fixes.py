@@ -50,7 +50,7 @@ def built_again(home: Line, *others: Line) -> Fix:
     if given is None or given.model is None:
         return Fix(f"{_REBUILT}, in the case at {home}")
     built = _builder(given, others)
-    if built is None or not _is_of_model(built, given):
+    if built is None or not _is_of_model(built, given, given.model):
         model = ast.unparse(given.model)
         return Fix(f"{_REBUILT}: once more before {given.line}, of what {model}.parameters() gives there")
     return before_statement(given.line, given.statement, text_of(given.line, built))
@@ -61,15 +61,14 @@ def _builder(given: Given, lines: tuple[Line, ...]) -> ast.stmt | None:
     found = set_before(given.line, given.statement, given.optimizer)
     if found is None or not isinstance(given.optimizer, ast.Name):
         return None
-    last = builder_in(found, given.optimizer.id, *lines)
+    last = builder_in(given, found, given.optimizer.id, *lines)
     return last if last is not None or innermost(found, given.optimizer.id) is not found else found
 
 
-def _is_of_model(built: ast.stmt, given: Given) -> bool:
+def _is_of_model(built: ast.stmt, given: Given, model: ast.expr) -> bool:
     """Whether a statement, said once more, takes the parameters of the model as it is by then, and leaves the model."""
-    model = given.model
     value = (assigned(built) or (None, None))[1]
-    if value is None or model is None:
+    if value is None:
         return False
     reads = any(isinstance(one, ast.expr) and ast.unparse(one) == ast.unparse(model) for one in ast.walk(value))
     own = read_in(model)

@@ -132,8 +132,15 @@ def has_value(way: list[Block], name: str, file: ast.Module) -> bool:
             return name in _parameters(span[0].owner) or any(
                 name in (_sure(one) | _head(block)) for block in span for one in block.body
             )
-    # What no line gives a value to is Python's own, or comes with an asterisk, as far as the file uses it.
-    return name in _BUILTINS or any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(file))
+    return name in _BUILTINS or _is_from_outside(name, file)
+
+
+def _is_from_outside(name: str, file: ast.Module) -> bool:
+    """Whether a file reads a name that no line of it gives a value to: Python's own, or one of an import of all."""
+    every = [one for one in ast.walk(file) if isinstance(one, ast.stmt)]
+    return any(name in read_in(one) for one in every) and not any(
+        name in set_in(one) | _parameters(one) for one in every
+    )
 
 
 def _is_set_before(span: list[Block], name: str) -> bool:

@@ -171,11 +171,11 @@ def innermost(statement: ast.stmt, name: str) -> ast.stmt:
     return innermost(inner[-1], name) if inner and not isinstance(statement, SCOPES) else statement
 
 
-def builder_in(statement: ast.stmt, name: str, *lines: Line) -> ast.stmt | None:
+def builder_in(given: Given, statement: ast.stmt, name: str, *lines: Line) -> ast.stmt | None:
     """Of a statement and those under it the one in one of some lines that gives a variable its value; None for none."""
     inside = range(statement.lineno, (statement.end_lineno or 0) + 1)
-    every = [one for line in lines for one in statements_at(line) if one.lineno in inside and name in set_in(one)]
-    return every[-1] if every else None
+    found = [one for line in lines if line.path == given.line.path for one in statements_at(line)]
+    return next((one for one in reversed(found) if one.lineno in inside and name in set_in(one)), None)
 
 
 def is_written(value: Any, tensor: torch.Tensor) -> bool:

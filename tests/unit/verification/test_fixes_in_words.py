@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from pasting import mine
 
+from ckptmove.verification.user_code import line_of
+from ckptmove.verification.user_code_edits import calls_of, replaced
+
 BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
 AT = ", in the case at train.py:"
 REBUILT = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
@@ -111,3 +114,79 @@ def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_va
         evidence["fix"]
         == "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))), in the case at train.py:36"
     )
+
+
+def test_what_a_loss_keeps_by_a_key_that_is_no_literal_is_told_in_words(fault_of):
+    detail, evidence = fault_of("""
+    import enum
+
+    class Part(enum.Enum):
+        X = 1
+
+    class Weighted:
+        def __init__(self): self.weights = {Part.X: torch.from_numpy(numpy.ones(3, 'f'))}
+        def __call__(self, output, target): return (self.weights[Part.X] * output).mean()
+
+    def case(device):
+        model = Net().to(device)
+        loss = Weighted()
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), loss, batch())
+    """)
+    text = "loss.weights[<Part.X: 1>] = loss.weights[<Part.X: 1>].to(device)"
+    assert (evidence["fix"], evidence["fix_at"]) == (f"work this into train.py:40: {text}", ""), detail
+
+
+def test_what_only_a_condition_names_is_told_in_words(fault_of):
+    detail, evidence = fault_of("""
+    def case(device):
+        model = Net().to(device)
+        def step(pair):
+            every = iter([dict(zip('xy', pair))])
+            del pair
+            while (p := next(every, None)) is not None and model(p.get('x')) is not None:
+                pass
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), step)
+    """)
+    words = "move batch[0] in the step, for train.py:33: .to(device)"
+    assert (evidence["fix"], evidence["fix_at"]) == (words, ""), detail
+
+
+def test_what_a_function_hands_on_by_its_object_is_told_in_words(fault_of):
+    detail, evidence = fault_of("""
+    class Trainer:
+        def __init__(self, model): self.model = model
+        def step(self, pair):
+            self.pair = pair
+            return self.run()
+        def run(self):
+            return self.model(self.pair[0]).sum()
+
+    def case(device):
+        model = Net().to(device)
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), Trainer(model).step)
+    """)
+    words = "move batch[0] in the step, for train.py:34: .to(device)"
+    assert (evidence["fix"], evidence["fix_at"]) == (words, ""), detail
+
+
+def test_a_case_of_the_module_has_its_model_moved_there(mended):
+    (fix,) = mended("""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    CASE = ckptmove.Case(model, optimizer, nn.MSELoss(), batch())
+
+    def case(device):
+        return CASE
+    """)
+    assert fix == "before train.py:30: model = model.to('cuda:0')"
+
+
+def test_a_node_that_is_not_where_python_says_is_told_in_words(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("h = h * torch.ones(3)\n")
+    line = line_of(str(path), 1)
+    (node,) = calls_of(line, "torch.ones")
+    assert replaced(line, (node, "1")).where
+    node.col_offset += 1
+    fix = replaced(line, (node, "1"))
+    assert (fix.text, fix.where) == (f"work this into {path}:1: 1 in place of orch.ones(3)", "")

@@ -96,6 +96,7 @@ STALE = {
     "a list beside": "model = Net()\nfirst = list(model[0].parameters())\n"
     "optimizer = torch.optim.AdamW([{'params': first}, {'params': [*model.parameters()][2:]}])\n",
     "with its model": "model, optimizer = build()\n",
+    "in the head of a loop": "model = Net()\nfor optimizer in [torch.optim.AdamW(model.parameters())]: pass\n",
     "of another name": f"net = model = Net()\n{ADAMW.replace('model.', 'net.')}\nmodel = Net()\n",
     "in branches, elsewhere": f"model = Net()\nif KIND == 'a':\n    optimizer = made(model)\nelse:\n    {SGD}\n",
     "in an attribute": f"model = Net()\nmodel.optimizer = None\n{ADAMW.replace('optimizer =', 'model.optimizer =')}\n",
