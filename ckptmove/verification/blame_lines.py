@@ -67,4 +67,4 @@ def as_given(line: Line, scene: Scene) -> Fix:
             return replaced(line, (node, f"{text_of(line, node.func.value)}.to({device})"))
         if isinstance(node, ast.Constant) and str(node.value).partition(":")[0] == "cuda":
             return replaced(line, (node, device))
-    return Fix(f"take the device that the function is given, at {line}")
+    return Fix("take the device that the function is given")

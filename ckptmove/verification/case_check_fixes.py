@@ -114,7 +114,7 @@ def unmoved(line: Line) -> Fix:
     ]
     if len(moves) == 1 and isinstance(moves[0].func, ast.Attribute):
         return replaced(line, (moves[0], text_of(line, moves[0].func.value)))
-    return Fix(f"move a batch at a time, in the loop, in place of the whole at {line}: batch = batch.to(device)")
+    return Fix("move a batch at a time, in the loop: batch = batch.to(device)")
 
 
 def _given_values(line: Line) -> Iterator[tuple[ast.expr | None, ast.expr]]:

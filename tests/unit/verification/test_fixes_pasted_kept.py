@@ -222,7 +222,5 @@ def test_of_two_moves_of_data_in_a_line_neither_is_taken_away(answers, make, tmp
     lines = "model = Net().to(device)\nimages, other = IMAGES.to(device), LABELS.to(device)"
     (tmp_path / "train.py").write_text(HEAD + dataset(lines))
     check = answers(make(), "cuda:0", case="train.py:case")["case"]
-    assert check["evidence"]["fix"].startswith(
-        "move a batch at a time, in the loop, in place of the whole at train.py:32"
-    )
+    assert check["evidence"]["fix"] == "move a batch at a time, in the loop: batch = batch.to(device)"
     assert check["evidence"]["fix_at"] == ""
