@@ -123,8 +123,8 @@ NESTED = {
         "return h * torch.ones(3, **kw).to(x.device)",
     ),
     "on another line of the statement": (
-        "return (h * torch.ones(3, device=h.device)\n    * torch.ones(3))",
-        "* torch.ones(3, device=x.device))",
+        "return (h * torch.ones(3)\n    * torch.ones(3, device=h.device))",
+        "return (h * torch.ones(3, device=x.device)",
     ),
     "in a lambda beside another": (
         "f, g = (lambda a: a * torch.ones(3)), (lambda b: b)\nreturn f(h)",
@@ -165,3 +165,14 @@ def test_what_a_file_has_may_be_a_dict_and_is_told_in_words(fault_of, lines, sai
     detail, evidence = fault_of(made, mine(f"h = super().forward(x)\n{lines}"))
     assert evidence["tensor"] == "the tensor of torch.load", detail
     assert (evidence["fix"], evidence["fix_at"]) == (said, "")
+
+
+def test_an_array_is_no_tensor(fault_of):
+    helper = "def tensor(array): return torch.from_numpy(array)\n"
+    _, evidence = fault_of(FILES, helper, mine("h = super().forward(x)\nreturn h * tensor(numpy.load('m.npy')[:3])"))
+    assert (evidence["fix"], evidence["fix_at"]) == ("move it where it is made, for train.py:44: .to(device)", "")
+
+
+def test_a_device_is_taken_of_what_has_a_value_in_any_case(mended):
+    made = "for x in [b[0].to(device)]: out = model(x)\nreturn criterion(out * torch.ones(3), b[1].to(device))"
+    assert places(mended(step(made))) == ["return criterion(out * torch.ones(3, device=device), b[1].to(device))"]

@@ -47,6 +47,7 @@ MODELS = {
         f"if KIND == 'a':\n    model = Net()\n    {ADAMW}\nelse:\n    model = nn.Linear(6, 3)\n    {ADAMW}",
         ADAMW,
     ),
+    "nothing first, and both in a branch": (f"model = None\nif KIND == 'a':\n    model = Net()\n    {ADAMW}", ADAMW),
     "both in a loop": (f"for lr in (1e-3, 1e-4):\n    model = Net()\n    {ADAMW}", ADAMW),
     "wrapped after the optimizer": (f"model = Net()\n{ADAMW}\nmodel = nn.Sequential(*model)", "return ckptmove"),
     "wrapped in a branch after the optimizer": (
@@ -96,6 +97,7 @@ STALE = {
     "a list beside": "model = Net()\nfirst = list(model[0].parameters())\n"
     "optimizer = torch.optim.AdamW([{'params': first}, {'params': [*model.parameters()][2:]}])\n",
     "with its model": "model, optimizer = build()\n",
+    "with its model, of it": "model = Net()\nmodel, optimizer = model, made(model)\n",
     "in the head of a loop": "model = Net()\nfor optimizer in [torch.optim.AdamW(model.parameters())]: pass\n",
     "of another name": f"net = model = Net()\n{ADAMW.replace('model.', 'net.')}\nmodel = Net()\n",
     "in branches, elsewhere": f"model = Net()\nif KIND == 'a':\n    optimizer = made(model)\nelse:\n    {SGD}\n",
