@@ -23,8 +23,10 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ckptmove.verification import simulated_targets as targets
 from ckptmove.verification.backward import as_on_a_real_device, is_running, make_guard, note_node
 from ckptmove.verification.device_module import DeviceModule
+from ckptmove.verification.simulated_pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
     CrossDeviceError,
@@ -33,6 +35,7 @@ from ckptmove.verification.simulated_rules import (
     schema_of,
     supports_capturable,
 )
+from ckptmove.verification.simulated_targets import BACKEND, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,15 +48,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CrossDeviceError", "SimulatedDevice", "supports_capturable", "unavailable_reason"]
 
-_BACKEND = "sim"
 _SETUP = "_setup_privateuseone_for_python_backend"  # of torch.utils.backend_registration, not in every torch
 _DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`: takes over shape, strides and offset
 _CPU = torch.device("cpu")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
-# The index of a `sim` device is a place in this list, so that a torch.device alone tells its target.
-_TARGETS: list[str] = []
-# The indices of the devices that are entered, the innermost last: the current device, as torch calls it.
-_ENTERED: list[int] = []
 
 
 class SimulatedDevice:
@@ -74,11 +72,8 @@ class SimulatedDevice:
         if reason is not None:
             raise RuntimeError(reason)
         _register_backend()
-        name = target if ":" in target else f"{target}:0"
-        if name not in _TARGETS:
-            _TARGETS.append(name)
         self.target = target
-        self.device = torch.device(_BACKEND, _TARGETS.index(name))
+        self.device = targets.device_for(target)
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -86,9 +81,10 @@ class SimulatedDevice:
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(as_on_a_real_device(name_of))
-        self._entered.enter_context(_Simulation())
-        _ENTERED.append(self.device.index)
-        self._entered.callback(_ENTERED.pop)
+        if not targets.any_stands():  # it is the same for all of them
+            self._entered.enter_context(_Simulation())
+        targets.enter(self.device)
+        self._entered.callback(targets.leave)
         return self
 
     def __exit__(
@@ -245,33 +241,20 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def name_of(device: torch.device) -> str:
-    """The target's name of a simulated device, and any other device's own."""
-    if device.type != _BACKEND:
-        return str(device)
-    index: int | None = device.index  # torch's own annotation leaves the None out
-    return _TARGETS[_current() if index is None else index]
-
-
-def _current() -> int:
-    """The index of the device that is meant where none is named."""
-    return _ENTERED[-1] if _ENTERED else 0
-
-
 def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Refuse what the target would refuse, compute on the inner tensors, and wrap what comes out."""
-    simulated = {
-        id(leaf.host): leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SimulatedTensor)
-    }
+    leaves = pytree.tree_leaves((args, kwargs))
+    simulated = {id(leaf.host): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     asked = kwargs.get("device")
-    if not simulated and (asked is None or asked.type != _BACKEND):
-        return func(*args, **kwargs)
+    if not simulated and (asked is None or asked.type != BACKEND):
+        return made_pinned(func, args, kwargs) if kwargs.get("pin_memory") else func(*args, **kwargs)
     if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
         with _Simulation():  # inference_mode hands over whole ops, whose parts may be factories
             return func.decompose(*args, **kwargs)
     inner_args, inner_kwargs = pytree.tree_map(_inner, (args, kwargs))
     try:
         landing = operand_devices(func, args, kwargs, name_of) if asked is None else [asked]
+        refuse_pinning(schema_of(func).name, args, kwargs)
         results = func(*inner_args, **inner_kwargs)
         if schema_of(func).is_mutable:
             for outer in simulated.values():
@@ -295,7 +278,7 @@ def _wrap(results: Any, landing: list[torch.device], simulated: Mapping[int, Sim
             return leaf
         if id(leaf) in simulated:
             return simulated[id(leaf)]
-        return _place(leaf, device) if device.type == _BACKEND else leaf
+        return _place(leaf, device) if device.type == BACKEND else leaf
 
     if len(landing) > 1 and isinstance(results, (list, tuple)):
         return type(results)(wrap(leaf, device) for leaf, device in zip(results, landing, strict=False))
@@ -322,12 +305,15 @@ def _register_backend() -> Any:
     The library must live as long as the process, and so must the guard: its kernels go when it is collected.
     """
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as torch's own guard says
-    module = DeviceModule(lambda: len(_TARGETS), _current)
-    getattr(backend_registration, _SETUP)(_BACKEND, backend_module=module, device_guard=guard)
+    module = DeviceModule(targets.count, targets.current)
+    getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    # Of the CPU, for a loader's own thread: no mode stands there.
+    library.impl("_pin_memory", pin, "CPU")
+    library.impl("is_pinned", is_pinned, "CPU")
     for func in WHOLE_OPS:
         library.impl(func.name().removeprefix("aten::"), functools.partial(_run_whole, func), "AutogradPrivateUse1")
     return library, guard

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification.simulated_pinning import made_pinned
 from ckptmove.verification.user_code import Line, line_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _MODULE: Final = torch.nn.Module.to.__code__.co_filename
 #: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
+#: What allocates memory beneath every Python dispatch.
+_IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
 
 
 class Origin(NamedTuple):
@@ -122,8 +125,9 @@ class Watch(TorchFunctionMode):
         self._note_site(func, frame)
         if self._aliases:
             func, args, kwargs = self._renamed(func, args, kwargs)
+        is_pinned = self._aliases and func in _IN_CPP and kwargs.get("pin_memory")
         try:
-            result = func(*args, **kwargs)
+            result = made_pinned(func, args, kwargs) if is_pinned else func(*args, **kwargs)
         except RuntimeError as error:
             self.refusals.append(Refusal(error, _name(func), tuple(self._strays((args, kwargs)))))
             raise
