@@ -1,44 +1,44 @@
-"""What torch asks of `torch.<device>` for a simulated device.
+"""What is asked of `torch.<device>` for a simulated device: by torch, and by a script that names its target.
 
-Never keeps a state of its own: draws come from the CPU's generator.
+Never keeps a state of its own: draws come from the CPU's generator, and nothing is ever waited for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: A device of no maker: of the memory and the kind that code asks for before it uses bfloat16 or its own kernels.
+_BYTES: Final = 1 << 34
+_CAPABILITY: Final = (8, 0)
 
-class DeviceModule:
-    """Stands for the module, as long as the process lives."""
+
+def _nothing(*_args: object, **_more: object) -> None:
+    """Nothing: there is no memory to free, nothing to wait for, and no generator but the CPU's."""
+
+
+class DeviceCalls:
+    """The public functions of a device's module."""
 
     def __init__(self, count: Callable[[], int], current: Callable[[], int]) -> None:
         """Take down what to ask.
 
         Args:
-            count: how many devices are simulated.
+            count: how many devices there are.
             current: the index of the one that is meant where none is named.
         """
         self._count = count
         self._current = current
 
-    def is_initialized(self) -> bool:
-        """Yes: there is nothing to do for it."""
-        return True
-
     def is_available(self) -> bool:
         """Yes, as far as a script can tell."""
         return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing to seed: `torch.manual_seed` has seeded the CPU's generator."""
 
     def device_count(self) -> int:
         """How many devices there are."""
@@ -47,6 +47,94 @@ class DeviceModule:
     def current_device(self) -> int:
         """The one that is meant where none is named."""
         return self._current()
+
+    def is_current_stream_capturing(self) -> bool:
+        """No: there is no stream to capture."""
+        return False
+
+    def is_bf16_supported(self, *_args: object, **_more: object) -> bool:
+        """Yes, as the CPU does."""
+        return True
+
+    def get_device_name(self, _device: object = None) -> str:
+        """What it is."""
+        return "simulated"
+
+    def get_device_capability(self, _device: object = None) -> tuple[int, int]:
+        """That of an Ampere."""
+        return _CAPABILITY
+
+    def get_device_properties(self, _device: object = None) -> SimpleNamespace:
+        """Those of the device that it names."""
+        major, minor = _CAPABILITY
+        figures = {"total_memory": _BYTES, "multi_processor_count": 1, "major": major, "minor": minor}
+        return SimpleNamespace(name=self.get_device_name(), **figures)
+
+    def get_arch_list(self) -> list[str]:
+        """None: nothing is compiled for it."""
+        return []
+
+    def mem_get_info(self, _device: object = None) -> tuple[int, int]:
+        """All of its memory is free."""
+        return _BYTES, _BYTES
+
+    def memory_allocated(self, _device: object = None) -> int:
+        """None of it."""
+        return 0
+
+    def memory_stats(self, _device: object = None) -> dict[str, int]:
+        """No figures."""
+        return {}
+
+    def memory_summary(self, *_args: object, **_more: object) -> str:
+        """Nothing to say."""
+        return ""
+
+    def get_rng_state(self, _device: object = None) -> torch.Tensor:
+        """That of the CPU's generator, which draws for it."""
+        return torch.get_rng_state()
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """One for each device."""
+        return [self.get_rng_state()] * self.device_count()
+
+    def set_rng_state(self, new_state: torch.Tensor, _device: object = None) -> None:
+        """Take one of its own back; one of a real device says nothing to the CPU's generator."""
+        if new_state.numel() == torch.get_rng_state().numel():
+            torch.set_rng_state(new_state)
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        """Take them back."""
+        for state in new_states:
+            self.set_rng_state(state)
+
+    def initial_seed(self) -> int:
+        """That of the CPU's generator."""
+        return torch.initial_seed()
+
+    def device(self, _device: object) -> contextlib.AbstractContextManager[None]:
+        """A context in which another device is the current one: there is one."""
+        return contextlib.nullcontext()
+
+    max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+    current_allocated_memory = driver_allocated_memory = memory_allocated
+    get_memory_info = mem_get_info
+    device_of = device
+    synchronize = empty_cache = ipc_collect = set_device = init = _nothing
+    manual_seed = manual_seed_all = seed = seed_all = _nothing
+    reset_peak_memory_stats = reset_accumulated_memory_stats = reset_max_memory_allocated = _nothing
+    set_per_process_memory_fraction = _nothing
+
+
+class DeviceModule(DeviceCalls):
+    """Stands for the module of the PrivateUse1 backend, as long as the process lives."""
+
+    def is_initialized(self) -> bool:
+        """Yes: there is nothing to do for it."""
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """What autocast may cast to."""

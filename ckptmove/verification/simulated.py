@@ -26,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ckptmove.verification import simulated_targets as targets
 from ckptmove.verification.backward import as_on_a_real_device, is_running, make_guard, note_node
 from ckptmove.verification.device_module import DeviceModule
+from ckptmove.verification.simulated_api import as_if_it_were_here
+from ckptmove.verification.simulated_generator import refuse_generator
 from ckptmove.verification.simulated_pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
@@ -35,7 +37,7 @@ from ckptmove.verification.simulated_rules import (
     schema_of,
     supports_capturable,
 )
-from ckptmove.verification.simulated_targets import BACKEND, name_of
+from ckptmove.verification.simulated_targets import BACKEND, kind_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +83,7 @@ class SimulatedDevice:
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(as_on_a_real_device(name_of))
+        self._entered.enter_context(as_if_it_were_here(self.device))
         if not targets.any_stands():  # it is the same for all of them
             self._entered.enter_context(_Simulation())
         targets.enter(self.device)
@@ -161,6 +164,13 @@ class SimulatedTensor(torch.Tensor):
             raise TypeError(f"a tensor on {name_of(self.device)} cannot take the data of one on {value.device}")
         self.host = value.host
         _describe_again(self)
+
+    is_cuda = property(lambda self: kind_of(self.device) == "cuda")
+    is_mps = property(lambda self: kind_of(self.device) == "mps")
+    is_xpu = property(lambda self: kind_of(self.device) == "xpu")
+
+    def record_stream(self, s: Any) -> None:
+        """Nothing: its memory is the CPU's."""
 
     def tolist(self) -> Any:
         return self.host.tolist()
@@ -247,13 +257,14 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     simulated = {id(leaf.host): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     asked = kwargs.get("device")
     if not simulated and (asked is None or asked.type != BACKEND):
-        return made_pinned(func, args, kwargs) if kwargs.get("pin_memory") else func(*args, **kwargs)
+        return _run_elsewhere(func, args, kwargs, leaves)
     if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
         with _Simulation():  # inference_mode hands over whole ops, whose parts may be factories
             return func.decompose(*args, **kwargs)
     inner_args, inner_kwargs = pytree.tree_map(_inner, (args, kwargs))
     try:
         landing = operand_devices(func, args, kwargs, name_of) if asked is None else [asked]
+        refuse_generator(schema_of(func).name, leaves, landing[0])
         refuse_pinning(schema_of(func).name, args, kwargs)
         results = func(*inner_args, **inner_kwargs)
         if schema_of(func).is_mutable:
@@ -264,6 +275,13 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         if is_running():
             note_node(error)
         raise
+
+
+def _run_elsewhere(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: list[Any]) -> Any:
+    """Run an operation that touches no simulated device, but for a generator of one and for memory pinned for one."""
+    places = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
+    refuse_generator(schema_of(func).name, leaves, kwargs.get("device") or next(places, _CPU))
+    return made_pinned(func, args, kwargs) if kwargs.get("pin_memory") else func(*args, **kwargs)
 
 
 def _inner(leaf: Any) -> Any:

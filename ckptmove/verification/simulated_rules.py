@@ -137,8 +137,11 @@ def operand_devices(
 
     Raises:
         CrossDeviceError: Operands of two devices that torch would refuse on the target.
+        RuntimeError: Lengths of sequences that are not on the CPU.
     """
     operation = schema_of(func).name
+    if operation == "aten::_pack_padded_sequence":
+        _refuse_lengths(args[1], name_of)
     if operation in _COPIES:
         return [next(tensor.device for _, value in _bound(func, args, kwargs) for tensor in _tensors(value))]
     rows = _foreach_rows(func, args, kwargs) if "::_foreach_" in operation else [_row(func, args, kwargs)]
@@ -146,6 +149,14 @@ def operand_devices(
     if operation == "aten::_pack_padded_sequence":  # its second result, the batch sizes, is always on the CPU
         devices.append(torch.device("cpu"))
     return devices
+
+
+def _refuse_lengths(lengths: torch.Tensor, name_of: Callable[[torch.device], str]) -> None:
+    """From aten/src/ATen/native/PackedSequence.cpp ``checkLongTensor``: they are read on the CPU."""
+    if lengths.device.type != "cpu":
+        dtype = lengths.type().rpartition(".")[2].removesuffix("Tensor")
+        got = f"{lengths.dim()}D {name_of(lengths.device)} {dtype} tensor"
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {got}")
 
 
 def _bound(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:

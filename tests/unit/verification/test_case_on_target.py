@@ -1,0 +1,139 @@
+"""What a training script says to its GPU beside the tensors, in a case on a simulated one."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+import ckptmove
+
+def net():
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+
+def rows():
+    return TensorDataset(torch.rand(8, 6), torch.rand(8, 3))
+
+def pair():
+    return torch.rand(4, 6), torch.rand(4, 3)
+"""
+CASE = """
+{before}
+def case(device):
+    model = net().to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(pair):
+        x, y = (one.to(device, non_blocking=True) for one in pair)
+{step}
+
+    return ckptmove.Case(model, optimizer, None, {batch}, step)
+"""
+PLAIN = "return mse_loss(model(x), y)"
+
+RIGHT = {
+    "the GPU where there is one": {
+        "before": "DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
+        "step": "return mse_loss(model(x.to(DEVICE)), y.to(DEVICE))",
+    },
+    "pinned loader": {"batch": "DataLoader(rows(), batch_size=4, shuffle=True, pin_memory=True)"},
+    "pinned loader with a worker": {"batch": "DataLoader(rows(), batch_size=4, num_workers=1, pin_memory=True)"},
+    "pinned batch": {"batch": "next(iter(DataLoader(rows(), batch_size=4, pin_memory=True)))"},
+    "pinned tensor": {"step": "return mse_loss(model(torch.ones(4, 6).pin_memory().to(device)), y)"},
+    "made in pinned memory": {
+        "step": "return mse_loss(model(x * torch.tensor([1.0] * 6, pin_memory=True).to(device)), y)"
+    },
+    "generator": {
+        "step": """
+        g = torch.Generator(device=x.device).manual_seed(0)
+        noise = torch.randn(4, 3, generator=g, device=x.device)
+        return mse_loss(model(x)[torch.randperm(4, generator=g, device="cuda")] + noise, y)
+        """
+    },
+    "generator by name": {
+        "step": """
+        g = torch.Generator("cuda")
+        picked = torch.multinomial(torch.ones(4, device="cuda"), 4, generator=g)
+        return mse_loss(model(x[picked]), y)
+        """
+    },
+    "synchronized": {"step": "torch.cuda.synchronize()\nassert x.is_cuda\nreturn mse_loss(model(x), y)"},
+    "scaler": {
+        "before": "scaler = torch.amp.GradScaler('cuda')",
+        "step": """
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = mse_loss(model(x), y)
+        return scaler.scale(loss) / scaler.get_scale()
+        """,
+    },
+    "scripted function": {
+        "before": "@torch.jit.script\ndef loss(made, y):\n    return ((made - y) ** 2).mean()\n",
+        "step": "return loss(model(x), y)",
+    },
+    "data parallel on the side": {"step": "nn.DataParallel(nn.Linear(2, 2))\nreturn mse_loss(model(x), y)"},
+}
+WRONG = {
+    "generator of the CPU": (
+        "torch.randn(4, 3, generator=torch.Generator(), device=x.device)",
+        "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "default generator": (
+        "torch.multinomial(torch.ones(4, device=device), 4, generator=torch.default_generator)",
+        "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "permutation by a generator of the CPU": (
+        "torch.randperm(4, generator=torch.Generator(), device=device)",
+        "RuntimeError: Expected a 'cuda:0' generator device but found 'cpu'",
+    ),
+    "generator of the device": (
+        "torch.randn(4, 3, generator=torch.Generator(device=device))",
+        "RuntimeError: Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
+    "lengths on the device": (
+        "nn.utils.rnn.pack_padded_sequence(x, torch.full((4,), 6, device=device), batch_first=True)",
+        "RuntimeError: 'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
+    ),
+    "pinned on the device": (
+        "x.pin_memory()",
+        "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+    ),
+    "made in pinned memory of the device": (
+        "torch.tensor([1.0], device=device, pin_memory=True)",
+        "RuntimeError: Only dense CPU tensors can be pinned",
+    ),
+}
+
+
+@pytest.fixture
+def case_check(answers, make, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+
+    def case_check(before="", batch="pair()", step=PLAIN):
+        step = textwrap.indent(textwrap.dedent(step), "        ")
+        (tmp_path / "train.py").write_text(HEAD + CASE.format(before=before, batch=batch, step=step))
+        return answers(make(), "cuda:0", case="train.py:case")["case"]
+
+    return case_check
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")  # that it is deprecated, or more
+@pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor")  # which torch's own loader gave until 2.10
+@pytest.mark.parametrize("parts", RIGHT.values(), ids=RIGHT)
+def test_what_runs_on_the_target_runs_on_what_stands_for_it(case_check, parts):
+    check = case_check(**parts)
+    assert check["status"] == "passed", check["detail"]
+
+
+@pytest.mark.parametrize(("line", "said"), WRONG.values(), ids=WRONG)
+def test_what_the_target_refuses_is_refused_in_its_words_and_at_its_line(case_check, line, said):
+    check = case_check(step=f"{line}\n{PLAIN}")
+    assert check["status"] == "failed", check["detail"]
+    assert said in check["detail"]
+    assert check["evidence"]["source"] == line

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402  # after the skip
+
+from ckptmove.verification.simulated import SimulatedDevice  # noqa: E402  # it imports torch
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    return SimulatedDevice("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def mps():
+    return SimulatedDevice("mps")
+
+
+def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):
+    cuda = SimulatedDevice("cuda:3")
+    before = dict(vars(torch.cuda)), dict(vars(torch.accelerator)), dict(vars(torch.backends.mps))
+    with cuda:
+        assert torch.cuda.is_available()
+        assert (torch.cuda.device_count(), torch.cuda.current_device()) == (4, 3)
+        assert not torch.backends.mps.is_available()
+        with mps:
+            assert torch.backends.mps.is_available()
+            assert torch.mps.device_count() == 1
+            assert torch.mps.synchronize() is None
+    assert (dict(vars(torch.cuda)), dict(vars(torch.accelerator)), dict(vars(torch.backends.mps))) == before
+
+
+def test_a_target_without_a_module_in_torch_has_tensors_all_the_same():
+    npu = SimulatedDevice("npu:0")
+    with npu:
+        assert npu.device_of(torch.ones(1, device=npu.device)) == "npu:0"
+
+
+def test_no_call_of_the_targets_module_asks_for_a_driver(cuda):
+    with cuda:
+        for call in (
+            torch.cuda.synchronize, torch.cuda.empty_cache, torch.cuda.ipc_collect, torch.cuda.init,
+            torch.cuda.seed_all, torch.cuda.reset_peak_memory_stats, torch.accelerator.synchronize,
+            torch.accelerator.empty_cache,
+        ):  # fmt: skip
+            assert call() is None
+        for call in (torch.cuda.set_device, torch.cuda.manual_seed, torch.cuda.set_per_process_memory_fraction):
+            assert call(0) is None
+        assert (
+            torch.cuda.memory_allocated(0) == torch.cuda.max_memory_allocated() == torch.accelerator.memory_allocated()
+        )
+        assert torch.cuda.memory_stats() == {}
+        assert torch.cuda.memory_summary() == ""
+        assert torch.cuda.mem_get_info(0)[1] == torch.cuda.get_device_properties(0).total_memory
+        assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(cuda.device).name == "simulated"
+        assert torch.cuda.get_device_capability(0) == (8, 0)
+        assert torch.cuda.get_arch_list() == []
+        assert torch.cuda.is_bf16_supported()
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.cuda.initial_seed() == torch.initial_seed()
+        with torch.cuda.device(cuda.device), torch.cuda.device_of(torch.ones(1, device=cuda.device)):
+            assert torch.cuda.current_device() == 0
+
+
+def test_each_call_is_an_object_of_its_own(cuda):
+    """`torch._dynamo` has one rule for each, and takes two names of one function for an error."""
+    with cuda:
+        calls = [call for name, call in vars(torch.cuda).items() if getattr(call, "__name__", "") == "answer"]
+    assert all(one != other for one, other in itertools.combinations(calls, 2))
+    assert len(calls) > 20
+
+
+@pytest.mark.filterwarnings("ignore:.* reports that you have")  # as many devices as other tests have simulated
+def test_random_states_of_the_device_are_given_and_taken_back(cuda):
+    with cuda:
+        states = torch.cuda.get_rng_state_all()
+        drawn = torch.rand(3, device=cuda.device)
+        torch.cuda.set_rng_state_all(states)
+        assert torch.equal(torch.rand(3, device=cuda.device), drawn)
+        torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8))
+        for kind in ({}, {"device_type": "cuda"}, {"device_type": "sim"}):
+            before = torch.get_rng_state()
+            with torch.random.fork_rng(**kind):
+                torch.rand(3, device=cuda.device)
+            assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_streams_and_events_have_nothing_to_wait_for(cuda):
+    with cuda:
+        stream, event = torch.cuda.Stream(cuda.device), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            made = torch.ones(2, device=cuda.device)
+        assert stream.record_event(event) is event
+        stream.wait_event(stream.record_event())
+        torch.cuda.current_stream().wait_stream(stream)
+        made.record_stream(torch.cuda.default_stream())
+        event.record()
+        event.synchronize()
+        assert stream.query()
+        assert event.query()
+        assert event.elapsed_time(torch.cuda.Event()) == 0.0
+
+
+def test_a_gradient_scaler_and_autocast_are_those_of_the_target(cuda):
+    with cuda:
+        model = nn.Linear(3, 2).to(cuda.device)
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert torch.is_autocast_enabled("cuda")
+            loss = model(torch.ones(1, 3, device=cuda.device)).sum()
+        before = model.weight.tolist()
+        scaler.scale(loss).backward()
+        assert torch.equal(model.bias.grad, torch.full((2,), 2.0, device=cuda.device))
+        scaler.step(optimizer)
+        scaler.update()
+        assert model.weight.tolist() != before
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")  # that it is deprecated, or more
+def test_a_scripted_module_is_moved_and_run(cuda):
+    plain = nn.Linear(3, 2)
+    with cuda:
+        scripted = torch.jit.script(copy.deepcopy(plain)).to(cuda.device)
+        made = scripted(torch.ones(1, 3, device=cuda.device))
+    assert torch.equal(cuda.to_cpu(made), plain(torch.ones(1, 3)))
+    assert isinstance(torch.jit.script(plain), torch.jit.ScriptModule)
+
+
+def test_torchscript_that_was_off_stays_off(cuda):
+    torch.jit._state.disable()
+    try:
+        with cuda:
+            pass
+        assert not torch.jit._state._enabled
+    finally:
+        torch.jit._state.enable()
+
+
+def test_which_kind_of_device_a_tensor_is_on(cuda, mps):
+    xpu = SimulatedDevice("xpu")
+    for device in (cuda, mps, xpu):
+        with device:
+            made = nn.Parameter(torch.ones(1, device=device.device))
+            kinds = {"cuda": made.is_cuda, "mps": made.is_mps, "xpu": made.is_xpu}
+            assert [kind for kind, is_it in kinds.items() if is_it] == [device.target.partition(":")[0]]
