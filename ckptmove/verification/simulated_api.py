@@ -15,6 +15,7 @@ from ckptmove.verification import simulated_targets as targets
 from ckptmove.verification.device_module import DeviceCalls
 from ckptmove.verification.device_streams import Event, Stream, any_stream, in_stream
 from ckptmove.verification.simulated_generator import made_on_the_device
+from ckptmove.verification.simulated_loading import rebuilt_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,15 +36,18 @@ _OF_ANY_KIND: Final = frozenset({
 
 
 @contextlib.contextmanager
-def as_if_it_were_here(device: torch.device) -> Iterator[None]:
+def as_if_it_were_here(
+    device: torch.device, place: Callable[[torch.Tensor, torch.device], torch.Tensor]
+) -> Iterator[None]:
     """Have `torch` know a simulated device beyond its tensors, as long as the context is open.
 
     A module scripted by `torch.jit` runs as Python: its parameters cannot be moved to a backend written in Python.
 
     Args:
         device: the device.
+        place: makes a tensor of the device from one of the CPU, with the same memory.
     """
-    with made_on_the_device(), _answering(device), _as_python():
+    with made_on_the_device(), rebuilt_there(place), _answering(device), _as_python():
         yield
 
 

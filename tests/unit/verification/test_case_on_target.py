@@ -77,6 +77,10 @@ RIGHT = {
         "step": "return loss(model(x), y)",
     },
     "data parallel on the side": {"step": "nn.DataParallel(nn.Linear(2, 2))\nreturn mse_loss(model(x), y)"},
+    "loaded weights": {
+        "before": "torch.save(torch.ones(3), 'w.pt')",
+        "step": "w = torch.load('w.pt', map_location=device)\nreturn mse_loss(model(x) * w, y)",
+    },
 }
 WRONG = {
     "generator of the CPU": (

@@ -143,6 +143,25 @@ def test_torchscript_that_was_off_stays_off(cuda):
         torch.jit._state.enable()
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("where", ["cuda", "cuda:0", {"cpu": "cuda:0"}, "itself"], ids=str)
+def test_a_file_is_loaded_onto_the_device(cuda, tmp_path, zipped, where):
+    path = tmp_path / "some.pth"
+    whole = torch.arange(6.0)
+    torch.save({"rows": whole[2:], "all": whole, "w": nn.Parameter(whole)}, path, _use_new_zipfile_serialization=zipped)
+    with cuda:
+        loaded = torch.load(path, map_location=cuda.device if where == "itself" else where, weights_only=True)
+        assert {cuda.device_of(one) for one in loaded.values()} == {"cuda:0"}
+        assert loaded["rows"].tolist() == [2.0, 3.0, 4.0, 5.0]
+        loaded["all"].zero_()
+        assert loaded["rows"].tolist() == [0.0] * 4
+        assert torch.load(path, map_location="cpu", weights_only=True)["all"].device.type == "cpu"
+        with pytest.raises(RuntimeError, match="don't know how to restore data location"):
+            torch.load(path, map_location="nowhere", weights_only=True)
+    with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|cuda"):
+        torch.load(path, map_location="cuda:0", weights_only=True)
+
+
 def test_which_kind_of_device_a_tensor_is_on(cuda, mps):
     xpu = SimulatedDevice("xpu")
     for device in (cuda, mps, xpu):

@@ -1,0 +1,51 @@
+"""What a user's own `torch.load` puts on the target, where a simulated device stands for it.
+
+Never copies a storage: in a legacy file its values come after the tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptmove.verification import simulated_targets as targets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def restore(storage: Any, location: str) -> Any:
+    """Take note of where a storage belongs, which stays in the memory of the CPU; None where that is elsewhere.
+
+    As `torch.serialization.register_package` wants it: of a tag, or of what `map_location` makes of that.
+    """
+    with contextlib.suppress(RuntimeError):  # the tag is no device's
+        device = targets.meant_by(location)
+        if device is not None:
+            storage.simulated_on = device
+            return storage
+    return None
+
+
+@contextlib.contextmanager
+def rebuilt_there(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> Iterator[None]:
+    """Have tensors of such storages be on the device, as long as the context is open.
+
+    Args:
+        place: makes a tensor of the device from one of the CPU, with the same memory.
+    """
+    module: Any = torch._utils  # noqa: SLF001  # no public name for it
+    rebuild = module._rebuild_tensor  # noqa: SLF001  # as each kind of tensor is rebuilt
+
+    def rebuilt(storage: Any, *rest: Any) -> Any:
+        tensor = rebuild(storage, *rest)
+        device = getattr(storage._untyped_storage, "simulated_on", None)  # noqa: SLF001  # as `_rebuild_tensor` does
+        return tensor if device is None else place(tensor, device)
+
+    module._rebuild_tensor = rebuilt  # noqa: SLF001  # another takes its place while the device stands
+    try:
+        yield
+    finally:
+        module._rebuild_tensor = rebuild  # noqa: SLF001  # the function, put back
