@@ -28,7 +28,7 @@ from ckptmove.verification.backward import as_on_a_real_device, is_running, make
 from ckptmove.verification.device_module import DeviceModule
 from ckptmove.verification.simulated_api import as_if_it_were_here
 from ckptmove.verification.simulated_generator import refuse_generator
-from ckptmove.verification.simulated_loading import restore
+from ckptmove.verification.simulated_loading import BEFORE_OTHERS, restore
 from ckptmove.verification.simulated_pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated_rules import (
     WHOLE_OPS,
@@ -330,7 +330,7 @@ def _register_backend() -> Any:
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
-    torch.serialization.register_package(7, lambda _: None, restore)  # before torch's own, from 10 on
+    torch.serialization.register_package(BEFORE_OTHERS, lambda _: None, restore)
     # Of the CPU, for a loader's own thread: no mode stands there.
     library.impl("_pin_memory", pin, "CPU")
     library.impl("is_pinned", is_pinned, "CPU")

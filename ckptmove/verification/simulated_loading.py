@@ -6,7 +6,7 @@ Never copies a storage: in a legacy file its values come after the tensors.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -14,6 +14,9 @@ from ckptmove.verification import simulated_targets as targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+#: torch sorts its packages with what they do, which only compares where two are of one priority: this is no one's.
+BEFORE_OTHERS: Final[Any] = 0.5
 
 
 def restore(storage: Any, location: str) -> Any:

@@ -55,7 +55,7 @@ def count() -> int:
 
 def current() -> int:
     """The index of the device that is meant where none is named."""
-    return _ENTERED[-1] if _ENTERED else 0
+    return _ENTERED[-1] if _ENTERED else next(iter(_TARGETS), 0)
 
 
 def name_of(device: torch.device) -> str:

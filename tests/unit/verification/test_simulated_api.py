@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402  # after the skip
 
+from ckptmove.verification import simulated_loading  # noqa: E402  # it imports torch
+from ckptmove.verification import simulated_targets as targets  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated import SimulatedDevice  # noqa: E402  # it imports torch
 
 
@@ -43,6 +45,24 @@ def test_a_bare_number_is_the_device_of_that_number():
         assert device.device_of(made) == device.target
         assert made.get_device() == torch.cuda.current_device()
     assert torch.sim.device_count() >= 41
+
+
+def test_a_target_is_meant_by_its_name_while_it_stands(cuda):
+    for device in (SimulatedDevice("cuda:41"), cuda):
+        first = targets.name_of(torch.device(device.device.type))
+        with device:
+            assert targets.meant_by(device.target) == device.device
+        assert targets.meant_by(device.target) is None
+        assert targets.meant_by(first) is None
+        assert targets.meant_by(device.device) == device.device
+
+
+@pytest.mark.usefixtures("cuda")  # has registered what restores
+def test_no_package_of_another_has_its_priority():
+    """torch compares two of one priority by their functions, and fails."""
+    registered = [priority for priority, _, restore in torch.serialization._package_registry]
+    assert registered.count(simulated_loading.BEFORE_OTHERS) == 1
+    assert not isinstance(simulated_loading.BEFORE_OTHERS, int)
 
 
 def test_more_devices_than_torch_has_numbers_for():

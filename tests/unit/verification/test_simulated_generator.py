@@ -94,6 +94,7 @@ def test_a_generator_is_made_wherever_torch_makes_one(cuda):
             assert type(made) is plain
             assert isinstance(made, torch.Generator)
         assert isinstance(torch.Generator("cuda"), plain)
+        assert isinstance(torch.Generator("cuda"), torch.Generator)
         assert issubclass(plain, torch.Generator)
         assert not isinstance(3, torch.Generator)
     assert torch.Generator is plain
