@@ -57,6 +57,15 @@ def test_a_target_is_meant_by_its_name_while_it_stands(cuda):
         assert targets.meant_by(device.device) == device.device
 
 
+@pytest.mark.usefixtures("cuda")  # torch knows no `sim` before
+def test_the_only_device_is_the_one_that_is_meant_by_none(monkeypatch):
+    monkeypatch.setattr(targets, "_TARGETS", {})
+    assert targets.count() == 0
+    only = targets.device_for("cuda:3")
+    assert targets.name_of(torch.device(only.type)) == "cuda:3"
+    assert (only.index, targets.count()) == (3, 4)
+
+
 @pytest.mark.usefixtures("cuda")  # has registered what restores
 def test_no_package_of_another_has_its_priority():
     """torch compares two of one priority by their functions, and fails."""
