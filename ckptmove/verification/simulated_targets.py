@@ -11,26 +11,19 @@ import torch
 
 #: What the PrivateUse1 backend of this process is called.
 BACKEND: Final = "sim"
-# By the index of the `sim` device, so that a torch.device alone tells its target.
-_TARGETS: Final[dict[int, str]] = {}
-_HIGHEST_INDEX: Final = 127  # c10/core/Device.h: `DeviceIndex` is an int8_t
+# The index of a `sim` device is a place in this list, so that a torch.device alone tells its target. The first device
+# is 0, which torch/csrc/acc/Module.cpp takes for the current one: `Tensor.new_tensor` asks it.
+_TARGETS: Final[list[str]] = []
 # The indices of the devices that are entered, the innermost last: the current device, as torch calls it.
 _ENTERED: Final[list[int]] = []
 
 
 def device_for(target: str) -> torch.device:
-    """The device that stands for a target (`cuda:3`, `mps`) in this process.
-
-    It has the target's index where that is free: a bare number is a device for torch, too.
-    """
+    """The device that stands for a target (`cuda:3`, `mps`) in this process."""
     name = target if ":" in target else f"{target}:0"
-    known = {known: index for index, known in _TARGETS.items()}
-    index = known.get(name, int(name.partition(":")[2]))
-    if name not in known:
-        free = (other for other in range(_HIGHEST_INDEX + 1) if other not in _TARGETS)
-        index = next(free) if index in _TARGETS or index > _HIGHEST_INDEX else index
-        _TARGETS[index] = name
-    return torch.device(BACKEND, index)
+    if name not in _TARGETS:
+        _TARGETS.append(name)
+    return torch.device(BACKEND, _TARGETS.index(name))
 
 
 def enter(device: torch.device) -> None:
@@ -49,13 +42,13 @@ def any_stands() -> bool:
 
 
 def count() -> int:
-    """How many devices of the backend there are, as torch counts: up to the last one."""
-    return max(_TARGETS, default=-1) + 1
+    """How many devices are simulated in this process."""
+    return len(_TARGETS)
 
 
 def current() -> int:
     """The index of the device that is meant where none is named."""
-    return _ENTERED[-1] if _ENTERED else next(iter(_TARGETS), 0)
+    return _ENTERED[-1] if _ENTERED else 0
 
 
 def name_of(device: torch.device) -> str:
