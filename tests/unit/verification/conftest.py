@@ -6,6 +6,7 @@ import simulation
 import torch
 
 from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.simulated import SimulatedDevice
 from ckptmove.verification.worker import run
 
 skip_what_this_torch_cannot_simulate = simulation.skip_what_this_torch_cannot_simulate
@@ -64,6 +65,16 @@ class Maker:
 
     def __call__(self, optimizer="AdamW", name="c.pt", device="cuda:0", **options):
         return self.save(self.tree(optimizer, **options), name, device)
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    return SimulatedDevice("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def mps():
+    return SimulatedDevice("mps")
 
 
 @pytest.fixture

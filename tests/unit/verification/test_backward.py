@@ -9,12 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove.verification.backward import is_running
-from ckptmove.verification.simulated import CrossDeviceError, SimulatedDevice
-
-
-@pytest.fixture
-def cuda():
-    return SimulatedDevice("cuda:0")
+from ckptmove.verification.simulated import CrossDeviceError
 
 
 class Masked(torch.autograd.Function):

@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from ckptmove.verification.backward import is_running
-from ckptmove.verification.simulated import CrossDeviceError, SimulatedDevice
+from ckptmove.verification.simulated import CrossDeviceError
 from ckptmove.verification.simulated_rules import WrongGradient
-
-
-@pytest.fixture
-def cuda():
-    return SimulatedDevice("cuda:0")
 
 
 class Faulty(Exception):

@@ -29,16 +29,6 @@ FUSED = [name for name in OPTIMIZERS if "fused" in inspect.signature(getattr(tor
 FOREACH = [name for name in OPTIMIZERS if "foreach" in inspect.signature(getattr(torch.optim, name)).parameters]
 
 
-@pytest.fixture(scope="module")
-def cuda():
-    return SimulatedDevice("cuda:0")
-
-
-@pytest.fixture(scope="module")
-def mps():
-    return SimulatedDevice("mps")
-
-
 def drawn(seed, *shapes):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator) for shape in shapes]

@@ -16,16 +16,6 @@ from ckptmove.verification import simulated_targets as targets  # noqa: E402  # 
 from ckptmove.verification.simulated import SimulatedDevice  # noqa: E402  # it imports torch
 
 
-@pytest.fixture(scope="module")
-def cuda():
-    return SimulatedDevice("cuda:0")
-
-
-@pytest.fixture(scope="module")
-def mps():
-    return SimulatedDevice("mps")
-
-
 def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):
     cuda = SimulatedDevice("cuda:3")
     before = dict(vars(torch.cuda)), dict(vars(torch.accelerator)), dict(vars(torch.backends.mps))

@@ -28,16 +28,6 @@ DRAWS = {
 }
 
 
-@pytest.fixture(scope="module")
-def cuda():
-    return SimulatedDevice("cuda:0")
-
-
-@pytest.fixture(scope="module")
-def mps():
-    return SimulatedDevice("mps")
-
-
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_a_generator_draws_where_it_is_and_is_refused_elsewhere(cuda, mps, draw):
     for simulated in (cuda, mps):

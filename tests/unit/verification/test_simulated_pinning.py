@@ -9,17 +9,6 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402  # after the skip
 
 from ckptmove.verification import simulated_pinning  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated import SimulatedDevice  # noqa: E402  # it imports torch
-
-
-@pytest.fixture(scope="module")
-def cuda():
-    return SimulatedDevice("cuda:0")
-
-
-@pytest.fixture(scope="module")
-def mps():
-    return SimulatedDevice("mps")
 
 
 def test_a_tensor_of_the_cpu_is_pinned(cuda):
