@@ -277,6 +277,8 @@ def test_a_model_of_another_name_is_not_there(case_check):
     assert check["detail"].endswith(
         "no key of the model is in the checkpoint; the model has x.0.weight, the checkpoint model.0.weight"
     )
+    check = case_check(returning(model="nn.ModuleDict({'x': nn.ModuleDict({'1': nn.Linear(6, 3)})}).to(device)"))
+    assert check["detail"].endswith("; the model has x.1.weight, the checkpoint model.1.weight")
     check = case_check(returning(model="nn.ModuleDict({'x': nn.PReLU()}).to(device)"))
     assert check["detail"].endswith("; the model has x.weight, the checkpoint model.0.weight")
 
