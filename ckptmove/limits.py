@@ -14,6 +14,8 @@ _OPERATIONS_PER_BYTE: Final = 16
 #: The same of the bytes of pickles, which are gone through before their operations are; those of torch are a dozen.
 _PICKLE_BYTES: Final = 1 << 22
 _PICKLE_BYTES_PER_BYTE: Final = 64
+#: Indices of a memo beyond one for each byte of the pickle: every pickler counts from 0 or 1.
+_MEMO_INDICES: Final = 1 << 12
 #: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
 #: storage may have more, where its tensors need it.
 _INFLATED_BYTES: Final = 1 << 26
@@ -26,7 +28,6 @@ class Limits(NamedTuple):
     Attributes:
         operations: operations of one pickle.
         depth: marks that may be open at once in a pickle, and nesting of its tree.
-        memo_index: highest index that the memo of a pickle may use.
         string_bytes: size of one string or bytes object in a pickle.
         pickle_bytes: size of one pickle.
         records: records of one archive.
@@ -37,7 +38,6 @@ class Limits(NamedTuple):
 
     operations: int = 500_000_000
     depth: int = 10_000
-    memo_index: int = 2**31
     string_bytes: int = 2**30
     pickle_bytes: int = 2**33
     records: int = 20_000_000
@@ -59,6 +59,10 @@ class Limits(NamedTuple):
         operations = self.factor * (_OPERATIONS // among + _OPERATIONS_PER_BYTE * stored_bytes)
         nbytes = self.factor * (_PICKLE_BYTES // among + _PICKLE_BYTES_PER_BYTE * stored_bytes)
         return self._replace(operations=min(self.operations, operations), pickle_bytes=min(self.pickle_bytes, nbytes))
+
+    def most_memoised(self, pickle_bytes: int) -> int:
+        """The highest index that the memo of a pickle of so many bytes may use: all below it takes room."""
+        return self.factor * (_MEMO_INDICES + pickle_bytes)
 
     def most_inflated(self, stored_bytes: int) -> int:
         """How many bytes may come of so many deflated ones, of what is no storage."""

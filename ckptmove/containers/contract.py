@@ -61,9 +61,7 @@ class Container(ABC):
             LimitExceeded: it asks for more than the limits allow.
             CrcMismatch: its bytes differ from their CRC.
         """
-        machine = interpret(self.object_pickle(), self.limits)
-        machine.forget_nodes()
-        return machine
+        return interpret(self.object_pickle(), self.limits)
 
     def code(self) -> Iterable[tuple[str, str]]:
         """Each piece of code that comes with the object, with its name.

@@ -5,7 +5,7 @@ Never reads a pickle: it joins what machines have read of one run of bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
 
@@ -15,26 +15,19 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 
-#: Memo indices have 32 bits.
-_MEMO_BITS: Final = 40
 
-
-def merge(machine: Machine, inner: Machine, place: int) -> None:
-    """Make a machine know what another one has read of the same run of bytes; their memos stay apart.
+def merge(machine: Machine, inner: Machine) -> None:
+    """Make a machine know what another one has read of the same run of bytes.
 
     Args:
         machine: the machine that has read the first pickle.
         inner: the one that has read another pickle.
-        place: which other one that is, from 0.
     """
-    memo = (place + 1) << _MEMO_BITS
     machine.reads += inner.reads
     machine.reread |= inner.reread
     machine.frames += inner.frames
     machine.persistents += inner.persistents
-    for index, start in inner.memo_starts.items():
-        machine.memo_starts[memo + index] = start
-        machine.memo[memo + index] = inner.memo[index]
+    machine.stacked |= inner.stacked
     for name, start in inner.globals.items():
         machine.globals.setdefault(name, start)
     for code, start in inner.foreign.items():

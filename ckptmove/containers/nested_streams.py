@@ -98,7 +98,7 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
         for persistent in inner.persistents:
             _rename(persistent, place)
         roots[id(stream.call)] = inner.root
-        merge(machine, inner, place)
+        merge(machine, inner)
         begin = inner.end
     replace_nodes(machine, roots)
 

@@ -101,10 +101,10 @@ class TorchTar(Container):
         machine = interpret(data, self.limits)
         named = [*machine.persistents]
         roots: list[Value] = []
-        for place, begin in enumerate(accumulate(len(pickle.data) for pickle in self._pickles[:-1])):
+        for begin in accumulate(len(pickle.data) for pickle in self._pickles[:-1]):
             inner = interpret(data, self.limits, begin)
             roots.append(inner.root)
-            merge(machine, inner, place)
+            merge(machine, inner)
         storages, tensors = roots[: len(self._storages.pickles)], roots[len(self._storages.pickles) :]
         known = self._known(storages, tensors)
         new: dict[int, Value] = {}
@@ -116,7 +116,6 @@ class TorchTar(Container):
                 new[id(node)] = self._lookup(pid, known)
         replace_nodes(machine, new)
         machine.persistents = [node for node in known.values() if type(node) is Persistent]
-        machine.forget_nodes()
         return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:

@@ -122,13 +122,12 @@ def _splice(machine: Machine, changes: Mapping[int, Patch]) -> bytes:
 class _Literals:
     """The literals of one pickle: what they say, and how another value is written in their style."""
 
-    __slots__ = ("_known", "_made", "_scratch", "machine", "reads")
+    __slots__ = ("_known", "_scratch", "machine", "reads")
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.reads = dict(zip(machine.reads[::2], machine.reads[1::2], strict=True))
         self._known: dict[int, tuple[Wanted, int]] = {}
-        self._made: dict[int, Global] | None = None
         self._scratch = Machine(machine.data, machine.limits, machine.begin)
 
     def root(self, site: int) -> int:
@@ -148,7 +147,7 @@ class _Literals:
         machine = self.machine
         opcode = machine.data[start]
         if opcode == _STACK_GLOBAL:
-            return self._memoised(start), start + 1
+            return machine.stacked[start], start + 1
         handler = _LITERALS.get(opcode)
         if handler is None:
             raise UneditablePickle("a value that is no literal", offset=start - machine.begin)
@@ -156,19 +155,6 @@ class _Literals:
         value = self._scratch.stack.pop()
         self._scratch.starts.clear()
         return value, end  # type: ignore[return-value]  # the table holds literals only
-
-    def _memoised(self, start: int) -> Global:
-        """STACK_GLOBAL takes its strings from the stack; Python's picklers put what it makes into the memo."""
-        if self._made is None:
-            memo = self.machine.memo
-            self._made = {
-                definition: value
-                for index, definition in self.machine.memo_starts.items()
-                if type(value := memo[index]) is Global
-            }
-        if start not in self._made:
-            raise UneditablePickle("a global that is not memoised", offset=start - self.machine.begin)
-        return self._made[start]
 
     def replace(self, changes: dict[int, Patch], site: int, wanted: Wanted) -> None:
         """Put another value into a literal."""

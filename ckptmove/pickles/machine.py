@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
-from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES, operation_end
+from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def _walk(machine: Machine) -> None:
     except StopReached as stop:
         machine.end = stop.end
         machine.root = machine.stack.pop()
+        machine.memo, machine.memo_starts = [], []  # seven values for each tensor of torch's, and nobody reads them now
         return
     except CkptMoveError:
         raise
@@ -54,7 +55,7 @@ def _explain(error: Exception, data: bytes, position: int) -> str:
         operation_end(data, position)
     except DamagedPickle as damage:
         return damage.detail
-    if isinstance(error, KeyError):
+    if data[position] in GETS and isinstance(error, LookupError):
         return "a memo index that was never set"
     if isinstance(error, UnicodeDecodeError):
         return "a string that is not UTF-8"

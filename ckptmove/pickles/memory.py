@@ -6,10 +6,12 @@ Never builds a value: it moves those that are there.
 from __future__ import annotations
 
 import struct
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import line
+from ckptmove.pickles.state import UNSET
 from ckptmove.pickles.structure import pop_mark
 from ckptmove.pickles.tree import Global, Opaque, Tuple
 
@@ -60,12 +62,20 @@ def _duplicate(machine: Machine, position: int) -> int:
 
 
 def _store(machine: Machine, index: int) -> None:
-    if index > machine.limits.memo_index:
-        raise LimitExceeded("the memo index of a pickle", limit=machine.limits.memo_index, actual=index)
-    value = machine.stack[-1]
-    machine.memo[index] = value
-    if type(value) is str or type(value) is Global:
-        machine.memo_starts[index] = machine.starts[-1]
+    """Put the top of the stack into the memo at whatever index."""
+    memo, starts = machine.memo, machine.memo_starts
+    most = machine.limits.most_memoised(len(machine.data) - machine.begin)
+    if index > most:
+        raise LimitExceeded("the memo index of a pickle", limit=most, actual=index)
+    missing = index + 1 - len(memo)
+    if missing > 0:
+        memo.extend(repeat(UNSET, missing))
+        starts.extend(repeat(-1, missing))
+        machine.memo_gaps += missing
+    if memo[index] is UNSET:
+        machine.memo_gaps -= 1
+    memo[index] = machine.stack[-1]
+    starts[index] = machine.starts[-1]
 
 
 def _binput(machine: Machine, position: int) -> int:
@@ -74,14 +84,14 @@ def _binput(machine: Machine, position: int) -> int:
 
 
 def _long_binput(machine: Machine, position: int) -> int:
-    # A quarter of all operations: `_store` and its call, written out.
+    # A quarter of all operations, and all but some of them at the next index.
     (index,) = _U4(machine.data, position + 1)
-    if index > machine.limits.memo_index:
-        raise LimitExceeded("the memo index of a pickle", limit=machine.limits.memo_index, actual=index)
-    value = machine.stack[-1]
-    machine.memo[index] = value
-    if type(value) is str or type(value) is Global:
-        machine.memo_starts[index] = machine.starts[-1]
+    memo = machine.memo
+    if index == len(memo):
+        memo.append(machine.stack[-1])
+        machine.memo_starts.append(machine.starts[-1])
+    else:
+        _store(machine, index)
     return position + 5
 
 
@@ -95,7 +105,12 @@ def _put(machine: Machine, position: int) -> int:
 
 
 def _memoize(machine: Machine, position: int) -> int:
-    _store(machine, len(machine.memo))
+    memo = machine.memo
+    if machine.memo_gaps:
+        _store(machine, len(memo) - machine.memo_gaps)
+    else:
+        memo.append(machine.stack[-1])
+        machine.memo_starts.append(machine.starts[-1])
     return position + 1
 
 
@@ -107,6 +122,8 @@ def _recall(machine: Machine, position: int, index: int) -> None:
         reads.append(machine.memo_starts[index])
     elif type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
+    elif value is UNSET:
+        raise KeyError
     machine.stack.append(value)
     machine.starts.append(position)
 
@@ -121,6 +138,8 @@ def _binget(machine: Machine, position: int) -> int:
         reads.append(machine.memo_starts[index])
     elif type(value) is Tuple or type(value) is bytes:
         machine.reread[id(value)] = value
+    elif value is UNSET:
+        raise KeyError
     machine.stack.append(value)
     machine.starts.append(position)
     return position + 2
@@ -133,7 +152,10 @@ def _long_binget(machine: Machine, position: int) -> int:
 
 def _get(machine: Machine, position: int) -> int:
     raw, end = line(machine, position)
-    _recall(machine, position, int(raw))
+    index = int(raw)
+    if index < 0:
+        raise KeyError
+    _recall(machine, position, index)
     return end
 
 

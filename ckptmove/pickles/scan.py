@@ -40,6 +40,7 @@ WEIGHTS_ONLY_OPCODES: Final = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\
 
 STOP: Final = ord(".")
 PUTS: Final = frozenset(b"pqr\x94")
+GETS: Final = frozenset(b"ghj")
 
 
 def operation_end(data: bytes, start: int) -> int:

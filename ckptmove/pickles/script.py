@@ -14,7 +14,7 @@ from ckptmove.errors import DamagedPickle
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import operations
 from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Sequence, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as AnySequence
@@ -118,11 +118,7 @@ def _join(joined: Machine, machine: Machine) -> None:
     for code, start in machine.foreign.items():
         joined.foreign.setdefault(code, start)
     joined.filled |= machine.filled
-    for index, start in machine.memo_starts.items():
-        if type(machine.memo[index]) is Global:  # an edit asks which of them a STACK_GLOBAL made
-            place = len(joined.memo)
-            joined.memo[place] = machine.memo[index]
-            joined.memo_starts[place] = start
+    joined.stacked |= machine.stacked
 
 
 def _qualify(node: Persistent, folder: str) -> None:

@@ -6,17 +6,20 @@ Never knows an opcode: the handlers change it, :func:`ckptmove.pickles.machine.i
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.pickles.tree import Global
+from ckptmove.pickles.tree import Opaque
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.limits import Limits
-    from ckptmove.pickles.tree import Persistent, Tuple, Value
+    from ckptmove.pickles.tree import Global, Persistent, Tuple, Value
 
     Handler: TypeAlias = Callable[["Machine", int], int]
+
+#: What the memo has at an index below its highest where nothing was put.
+UNSET: Final = Opaque("nothing")
 
 
 class Machine:
@@ -27,10 +30,12 @@ class Machine:
         stack: values above the last mark; after the walk, empty.
         starts: starts of the values on ``stack``.
         marks: stacks below each mark.
-        memo: memoised values by index.
-        memo_starts: start of the operation that pushed each memoised string or global.
+        memo: memoised values by index; after the walk, empty.
+        memo_starts: start of the operation that pushed each of them.
+        memo_gaps: how many of them are not set.
         persistents: persistent ids, in the order of the pickle: the reader meets them all, reachable or not.
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
+        stacked: those that STACK_GLOBAL made of two strings, by its start: no literal says there what it pushes.
         reads: operations that push a memoised string or global, or the top of the stack once more (DUP), laid flat:
             their own start, and then the start of what they repeat, which may itself be such an operation. There are
             ten for each tensor of torch's: as an array they are no objects.
@@ -54,12 +59,14 @@ class Machine:
         "limits",
         "marks",
         "memo",
+        "memo_gaps",
         "memo_starts",
         "persistents",
         "reads",
         "reread",
         "root",
         "stack",
+        "stacked",
         "starts",
     )
 
@@ -70,10 +77,13 @@ class Machine:
         self.stack: list[Value] = []
         self.starts: list[int] = []
         self.marks: list[tuple[list[Value], list[int]]] = []
-        self.memo: dict[int, Value] = {}
-        self.memo_starts: dict[int, int] = {}
+        # A pickler counts from 0: lists, and no dicts of a million numbers.
+        self.memo: list[Value] = []
+        self.memo_starts: list[int] = []
+        self.memo_gaps = 0
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
+        self.stacked: dict[int, Global] = {}
         self.reads: array[int] = array("q")
         self.reread: dict[int, Tuple | bytes] = {}
         self.frames: list[int] = []
@@ -81,15 +91,6 @@ class Machine:
         self.filled: set[str] = set()
         self.end = begin
         self.root: Value = None
-
-    def forget_nodes(self) -> None:
-        """Let go of what the memo holds besides globals, once nothing reads it any more.
-
-        torch memoises seven values for each tensor, and an edit asks for globals only.
-        """
-        held = self.memo
-        self.memo_starts = {index: start for index, start in self.memo_starts.items() if type(held[index]) is Global}
-        self.memo = {index: held[index] for index in self.memo_starts}
 
     def note_global(self, value: Global, start: int) -> None:
         """Remember a name that the pickle would import."""

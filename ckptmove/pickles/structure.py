@@ -48,7 +48,7 @@ def _stack_global(machine: Machine, position: int) -> int:
     if type(name) is not str or type(module) is not str:
         raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
     del machine.starts[-2:]
-    value = Global(module, name)
+    value = machine.stacked[position] = Global(module, name)
     machine.note_global(value, position)
     stack.append(value)
     machine.starts.append(position)

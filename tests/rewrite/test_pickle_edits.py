@@ -305,14 +305,19 @@ def test_a_frame_that_grows_says_so():
         (b"\x80\x02X\x03\x00\x00\x00cpu.", 2, True),
         (b"\x80\x02](X\x03\x00\x00\x00cpuq\x01h\x01e.", 14, True),
         (b"\x80\x02\x88q\x01.", 2, False),
-        (b"\x80\x04\x8c\x01a\x8c\x01b\x93.", 8, Global("a", "FloatStorage")),
-        (b"\x80\x04](\x8c\x01a\x8c\x01b\x93q\x00K\x01q\x00e.", 10, Global("a", "FloatStorage")),
     ],
 )
 def test_what_no_pickler_writes_is_left_alone(source, site, value):
     with pytest.raises(UneditablePickle) as caught:
         edited_at(interpreted(source), {site: value})
     assert caught.value.offset == site
+
+
+@pytest.mark.parametrize("memoised", [b"", b"\x94", b"q\x00K\x01q\x00"])
+def test_a_global_of_two_strings_is_another_one_memoised_or_not(memoised):
+    source = b"\x80\x04](\x8c\x01a\x8c\x01b\x93%be." % memoised
+    edited = edited_at(interpreted(source), {10: Global("a", "FloatStorage")})
+    assert edited == source.replace(b"\x93", b"\x930ca\nFloatStorage\n")
 
 
 def test_offsets_count_from_the_start_of_the_pickle():

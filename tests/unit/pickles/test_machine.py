@@ -157,6 +157,21 @@ SOURCES = {
     Dict: b"}d",
     Call: b"R\x81\x92",
 }
+
+
+def memoised_at(data, before, index):
+    """The start of the operation whose value the memo has at an index, once the operations before a place have run."""
+    memo, last = {}, -1
+    for opcode, argument, start in pickletools.genops(data):
+        if start >= before:
+            break
+        if "PUT" in opcode.name or opcode.name == "MEMOIZE":
+            memo[len(memo) if argument is None else int(argument)] = last
+        else:
+            last = start
+    return memo[index]
+
+
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 STRINGS = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 
@@ -166,10 +181,12 @@ STRINGS = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 def test_each_start_is_the_operation_that_pushed_the_value(value, protocol, style, nodes):
     data = dumped(value, protocol, style)
     machine = interpret(data, LIMITS)
-    for found, start in nodes(machine.root)[1:]:
+    held = nodes(machine.root)[1:]
+    pushed_at = {start: value for value, start in held}
+    for found, start in held:
         opcode, argument, _ = next(pickletools.genops(data[start:]))
         if "GET" in opcode.name:
-            assert machine.memo[int(argument)] is found
+            assert pushed_at.get(memoised_at(data, start, int(argument)), found) is found
         elif isinstance(found, Node):
             assert data[start] in SOURCES[type(found)]
         else:

@@ -33,6 +33,8 @@ PYTHON2 = {
     "long integers": b"(\x8a\x00\x8a\x02\xff\x00\x8b\x02\x00\x00\x00\x00\xfft.",
     "a second put": b"]p0\n]K\x01ap0\ng0\n\x87.",
     "memoize counts": b"\x80\x04]\x94r\x09\0\0\0]\x94j\x02\0\0\0\x87.",
+    "memoize counts what is set": b"(Nq\x05K\x01q\x02K\x03q\x02K\x04\x94h\x05h\x02t.",
+    "memoize takes what is free": b"(Nq\x02K\x01q\x01K\x03q\x00K\x04\x94h\x00h\x01h\x02h\x03t.",
     "a key twice": b"}(K\x01K\x02K\x01K\x03u.",
     "spaces": b"I 7 \n.",
 }
@@ -53,14 +55,13 @@ def test_python2_bytes_that_are_not_utf8_stay_visible():
 def test_a_duplicate_is_a_read_of_what_pushed_the_top():
     machine = interpret(b"(X\x01\0\0\0ap5\n2h\x052t.", LIMITS)
     assert list(machine.reads) == [10, 1, 11, 1, 13, 11]
-    assert (machine.memo, machine.memo_starts) == ({5: "a"}, {5: 1})
 
 
-def test_a_machine_at_rest_may_forget_all_but_globals():
-    machine = interpret(b"(X\x01\0\0\0aq\x01]q\x02cos\nsystem\nq\x03h\x02t.", LIMITS)
-    root, system = machine.root, machine.root.items[2]
-    machine.forget_nodes()
-    assert (machine.root, machine.memo) == (root, {3: system})
+def test_a_machine_at_rest_has_forgotten_its_memo():
+    machine = interpret(b"\x80\x04(\x8c\x02os\x94\x8c\x01a\x94\x93\x94cos\nsystem\n\x94h\x02t.", LIMITS)
+    assert (machine.memo, machine.memo_starts) == ([], [])
+    first, _, _ = machine.root.items
+    assert machine.stacked == {12: first}
 
 
 def test_an_object_is_appended_and_assigned_to_in_several_batches(evaluate, same):

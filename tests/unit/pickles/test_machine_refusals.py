@@ -41,6 +41,10 @@ PAST = "an argument reaches past the end"
         (b"h\x05.", "a memo index that was never set", 0),
         (b"j\x05\0\0\0.", "a memo index that was never set", 0),
         (b"g-1\n.", "a memo index that was never set", 0),
+        (b"Np0\n0g-1\n.", "a memo index that was never set", 5),
+        (b"Nq\x050h\x04.", "a memo index that was never set", 4),
+        (b"Nq\x050j\x04\0\0\0.", "a memo index that was never set", 4),
+        (b"gx\n.", UNREADABLE, 0),
         (b"Np-1\n.", "a negative memo index", 1),
         (b"X\x01\0\0\0\xff.", "a string that is not UTF-8", 0),
         (b"c\xff\nx\n.", "a string that is not UTF-8", 0),
@@ -125,18 +129,18 @@ def test_a_string_may_be_as_large_as_the_limit_and_no_larger(name):
     assert caught.value.message == "the file exceeds the limit on the size of a string in bytes: 20 > 19"
 
 
-@pytest.mark.parametrize("data", [b"Nr\x28\0\0\0.", b"Np40\n.", b"Nq\x28."])
-def test_the_memo_goes_as_far_as_the_limit_and_no_farther(data):
-    assert interpret(data, Limits(memo_index=40)).memo == {40: None}
+@pytest.mark.parametrize(("operation", "length"), [(b"r%b", 11), (b"p%d\n", 12)])
+def test_an_index_of_the_memo_goes_so_far_beyond_the_bytes_and_no_farther(operation, length):
+    def stored(index: int) -> bytes:
+        argument = index.to_bytes(4, "little") if operation == b"r%b" else index
+        return b"](K\x01" + operation % argument + b"1."
+
+    most = 4096 + len(stored(4106))
+    assert interpret(stored(most), Limits()).end == len(stored(most)) == length
+    assert interpret(stored(most + 1), Limits(factor=2)).end == length
     with pytest.raises(LimitExceeded) as caught:
-        interpret(data, Limits(memo_index=39))
-    assert caught.value.message == "the file exceeds the limit on the memo index of a pickle: 40 > 39"
-
-
-def test_memoize_counts_towards_the_limit_too():
-    assert len(interpret(b"N\x94\x94\x94.", Limits(memo_index=2)).memo) == 3
-    with pytest.raises(LimitExceeded):
-        interpret(b"N\x94\x94\x94.", Limits(memo_index=1))
+        interpret(stored(most + 1), Limits())
+    assert caught.value.message == f"the file exceeds the limit on the memo index of a pickle: {most + 1} > {most}"
 
 
 def test_operations_are_counted_up_to_the_limit_and_stop_counts():

@@ -73,7 +73,7 @@ def test_memos_are_apart_and_what_they_hold_is_told():
         b"\x80\x04\x8c\x02os\x8c\x01a\x93\x940h\x00.",
         b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x8c\x01b\x93\x940h\x00.",
     )
-    assert [value.full_name for value in machine.memo.values()] == ["os.a", "os.b"]
+    assert {start: value.full_name for start, value in machine.stacked.items()} == {9: "os.a", 33: "os.b"}
     assert list(machine.globals) == ["os.a", "os.b"]
     assert list(machine.reads) == [12, 9, 36, 33]
     assert len(machine.frames) == 1
