@@ -142,12 +142,15 @@ def _is_tar_in_gzip(head: bytes) -> bool:
 
 def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:
     path = source.path
-    if _is_script({record.name.partition("/")[2] for record in directory.records}):
+    first = directory.records[0].name if directory.records else ""
+    storages = first.partition("/")[0] + "/data/"
+    others = [record.name for record in directory.records if not record.name.startswith(storages)]
+    if _is_script({name.partition("/")[2] for name in others}):
         return "torchscript"
     object_folder(directory, path)
     if directory.shift == 0:
         return "torch-zip"
-    if directory.records[0].name.endswith("/data.pkl"):
+    if first.endswith("/data.pkl"):
         # torch.distributed.checkpoint's FileSystemWriter appends one torch.save after the other: where one begins, one
         # has ended. Else it is the last whole file in an archive of such.
         if source.read(max(0, directory.shift - END_BYTES), directory.shift).startswith(END_SIGNATURE):

@@ -97,12 +97,23 @@ def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
     """How tensors lie on devices, by role, in the order of the file."""
     counts: dict[tuple[str, str], int] = {}
     nbytes: dict[tuple[str, str], int] = {}
-    seen: set[tuple[object, ...]] = set()
+    # Most tensors have a storage for themselves: only those of the others are told apart as views.
+    first: dict[str | None, TensorRecord] = {}
+    views: set[tuple[object, ...]] = set()
     for tensor in tensors:
         place = (tensor.device, tensor.role)
-        view = (*place, tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape, tensor.stride)
         counts[place] = counts.get(place, 0) + 1
-        nbytes[place] = nbytes.get(place, 0) + (0 if view in seen else tensor.nbytes)
-        if tensor.storage is not None:
-            seen.add(view)
+        other = first.setdefault(tensor.storage, tensor)
+        if other is not tensor and tensor.storage is not None:
+            views.add(_view(other))
+            if _view(tensor) in views:
+                continue
+            views.add(_view(tensor))
+        nbytes[place] = nbytes.get(place, 0) + tensor.nbytes
     return tuple(Share(*place, counts[place], nbytes[place]) for place in counts)
+
+
+def _view(tensor: TensorRecord) -> tuple[object, ...]:
+    """What two names of one tensor have in common."""
+    numbers = tensor.storage_offset, tensor.dtype, tensor.shape, tensor.stride
+    return tensor.device, tensor.role, tensor.storage, *numbers
