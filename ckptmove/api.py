@@ -17,6 +17,7 @@ from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
 from ckptmove.measuring import measure
+from ckptmove.outputs import unheard
 from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount
 
@@ -94,7 +95,11 @@ def inspect(
     target = target if target is not None else expect
     context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
     found = _read(path, limits, check=check, outline=outline, progress=progress)
-    plan = _plan_for(found.inventory, expect) if expect is not None else None
+    plan: MovePlan | None = None
+    if expect is not None:
+        from ckptmove.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
+
+        plan = plan_for(found.inventory, expect)
     unchecked = _without_checksums(found) if check else ()
     return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked)
 
@@ -114,6 +119,7 @@ def convert(
     rewrite_strings: bool = False,
     check: bool = True,
     progress: Progress | None = None,
+    settle: Callable[[], None] = unheard,
     limits: Limits | None = None,
 ) -> ConvertResult:
     """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
@@ -134,6 +140,7 @@ def convert(
         rewrite_strings: whether device strings in configs follow their tensors.
         check: whether the bytes that are copied are compared with their CRCs; without, the kernel copies them.
         progress: told of bytes done and bytes in all; of a directory, in other threads, one call at a time.
+        settle: called before the last step, which cannot be taken back: an exception of a signal comes too late then.
         limits: what the file may ask for.
 
     Raises:
@@ -162,6 +169,7 @@ def convert(
         dry_run=dry_run,
         check=check,
         progress=progress,
+        settle=settle,
         limits=limits or Limits(),
     )
     if in_place:
@@ -179,12 +187,15 @@ def convert(
     return convert_archive(request)
 
 
-def undo(path: str, *, dry_run: bool = False, limits: Limits | None = None) -> UndoResult:
+def undo(
+    path: str, *, dry_run: bool = False, settle: Callable[[], None] = unheard, limits: Limits | None = None
+) -> UndoResult:
     """Make a file what it was before it was first converted in place, byte for byte.
 
     Args:
         path: the file.
         dry_run: whether to stop before it is changed.
+        settle: as of :func:`convert`.
         limits: what the file may ask for.
 
     Raises:
@@ -194,7 +205,7 @@ def undo(path: str, *, dry_run: bool = False, limits: Limits | None = None) -> U
     """
     from ckptmove.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
 
-    return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits())
+    return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits(), settle=settle)
 
 
 def verify(
@@ -316,14 +327,6 @@ def _without_checksums(found: Survey | Directory) -> tuple[str, ...]:
     if isinstance(found, Survey):
         return () if found.has_checksums else (found.inventory.path,)
     return found.without_checksums
-
-
-def _plan_for(inventory: Inventory, device: str) -> MovePlan:
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for what it was not asked for
-    from ckptmove.plan import plan_move  # noqa: PLC0415  # inspect does not wait for what it was not asked for
-
-    # What a conversion would still have to move is what is not there; a cast keeps it from refusing to say so.
-    return plan_move(inventory, MoveRequest(to=parse_target(device), cast=True))
 
 
 def _request(

@@ -16,6 +16,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, overflow_note, unmatched_options
+from ckptmove.outputs import unheard
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
@@ -47,6 +48,7 @@ class ConvertRequest:
         dry_run: whether to stop after the plan.
         check: whether the bytes that are copied are compared with their CRCs.
         progress: told of bytes done and bytes in all.
+        settle: called before the last step, which cannot be taken back.
         limits: what the file may ask for.
         began: when it was asked for, by the clock of ``time.perf_counter``.
     """
@@ -59,6 +61,7 @@ class ConvertRequest:
     dry_run: bool
     check: bool
     progress: Progress | None
+    settle: Callable[[], None] = unheard
     limits: Limits
     began: float = field(default_factory=time.perf_counter)
 
@@ -134,7 +137,7 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
         require_output(request)
         with FileSink(request.target, force=request.force) as sink:
             written = write_checkpoint(checkpoint, conversion.plan, sink, request, conversion.overflowed.append)
-            sink.commit()
+            sink.commit(request.settle)
         if request.check and not checkpoint.container.has_checksums():
             conversion.notes.append("the file holds no CRCs: its bytes were copied unchecked")
     return conversion.result(written)

@@ -16,6 +16,7 @@ from ckptmove.containers.opening import open_container
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, unmatched_options
+from ckptmove.outputs import unheard
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.plan import plan_move
 from ckptmove.streams.patch import apply_patch, stamp
@@ -24,7 +25,7 @@ from ckptmove.streams.source import is_folder
 from ckptmove.wording import Command, amount, command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ckptmove.changes import Patch
     from ckptmove.checkpoint import Checkpoint
@@ -55,7 +56,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
         if patch is not None:
             notes += _other_names(path)
         if patch is not None and not request.dry_run:
-            apply_patch(path, patch, before)
+            apply_patch(path, patch, before, request.settle)
             notes.append(_way_back(path, patch, size))
     return ConvertResult(
         container=container,
@@ -69,7 +70,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
     )
 
 
-def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
+def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[[], None] = unheard) -> UndoResult:
     """Make a file what it was before it was first converted in place.
 
     Arguments and errors as of :func:`ckptmove.api.undo`.
@@ -92,7 +93,7 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits) -> UndoResult:
         finally:
             container.source.close()
         if not dry_run:
-            apply_patch(path, patch, before)
+            apply_patch(path, patch, before, settle)
     return UndoResult(
         path=path,
         size=patch.size,

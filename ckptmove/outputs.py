@@ -8,6 +8,10 @@ from __future__ import annotations
 from ckptmove.errors import Refused, WriteFailed
 
 
+def unheard() -> None:
+    """What is called before the last step of a change where nobody has to know."""
+
+
 class LeftoversRemoved(UserWarning):
     """A conversion that was broken off had left something in the folder of the output; it is cleared up."""
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.devices import same_device, split, unsupported_dtypes
+from ckptmove.devices import parse_target, same_device, split, unsupported_dtypes
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.keep import with_wrappers
 from ckptmove.model import StorageRef, TensorRecord
-from ckptmove.moves import FlagEdit, Kept, MovePlan, StorageEdit
+from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
 from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from ckptmove.model import Inventory, Mention
-    from ckptmove.moves import MoveRequest
 
 
 #: Why a dtype cannot be changed.
@@ -64,6 +63,15 @@ class _Placement:
 
     holders: dict[str | int, _Holder]
     tensors: list[_Placed]
+
+
+def plan_for(inventory: Inventory, device: str) -> MovePlan:
+    """What a conversion would still have to move to a device; a cast keeps it from refusing to say so.
+
+    Raises:
+        UnknownDevice: torch knows no such target.
+    """
+    return plan_move(inventory, MoveRequest(to=parse_target(device), cast=True))
 
 
 def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptmove import api
 from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.signals import settle
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping
 from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
@@ -78,6 +79,7 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             rewrite_strings=options.rewrite_strings,
             check=options.check,
             progress=progress,
+            settle=settle,
             limits=options.limits,
         )
     try:
@@ -104,7 +106,7 @@ def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
         CkptMoveError: as :func:`ckptmove.api.undo`.
         StdoutFailed: the report could not be written; the file is what it was.
     """
-    result = api.undo(path, dry_run=dry_run, limits=limits)
+    result = api.undo(path, dry_run=dry_run, settle=settle, limits=limits)
     if out.format is Format.JSON:
         from ckptmove.report.document import undo_document  # noqa: PLC0415  # each format pays for itself alone
 

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from ckptmove.changes import RolledBack
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
-from ckptmove.cli.signals import Terminated
+from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
 from ckptmove.devices import is_device_string
@@ -55,12 +55,18 @@ class GuardedGroup(TyperGroup):
         del prog_name, standalone_mode  # the name is ours, and the guard stands alone
         words = sys.argv[1:] if args is None else list(args)
         run = super().main
-        open_closed_streams()
-        with collector_paused(), warnings.catch_warnings():  # a command is over before a cycle matters
-            for category in (RolledBack, LeftoversRemoved):
-                warnings.simplefilter("always", category)
-            warnings.showwarning = _show
-            code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
+        code: int | None = None
+        try:
+            open_closed_streams()
+            with collector_paused(), warnings.catch_warnings():  # a command is over before a cycle matters
+                for category in (RolledBack, LeftoversRemoved):
+                    warnings.simplefilter("always", category)
+                warnings.showwarning = _show
+                code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
+                settle()
+        except (KeyboardInterrupt, Terminated) as error:  # between two lines of ours: an answer that is there stands
+            settle()
+            code = _tell(interruption(error), words) if code is None else code
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGHUP made exceptions, so that whatever is open is cleaned up.
+"""Ctrl-C, SIGTERM and SIGHUP made exceptions, so that whatever is open is cleaned up, until it is too late for them.
 
 Never takes a signal away from whoever started the program and has it ignored.
 
-A cluster's scheduler or a CI job sends the one, a terminal that is closed the other.
+A cluster's scheduler or a CI job sends SIGTERM, a terminal that is closed SIGHUP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SIGNALS: Final = tuple(
     getattr(signal, name)
-    for name in ("SIGTERM", "SIGHUP")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)  # Windows has no SIGHUP
 )
 
@@ -35,18 +35,40 @@ class Terminated(BaseException):
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise :class:`Terminated` in the main thread, once, where a signal would have ended the process."""
-    taken = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    """Raise in the main thread what would have ended the process: KeyboardInterrupt, or :class:`Terminated` once.
+
+    What was settled stays so: then no signal ends the process any more while it leaves.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    taken = {number: found for number, found in before.items() if found in _ENDING}
     for number in taken:
         signal.signal(number, _raise)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, found in taken.items():
+            signal.signal(number, signal.SIG_IGN if signal.getsignal(number) is _pass_over else found)
+
+
+def settle() -> None:
+    """Pass over the next signal of each kind: what was asked for is done, or is about to be, and will be told."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _raise:
+            signal.signal(number, _pass_over)
 
 
 def _raise(number: int, frame: object) -> None:
     del frame
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     signal.signal(number, signal.SIG_IGN)  # a second one must not break off the cleaning up
     raise Terminated(number)
+
+
+def _pass_over(number: int, frame: object) -> None:
+    del frame
+    signal.signal(number, signal.SIG_DFL)  # who insists is heard
+
+
+#: What the handlers are where a signal ends the process.
+_ENDING: Final = (signal.SIG_DFL, signal.default_int_handler)

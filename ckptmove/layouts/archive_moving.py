@@ -50,7 +50,7 @@ def convert_archive(request: ConvertRequest) -> ConvertResult:
             if not request.check:
                 segments = without_checks(segments)
             written = write_segments(members.source, segments, sink, path, request.progress, overflowed)
-            sink.commit()
+            sink.commit(request.settle)
     if changes.unchecked:
         unchecked = ", ".join(changes.unchecked)
         conversion.notes.append(f"without CRCs, so that their bytes were copied unchecked: {unchecked}")

@@ -68,7 +68,7 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:
             writer = _Writer(directory, conversion, request, sink, pieces if request.check else {})
             writer.run()
-            sink.commit()
+            sink.commit(request.settle)
     if writer.unchecked:
         unchecked = ", ".join(sorted(writer.unchecked))
         conversion.notes.append(f"without CRCs, so that their bytes were copied unchecked: {unchecked}")

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from ckptmove.directories import OutputHoldsMore
 from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.outputs import unheard
 from ckptmove.streams.leftovers import OWNER, claimed_folder, temporary_names
 from ckptmove.streams.new_file import NewFile, require_room, write_failed
 from ckptmove.streams.sink import sync_folder, sync_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 
@@ -127,8 +128,11 @@ class DirectorySink:
             finally:
                 file.close()
 
-    def commit(self) -> None:
+    def commit(self, settle: Callable[[], None] = unheard) -> None:
         """Make everything durable and give the directory its name.
+
+        Args:
+            settle: called right before the name is taken: from then on an interruption comes too late.
 
         Raises:
             WriteFailed: the system failed; what was there is there again.
@@ -144,6 +148,7 @@ class DirectorySink:
             try:
                 if self._look():
                     self._move_aside()
+                settle()
                 self._take_name()
                 sync_name(parent, self._output)
             finally:

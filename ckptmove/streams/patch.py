@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.changes import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed
 from ckptmove.errors import SourceChanged
 from ckptmove.model import Span
+from ckptmove.outputs import unheard
 from ckptmove.streams.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
 from ckptmove.streams.sink import sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.changes import Patch
 
@@ -48,13 +49,15 @@ def stamp(path: str) -> Stamp | None:
         return None
 
 
-def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
+def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[[], None] = unheard) -> None:
     """Change a file: once this returns, the change is durable.
 
     Args:
         path: the file; of a symbolic link, what it leads to is changed.
         patch: the change.
         before: the stamp of the file that the patch was made for.
+        settle: called once the change is durable and before it cannot be taken back any more: from then on an
+            interruption comes too late.
 
     Raises:
         BeingConverted: another process is changing it.
@@ -77,6 +80,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None) -> None:
                 raise JournalInTheWay(path, journal_file) from error
             try:
                 _change(fd, patch.writes, patch.size)
+                settle()
             except BaseException:
                 _take_back(path, fd, journal, journal_file)
                 raise

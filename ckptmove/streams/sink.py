@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import OutputExists, WriteFailed
-from ckptmove.outputs import NotDurable
+from ckptmove.outputs import NotDurable, unheard
 from ckptmove.streams.leftovers import claimed_file, temporary_names
 from ckptmove.streams.new_file import NewFile, write_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 #: What file systems without hard links answer to link(2).
@@ -74,8 +74,11 @@ class FileSink(NewFile):
         with suppress(OSError):
             self._temp.unlink()
 
-    def commit(self) -> None:
+    def commit(self, settle: Callable[[], None] = unheard) -> None:
         """Make the bytes durable and give the file its name; until then, nobody takes it for a leftover.
+
+        Args:
+            settle: called right before the name is taken: from then on an interruption comes too late.
 
         Raises:
             WriteFailed: the system failed.
@@ -88,6 +91,7 @@ class FileSink(NewFile):
             # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
             folder = os.open(self._output.parent, os.O_RDONLY)
             try:
+                settle()
                 if self._force:
                     self._temp.replace(self._output)
                 else:

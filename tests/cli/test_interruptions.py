@@ -17,6 +17,7 @@ import pytest
 from ckptmove.cli import main as door
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "ckptmove"]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: "ended by SIGHUP"}
 each = pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
@@ -126,6 +127,97 @@ def test_a_conversion_leaves_nothing(bench, number) -> None:
     code, out, err = interrupted(COPY, ["convert", "run.pth", "--to", "cpu"], number)
     assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
     assert sorted(path.name for path in bench.iterdir()) == ["dragged.pth", "run.pth"]
+
+
+#: The signal comes between the last step of a change and the answer.
+LATE = """
+import sys, time
+from ckptmove.cli import convert_command
+from ckptmove.streams import directory_sink, patch, sink
+
+def dragged(real):
+    def work(*arguments, **options):
+        result = real(*arguments, **options)
+        print("ready", file=sys.stderr, flush=True)
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+        return result
+    return work
+
+sink.FileSink._take_name = dragged(sink.FileSink._take_name)
+directory_sink.DirectorySink._take_name = dragged(directory_sink.DirectorySink._take_name)
+patch._remove = dragged(patch._remove)
+"""
+CHANGES = {
+    "a new file": (["convert", "run.pth", "--to", "cpu"], "run.cpu.pth"),
+    "in place": (["convert", "run.pth", "--to", "cpu", "--in-place"], "run.pth"),
+    "a directory": (["convert", "folder", "--to", "cpu"], "folder.cpu"),
+}
+
+
+@each
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_is_done_is_told_although_a_signal_has_come(bench, number, case) -> None:
+    words, output = CHANGES[case]
+    (bench / "folder").mkdir()
+    shutil.copy(bench / "run.pth", bench / "folder")
+    before = (bench / "run.pth").read_bytes()
+    code, out, err = interrupted(LATE, [*words, "--json"], number)
+    assert (code, err.replace("ready\n", "")) == (0, "")
+    assert json.loads(out)["output"] == output
+    assert ((bench / "run.pth").read_bytes() == before) == (output != "run.pth")
+    assert (bench / output).exists()
+
+
+@each
+def test_undo_is_told_too(bench, number) -> None:
+    before = (bench / "run.pth").read_bytes()
+    subprocess.run([*COMMAND, "convert", "run.pth", "--to", "cpu", "--in-place", "-q"], check=True)
+    code, out, _ = interrupted(LATE, ["convert", "run.pth", "--undo"], number)
+    assert (code, (bench / "run.pth").read_bytes()) == (0, before)
+    assert out.startswith("run.pth: as it was before it was converted in place")
+
+
+@each
+def test_who_insists_is_heard(bench, number) -> None:
+    late = LATE.replace("time.sleep(0.01)", "time.sleep(0.01); print('again', file=sys.stderr, flush=True)")
+    code = SIGNALS + late.replace("+ 1", "+ 60") + MAIN.format(words=["convert", "run.pth", "--to", "cpu"])
+    with subprocess.Popen([*COMMAND[:1], "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stderr.readline()
+        for _ in range(2):  # once the first has been taken, and after that the second
+            process.send_signal(number)
+            for _ in range(3):
+                process.stderr.readline()
+        assert process.wait(timeout=60) == -number
+
+
+#: The signal comes when the command is over, or before it has begun.
+EDGE = """
+import sys, time
+from ckptmove.cli import guard
+
+real = guard.{name}
+
+def dragged():
+    guard.{name} = real
+    {before}
+    print("ready", file=sys.stderr, flush=True)
+    time.sleep(30)
+    {after}
+
+guard.{name} = dragged
+"""
+
+
+@each
+def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, number) -> None:
+    over = EDGE.format(name="settle", before="pass", after="real()")
+    code, out, err = interrupted(over, ["inspect", "run.pth", "-q", "--select", "N"], number)
+    assert (code, out, err) == (0, "run.pth: no findings\n", "")
+    begun = EDGE.format(name="open_closed_streams", before="real()", after="pass")
+    code, out, err = interrupted(begun, ["inspect", "run.pth"], number)
+    assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
 
 
 @each
