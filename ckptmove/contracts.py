@@ -72,6 +72,22 @@ class FileBacked(Protocol):
 class ByteSink(Protocol):
     """The end of a new file; whoever opened it makes it whole and durable."""
 
+    def clone(self, source: int) -> bool:
+        """Begin as a clone of an open file, before the first byte, where the file system can; then nothing is reserved.
+
+        Returns:
+            Whether it has: then bytes that come to lie where the source has them need not be written.
+        """
+        ...
+
+    def pass_over(self, nbytes: int) -> None:
+        """Leave the next bytes of a clone as they are.
+
+        Raises:
+            WriteFailed: the system failed.
+        """
+        ...
+
     def reserve(self, nbytes: int) -> None:
         """Make room for the whole file, as far as that is possible, before the first byte.
 

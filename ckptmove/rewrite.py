@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cast import cast_blocks
@@ -86,19 +87,33 @@ def write_segments(
         DamagedArchive, SourceChanged, AccessFailed: as the source.
         WriteFailed: as the sink, which is asked for room before the first byte is read.
     """
-    total = sum(length(segment) for segment in segments)
-    done = 0
-    sink.reserve(total)
+    places = [0, *accumulate(map(length, segments))]
+    total, done = places[-1], 0
+    is_clone = isinstance(source, FileBacked) and any(map(_stays, segments, places)) and sink.clone(source.fileno())
+    if not is_clone:
+        sink.reserve(total)
     # zlib lets go of the GIL: blocks are checked while others are read and written.
     with ThreadPoolExecutor(max_workers=1) as worker:
-        for segment in segments:
-            for count in _steps(source, segment, sink, path, worker, overflowed):
+        for segment, place in zip(segments, places, strict=False):
+            stays = is_clone and _stays(segment, place)
+            steps = _steps(source, segment, sink, path, worker, overflowed)
+            for count in _passed_over(segment, sink) if stays else steps:
                 done += count
                 if progress is not None:
                     progress(done, total)
     if isinstance(source, FileBacked):
         source.require_unchanged()
     return done
+
+
+def _stays(segment: Segment, place: int) -> bool:
+    """Whether bytes come to lie where the source has them, and are compared with nothing."""
+    return isinstance(segment, CopySegment) and not segment.checks and segment.span.start == place
+
+
+def _passed_over(segment: Segment, sink: ByteSink) -> Iterator[int]:
+    sink.pass_over(length(segment))
+    yield length(segment)
 
 
 def _steps(

@@ -60,6 +60,15 @@ class MemorySink:
     def __init__(self) -> None:
         self.data = bytearray()
 
+    def clone(self, source: int) -> bool:
+        """Nothing is there before the first byte."""
+        del source
+        return False
+
+    def pass_over(self, nbytes: int) -> None:
+        """Never called: this is no clone."""
+        raise NotImplementedError
+
     def reserve(self, nbytes: int) -> None:
         """Nothing: there is room as long as there is memory."""
 

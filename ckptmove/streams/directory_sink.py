@@ -121,7 +121,8 @@ class DirectorySink:
         """
         with self._failing(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            file = NewFile(str(self._output / path), os.open(self._temp / path, flags, 0o600))
+            place = self._temp / path
+            file = NewFile(str(self._output / path), place, os.open(place, flags, 0o600))
             try:
                 yield file
                 file.make_durable(mode)

@@ -51,6 +51,13 @@ def is_unfinished(name: str) -> bool:
     return is_temporary(name) and name.endswith(".part")
 
 
+def claim(fd: int, path: Path) -> bool:
+    """Claim what was opened; whether it is still what the path names, or was cleared up in between."""
+    with suppress(OSError):  # a file system without locks: nobody who looks for leftovers gets one there either
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    return _is_at(fd, path)
+
+
 def claimed_file(path: Path) -> int:
     """Open a new file for writing; it is claimed until the descriptor, and every copy of it, is closed.
 
@@ -60,7 +67,7 @@ def claimed_file(path: Path) -> int:
     while True:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            if _lock(fd, path):
+            if claim(fd, path):
                 return fd
         except BaseException:
             os.close(fd)
@@ -80,7 +87,7 @@ def claimed_folder(path: Path) -> int:
         fd = -1
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if _lock(fd, path):
+            if claim(fd, path):
                 return fd
         except FileNotFoundError:
             continue  # another process took it for a leftover, before it was claimed
@@ -112,13 +119,6 @@ def clear_leftovers(folder: Path) -> None:
 
 def _host() -> str:
     return f"{zlib.crc32(os.fsencode(os.uname().nodename)):08x}"
-
-
-def _lock(fd: int, path: Path) -> bool:
-    """Claim what was opened; whether it is still what the path names, or was cleared up in between."""
-    with suppress(OSError):  # a file system without locks: nobody who looks for leftovers gets one there either
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    return _is_at(fd, path)
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -11,9 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed
+from ckptmove.streams.cloning import begin_as_clone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 #: After so many bytes the system is told to begin writing them: the disk is not idle while the rest is checked.
 _WRITEBACK: Final = 4 << 20
@@ -28,11 +30,41 @@ class NewFile:
         path: the output that it is or will be, for errors.
     """
 
-    def __init__(self, path: str, fd: int = -1) -> None:
+    def __init__(self, path: str, place: Path, fd: int = -1) -> None:
+        """Take over an open file.
+
+        Args:
+            path: the output that it is or will be.
+            place: where it lies now.
+            fd: its descriptor.
+        """
         self.path = path
+        self._place = place
         self._fd = fd
         self._written = 0
         self._handed_over = 0
+
+    def clone(self, source: int) -> bool:
+        """Begin as a clone of an open file, before the first byte, where the file system can.
+
+        Returns:
+            Whether it has: then bytes that come to lie where the source has them need not be written.
+        """
+        before = self._fd
+        self._fd = begin_as_clone(before, self._place, source)
+        return self._fd != before
+
+    def pass_over(self, nbytes: int) -> None:
+        """Leave the next bytes of a clone as they are.
+
+        Raises:
+            WriteFailed: the system failed.
+        """
+        self._written += nbytes
+        try:
+            os.lseek(self._fd, self._written, os.SEEK_SET)
+        except OSError as error:
+            raise write_failed(self.path, error) from error
 
     def reserve(self, nbytes: int) -> None:
         """Make room for the whole file, as far as the file system can; what is left over goes back in the end.

@@ -48,10 +48,10 @@ class FileSink(NewFile):
             output: its path.
             force: whether what is there is replaced.
         """
-        super().__init__(output)
         self._output = Path(output)
         self._force = force
         self._temp, _ = temporary_names(self._output.parent)
+        super().__init__(output, self._temp)
 
     def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file.

@@ -31,10 +31,11 @@ ROWS: list[list[str]] = [
         "outputs",
         "case",
     ],
+    ["streams.leftovers"],
+    ["streams.cloning"],
     [
         "streams.source",
         "streams.new_file",
-        "streams.leftovers",
         "streams.counted",
         "streams.part",
         "streams.journal",

@@ -17,7 +17,7 @@ DATA = bytes(range(256)) * 40
 @pytest.fixture
 def new(tmp_path):
     fd = os.open(tmp_path / "new.pt", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    file = NewFile("out.pt", fd)
+    file = NewFile("out.pt", tmp_path / "new.pt", fd)
     yield file
     file.close()
 
