@@ -21,7 +21,7 @@ from ckptmove.scopes import WRAPPERS
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.contracts import Progress
     from ckptmove.counterparts import Counterparts, Stored
@@ -122,6 +122,10 @@ class _Comparison:
         if ours & theirs:
             wrapped = f"{amount(len(ours & theirs), 'tensor')} of either side have"
             yield f"{wrapped} the same names but for what wrappers put before keys ({', '.join(WRAPPERS)})"
+        parted = _shared_otherwise(found.pairs)
+        if parted:
+            more = f" and {len(parted) - 1:,} more" if len(parted) > 1 else ""
+            yield f"{parted[0]}{more}: shared with another tensor on one side alone (tied weights, or a view)"
 
     def _pair(self, one: Stored, two: Stored) -> None:
         """Two tensors that are counterparts."""
@@ -190,6 +194,19 @@ class _Comparison:
                 actual=self._read,
                 path=self._one.path,
             )
+
+
+def _shared_otherwise(pairs: Sequence[tuple[Stored, Stored]]) -> list[str]:
+    """Tensors whose storage another one views too on one side, where on the other each has its own."""
+    ours: dict[object, object] = {}
+    theirs: dict[object, object] = {}
+    found = []
+    for mine, other in pairs:
+        if mine.record.storage is not None and other.record.storage is not None:
+            here, there = (mine.part.name, mine.record.storage), (other.part.name, other.record.storage)
+            if ours.setdefault(here, there) != there or theirs.setdefault(there, here) != here:
+                found.append(mine.record.name)
+    return found
 
 
 def _unwrapped(name: str) -> str:

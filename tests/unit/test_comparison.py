@@ -56,6 +56,19 @@ def test_a_copy_is_the_same(compare):
     assert str(result).endswith("b.pt: the same")
 
 
+def test_what_shares_its_storage_on_one_side_alone_is_told(compare):
+    tied = torch.arange(6.0)
+    for first, second in (({"a": tied, "b": tied}, {"a": tied, "b": tied.clone()}), ([tied, tied], [tied, tied + 0])):
+        for result in (compare(first, second), compare(second, first)):
+            assert result.same
+            assert len(result.notes) == 1
+            assert result.notes[0].endswith(": shared with another tensor on one side alone (tied weights, or a view)")
+    assert compare(first, [one * 1 for one in first]).notes[0].startswith("1: ")
+    views = compare([tied[:2], tied[2:4], tied[4:]], [tied[:2].clone(), tied[2:4].clone(), tied[4:].clone()])
+    assert views.notes[0].startswith("1 and 1 more: ")
+    assert compare([tied, tied[:3]], [tied, tied[:3]]).notes == ()
+
+
 def test_a_conversion_changes_devices_alone(tmp_path):
     source = str(SAMPLES / "adamw-cuda3.pth")
     ckptmove.convert(source, to="cuda:0", output=tmp_path / "out.pth")
