@@ -91,9 +91,9 @@ def _apply(literals: _Literals, values: Mapping[int, Wanted], patches: Mapping[i
     changes = dict(patches)
     machine = literals.machine
     for site, wanted in values.items():
-        if site not in literals.reads:
+        if literals.definition(site) is None:
             literals.replace(changes, site, wanted)
-    for read, definition in literals.reads.items():
+    for read, definition in zip(literals.reads, literals.definitions, strict=True):
         wanted_here, wanted_there = values.get(read), values.get(definition)
         if wanted_here is not wanted_there:  # the same for most: neither is a site, or both are of one edit
             literals.unshare(changes, read, wanted_here, wanted_there)
@@ -122,18 +122,24 @@ def _splice(machine: Machine, changes: Mapping[int, Patch]) -> bytes:
 class _Literals:
     """The literals of one pickle: what they say, and how another value is written in their style."""
 
-    __slots__ = ("_known", "_scratch", "machine", "reads")
+    __slots__ = ("_known", "_scratch", "definitions", "machine", "reads")
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.reads = dict(zip(machine.reads[::2], machine.reads[1::2], strict=True))
+        # They come in the order of the pickle: there are five for each tensor, and a dict of them would be large.
+        self.reads, self.definitions = machine.reads[::2], machine.reads[1::2]
         self._known: dict[int, tuple[Wanted, int]] = {}
         self._scratch = Machine(machine.data, machine.limits, machine.begin)
 
+    def definition(self, site: int) -> int | None:
+        """The operation whose value a site pushes again; None for one that pushes its own."""
+        index = bisect_left(self.reads, site)
+        return self.definitions[index] if index < len(self.reads) and self.reads[index] == site else None
+
     def root(self, site: int) -> int:
         """The operation that first pushed what a site pushes."""
-        while site in self.reads:
-            site = self.reads[site]
+        while (before := self.definition(site)) is not None:
+            site = before
         return site
 
     def read(self, start: int) -> tuple[Wanted, int]:

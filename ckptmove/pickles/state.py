@@ -37,7 +37,8 @@ class Machine:
         globals: full names of the globals that the pickle names, each with the start of the first operation that does.
         stacked: those that STACK_GLOBAL made of two strings, by its start: no literal says there what it pushes.
         reads: operations that push a memoised string or global, or the top of the stack once more (DUP), laid flat:
-            their own start, and then the start of what they repeat, which may itself be such an operation. There are
+            their own start, and then the start of what they repeat, which may itself be such an operation. They come in
+            the order of the pickle, and of several pickles in that of their bytes. There are
             ten for each tensor of torch's: as an array they are no objects.
         reread: tuples and bytes that are read back from the memo, or from the top of the stack, by their ``id``.
         frames: start of each FRAME operation.

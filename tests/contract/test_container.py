@@ -18,6 +18,11 @@ def test_the_pickle_is_the_one_that_others_read(opened):
         assert opened.container.object_pickle() == opened.seen.pickle
 
 
+def test_what_is_read_back_is_told_in_the_order_of_the_bytes(opened):
+    reads = opened.container.read().reads[::2]
+    assert list(reads) == sorted(set(reads))
+
+
 def test_byte_order_and_checksums_are_as_written(opened):
     assert opened.container.byteorder == opened.specimen.byteorder
     assert opened.container.has_checksums() is opened.specimen.checksums
