@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.directories import DirectoryInventory
-from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource
+from ckptmove.errors import DamagedArchive, OutputExists, OutputIsFolder, OutputIsSource
+from ckptmove.model import LACKING
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, overflow_note, unmatched_options
 from ckptmove.outputs import unheard
@@ -91,6 +92,7 @@ class Conversion:
 
         Raises:
             UnsupportedDtype, UncastableDtype: as :func:`ckptmove.plan.plan_move`.
+            DamagedArchive: a file of a directory or of an archive is cut off.
         """
         self._request = request
         self._container = inventory.container
@@ -101,10 +103,14 @@ class Conversion:
         reason = no_devices() if self.plan.is_empty else ""
         is_idle = bool(reason) and request.output is None
         self.is_writing = not (request.dry_run or is_idle)
+        if isinstance(inventory, DirectoryInventory) and not is_idle:
+            _require_whole(inventory)
         if reason:
             several = "archive" if self._container == "archive" else "directory"
             what = several if isinstance(inventory, DirectoryInventory) else "file"
             self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_idle)
+        if request.dry_run and not (is_idle or request.force) and os.path.lexists(request.target):
+            self.notes.append(f"{request.target} is there already: without --force nothing replaces it")
 
     def result(self, written: int = 0) -> ConvertResult:
         """What came of it.
@@ -133,6 +139,8 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
         inventory = checkpoint.inventory
         conversion = Conversion(request, inventory, lambda: no_devices(inventory))
         if not conversion.is_writing:
+            if request.dry_run:
+                _try_out(checkpoint, conversion.plan)
             return conversion.result()
         require_output(request)
         with FileSink(request.target, force=request.force) as sink:
@@ -141,6 +149,38 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
         if request.check and not checkpoint.container.has_checksums():
             conversion.notes.append("the file holds no CRCs: its bytes were copied unchecked")
     return conversion.result(written)
+
+
+def _require_whole(inventory: DirectoryInventory) -> None:
+    """Refuse what is cut off in a directory or an archive before anything is written, and in a dry run too.
+
+    Raises:
+        DamagedArchive: bytes that would have to be copied are not there.
+    """
+    containers = {file.path: file.container for file in inventory.files}
+    for fact in inventory.facts:
+        folder = fact.record
+        while folder and folder not in containers:
+            folder = folder.rpartition("/")[0]
+        # What a file never held is lost already, and only said; of a distributed checkpoint nothing else is a copy.
+        is_refused = fact.kind == "past-end" or containers.get(folder, "dcp") == "dcp"
+        if fact.kind in LACKING and is_refused:
+            raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is not what was written, or not all")
+
+
+def _try_out(checkpoint: Checkpoint, plan: MovePlan) -> None:
+    """Refuse in a dry run what the conversion would refuse, as far as no tensor has to be read to know.
+
+    Raises:
+        DamagedArchive, UneditablePickle: as :func:`write_checkpoint`.
+        CrcMismatch: the bytes of a deflated record that is no storage differ from their CRC.
+    """
+    # Without the casts: an archive reads what is to be cast, for its new CRC.
+    checkpoint.container.lay_out(apply_plan(checkpoint.machine, plan), {})
+    absent = {fact.storage_key for fact in checkpoint.inventory.facts if fact.kind == "missing-storage"}
+    for edit in plan.edits:
+        if edit.cast is not None and edit.storage in absent:
+            raise DamagedArchive(checkpoint.inventory.path, f"storage '{edit.storage:.40}' has no bytes to be cast")
 
 
 def require_output(request: ConvertRequest) -> None:

@@ -99,10 +99,8 @@ class TorchLegacy(Container):
                 raise self._damage(f"the number of elements of storage '{key:.40}' is not the one in its object pickle")
             if position <= size:
                 self._spans[key] = Span(start, position)
-            elif start <= size:
-                facts.append(ArchiveFact("past-end", key, position - size))
             else:
-                facts.append(ArchiveFact("missing-storage", key, storage.nbytes))
+                facts.append(ArchiveFact("past-end", key, min(position - size, storage.nbytes)))
         self._cut_off = [fact.record for fact in facts]
         facts += [ArchiveFact("missing-storage", key, storage.nbytes) for key, storage in rest.items()]
         if position < size:

@@ -78,6 +78,9 @@ def test_a_chunk_or_an_object_that_was_never_written(distributed, tmp_path):
         metadata.storage_data[MetadataIndex("stranger")] = metadata.storage_data.pop(MetadataIndex("notes"))
 
     assert facts(distributed.change(folder, edit)) == [("missing-storage", "w", 24), ("missing-storage", "notes", 0)]
+    for dry_run in (True, False):
+        with pytest.raises(DamagedArchive, match="'w' is not what was written"):
+            ckptmove.convert(folder, to="cpu", output=tmp_path / "out", dry_run=dry_run)
 
 
 def test_chunks_that_leave_a_hole(distributed, tmp_path):

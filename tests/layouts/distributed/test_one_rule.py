@@ -105,9 +105,10 @@ def test_what_says_what_there_is_cannot_be_damaged(distributed, folder, tmp_path
 def test_what_is_cut_off_is_not_copied(folder, tmp_path):
     path = folder / "__0_0.distcp"
     path.write_bytes(path.read_bytes()[:-10])
-    for check in (True, False):
+    for options in ({}, {"check": False}, {"dry_run": True}):
         with pytest.raises(DamagedArchive, match=r"__0_0\.distcp/o"):
-            ckptmove.convert(folder, to="cpu", output=tmp_path / "out", check=check)
+            ckptmove.convert(folder, to="cpu", output=tmp_path / "out", **options)
+    assert ckptmove.convert(folder, to="cpu").output is None  # nothing was to be copied
 
 
 def test_a_file_that_is_not_named_is_copied(folder, tmp_path):

@@ -1,0 +1,122 @@
+"""A dry run refuses what the conversion refuses: each specimen, cut off at several places, alone and among others."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ckptmove
+from ckptmove.cli.outcome import failure_of
+from ckptmove.containers import torch_zip
+from ckptmove.errors import CkptMoveError
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+SHARES = (0.3, 0.6, 0.9, 0.97, 0.999, 1)
+
+
+def answer(path, to="cuda:0", **options):
+    """The exit code of a conversion, and what it says."""
+    try:
+        ckptmove.convert(str(path), to=to, **options)
+    except CkptMoveError as error:
+        return failure_of(error).exit_code, error.message
+    return 0, ""
+
+
+def answers(path):
+    """Those of a dry run, and of the conversion."""
+    output = str(path.parent / "output")
+    return answer(path, output=output, dry_run=True), answer(path, output=output, force=True)
+
+
+def alone(path, data):
+    path.write_bytes(data)
+    return path
+
+
+def in_a_directory(path, data):
+    path.with_suffix("").mkdir(exist_ok=True)
+    shutil.copy(SAMPLES / "adamw-cuda3.pth", path.with_suffix("") / "sound.pth")
+    (path.with_suffix("") / "cut.pth").write_bytes(data)
+    return path.with_suffix("")
+
+
+def in_a_zip(path, data):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(SAMPLES / "adamw-cuda3.pth", "sound.pth")
+        archive.writestr("cut.pth", data)
+    return path
+
+
+def in_a_tar(path, data):
+    with tarfile.open(path, "w") as archive:
+        archive.add(SAMPLES / "adamw-cuda3.pth", "sound.pth")
+        member = tarfile.TarInfo("cut.pth")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("place", [alone, in_a_directory, in_a_zip, in_a_tar])
+def test_a_file_that_is_cut_off_is_refused_by_both(opened, tmp_path, place):
+    data = opened.path.read_bytes()
+    codes = []
+    for share in SHARES:
+        dry, real = answers(place(tmp_path / "made.pt", data[: int(len(data) * share)]))
+        assert dry == real, share
+        codes.append(real[0])
+    assert codes[-1] == 0
+    assert 3 in codes
+
+
+def test_a_file_that_is_cut_off_is_refused_by_both_in_place(opened, tmp_path):
+    data = opened.path.read_bytes()
+    for share in SHARES:
+        cut = alone(tmp_path / "made.pt", data[: int(len(data) * share)])
+        assert answer(cut, in_place=True, dry_run=True) == answer(cut, in_place=True), share
+
+
+def test_a_header_of_another_record_is_refused_by_both(tmp_path):
+    data = bytearray((SAMPLES / "adamw-cuda3.pth").read_bytes())
+    data[data.index(b"data/4") + 5] ^= 1
+    dry, real = answers(alone(tmp_path / "made.pt", data))
+    assert dry == real
+    assert "is of another record" in real[1]
+
+
+@pytest.mark.parametrize("is_cast", [True, False])
+def test_what_is_not_there_to_be_cast_is_refused_by_both(tmp_path, is_cast):
+    """And what is not there, and is not cast, by neither."""
+    path = tmp_path / "made.pt"
+    sample = "float64-cpu.pt" if is_cast else "adamw-cuda3.pth"
+    with zipfile.ZipFile(SAMPLES / sample) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            if "/data/" not in name:
+                new.writestr(name, old.read(name))
+    codes = [answer(path, "mps", cast=True, output=str(tmp_path / "out"), dry_run=one)[0] for one in (True, False)]
+    assert codes == ([3, 3] if is_cast else [0, 0])
+
+
+def test_a_dry_run_reads_no_tensor_that_is_to_be_cast(tmp_path, monkeypatch):
+    """An archive needs the CRC of what is cast, and has to read it for that."""
+    read = []
+    monkeypatch.setattr(torch_zip, "blocks_of", lambda source, segments: read.append(segments) or ())
+    for dry_run in (True, False):
+        output = str(tmp_path / "out")
+        assert answer(SAMPLES / "float64-cpu.pt", "mps", cast=True, output=output, dry_run=dry_run) == (0, "")
+        assert bool(read) is not dry_run
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_output_that_would_be_replaced_is_said_in_a_dry_run(tmp_path, force):
+    path = Path(shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth"))
+    output = tmp_path / "run.cpu.pth"
+    told = f"{output} is there already: without --force nothing replaces it"
+    assert told not in ckptmove.convert(path, to="cpu", dry_run=True).notes
+    output.write_bytes(b"")
+    assert (told in ckptmove.convert(path, to="cpu", dry_run=True, force=force).notes) is not force
