@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove import api
+from ckptmove.cli.next_command import devices_needed, verify_command
 from ckptmove.cli.outcome import YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.signals import settle
 from ckptmove.cli.streams import Format, say, suggest
-from ckptmove.devices import is_accelerator, parse_mapping
+from ckptmove.devices import is_accelerator, parse_mapping, parse_target
 from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.report import conversion
@@ -20,9 +21,12 @@ from ckptmove.report.text import sentence
 from ckptmove.wording import command_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckptmove.cli.streams import Output
     from ckptmove.limits import Limits
-    from ckptmove.moves import ConvertResult, MoveRequest
+    from ckptmove.model import Inventory
+    from ckptmove.moves import ConvertResult
 
 
 class ConvertOptions(NamedTuple):
@@ -83,7 +87,7 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             limits=options.limits,
         )
     try:
-        _tell(path, result, out)
+        _tell(path, result, out, options.limits)
     except StdoutFailed as error:
         raise StdoutFailed(error.reason, output=result.output) from error
     return YES
@@ -120,7 +124,7 @@ def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
     return YES
 
 
-def _tell(path: str, result: ConvertResult, out: Output) -> None:
+def _tell(path: str, result: ConvertResult, out: Output, limits: Limits) -> None:
     for one in result.unmatched if out.format is not Format.GITHUB else ():
         say(f"warning: {sentence(str(one))}")  # mistyped, as a rule: --quiet does not hide what was not done
     if out.format is Format.JSON:
@@ -136,18 +140,44 @@ def _tell(path: str, result: ConvertResult, out: Output) -> None:
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            _suggest(result.output, result.plan.request, result)
+            _suggest(result.output, result, limits)
 
 
-def _suggest(output: str, request: MoveRequest, result: ConvertResult) -> None:
+def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
+    request = result.plan.request
     targets = (request.to, *(target for _, target in request.mapping))
     # Others hold no optimizer, or torch.load reads none.
     if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location, weights_only as before: {sentence(f'torch.load({output!r})')}")
     unmatched = {(one.option, one.glob) for one in result.unmatched}
-    elsewhere = any(target != request.to for source, target in request.mapping if ("map", source) not in unmatched)
-    words = ["ckptmove", "verify", output, *(["--to", request.to] if request.to and not elsewhere else [])]
-    kept = (glob for glob in request.keep if ("keep", glob) not in unmatched)
-    suggest(command_line([*words, *(word for glob in kept for word in ("--keep", glob))]))
+    kept = [glob for glob in request.keep if ("keep", glob) not in unmatched]
+    options = [word for glob in kept for word in ("--keep", glob)]
+    if request.to and all(
+        target == request.to for source, target in request.mapping if ("map", source) not in unmatched
+    ):
+        suggest(verify_command(output, ["--to", request.to, *options]))
+        return
+    # What no mapping names has stayed where it was: only the new file says where that is.
+    inventory = api.inspect(output, limits=limits).inventory
+    if _is_in_place(inventory, kept):
+        suggest(verify_command(output, options, devices=devices_needed(inventory)))
+    else:
+        suggest(command_line(["ckptmove", "inspect", output]))  # verify would fail, for it lies on several devices
+
+
+def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
+    """Whether ``verify`` would find every tensor where it belongs, for the device where the model lies."""
+    from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # only a mapping leaves that open
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a mapping leaves that open
+    from ckptmove.plan import plan_move  # noqa: PLC0415  # only a mapping leaves that open
+
+    try:
+        home = parse_target(target_device(inventory, Context()) or "cpu")
+    except UsageError:  # a tag in the file that no target can be
+        return False
+    # Training does not compute with a metric on the CPU: verify passes over it.
+    idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other" and not is_accelerator(tensor.device)}
+    plan = plan_move(inventory, MoveRequest(to=home, keep=tuple(keep), cast=True))
+    return not plan.flags and all(idle.issuperset(edit.names) for edit in plan.edits)

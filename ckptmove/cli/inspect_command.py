@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
+from ckptmove.cli.next_command import devices_needed, verify_command
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
@@ -69,7 +70,7 @@ def run_inspect(paths: Sequence[str], options: InspectOptions, out: Output) -> i
         if out.format is Format.JSON:
             answers.append(answer)
         else:
-            _tell(answer, options.detail, out)
+            _tell(answer, options, out)
         return answer.exit_code
 
     batch = for_each(paths, work, out)
@@ -114,7 +115,8 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
     )
 
 
-def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
+def _tell(answer: InspectAnswer, options: InspectOptions, out: Output) -> None:
+    detail = options.detail
     if out.format is Format.GITHUB:
         from ckptmove.report import github  # noqa: PLC0415  # for people it is not loaded
 
@@ -123,12 +125,12 @@ def _tell(answer: InspectAnswer, detail: Detail, out: Output) -> None:
         out.lines([inspection.brief_line(answer), *inspection.asked_lines(out.page, answer, detail)])
     else:
         out.report(inspection.inspection_lines(out.page, answer, detail))
-        command = _next_command(answer)
+        command = _next_command(answer, options.device_count)
         if command:
             suggest(command)
 
 
-def _next_command(answer: InspectAnswer) -> str:
+def _next_command(answer: InspectAnswer, device_count: int) -> str:
     inventory = answer.inspection.inventory
     path = inventory.path
     findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
@@ -139,4 +141,4 @@ def _next_command(answer: InspectAnswer) -> str:
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
     fix = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
-    return fix or command_line(["ckptmove", "verify", path])
+    return fix or verify_command(path, devices=max(device_count, devices_needed(inventory)))

@@ -87,7 +87,7 @@ def test_a_healthy_directory_is_verified_next(say, bench) -> None:
     (bench / "ok").mkdir()
     shutil.copy(bench / "run.pth", bench / "ok")
     said = say("inspect", "ok", "--select", "O")
-    assert (said.code, said.err) == (0, "next: ckptmove verify ok\n")
+    assert (said.code, said.err) == (0, "next: ckptmove verify ok --devices 4\n")
 
 
 def test_the_tree_has_every_file(say, run) -> None:
@@ -243,7 +243,7 @@ def test_a_directory_with_a_distributed_part_is_verified_as_a_whole(say, bench, 
     shutil.copy(bench / "run.pth", bench / "both")
     distributed.rename(bench / "both" / "fsdp")
     said = say("inspect", "both", "--select", "O")
-    assert said.err == "next: ckptmove verify both\n"
+    assert said.err == "next: ckptmove verify both --devices 4\n"
     assert say("convert", "both", "--to", "mps").err.endswith("next: ckptmove verify both.mps --to mps\n")
 
 

@@ -158,5 +158,5 @@ def test_a_name_with_brackets_is_a_name_where_it_is_there(say, bench) -> None:
 
 def test_the_next_command_is_what_mends_or_verifies(say) -> None:
     assert say("inspect", "run.pth").err == "next: ckptmove convert run.pth --to cuda:0\n"
-    assert say("inspect", "run.pth", "--ignore", "D103").err == "next: ckptmove verify run.pth\n"
+    assert say("inspect", "run.pth", "--ignore", "D103").err == "next: ckptmove verify run.pth --devices 4\n"
     assert say("inspect", "run.pth", "-q").err == ""

@@ -63,4 +63,4 @@ def test_the_next_command_is_a_fix_that_is_one(fix) -> None:
     finding = Finding("D102", "optimizer-device", Severity.WARNING, "", (), fix)
     inventory = Inventory(path="a", container="torch-zip", layout="plain", size_bytes=1)
     expected = fix if isinstance(fix, Command) else "ckptmove verify a"
-    assert _next_command(InspectAnswer(Inspection(inventory, (finding,)), (), None, 0)) == expected
+    assert _next_command(InspectAnswer(Inspection(inventory, (finding,)), (), None, 0), 1) == expected

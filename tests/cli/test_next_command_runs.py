@@ -1,0 +1,71 @@
+"""Each command that is named as the next one is typed, and does not fail by itself."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ckptmove import api
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+
+
+@pytest.fixture
+def follow(say):
+    """Type a command, then the one that it names, and get that with its exit code."""
+
+    def follow(*words):
+        lines = say(*words).err.splitlines()
+        [named] = [line.removeprefix("next: ckptmove ") for line in lines if line.startswith("next: ")]
+        return named, say(*shlex.split(named)).code
+
+    return follow
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("inspect run.pth", "convert run.pth --to cuda:0"),
+        ("inspect run.pth --devices 4", "verify run.pth --devices 4"),
+        ("inspect run.pth --devices 8", "verify run.pth --devices 8"),
+        ("inspect run.pth --ignore D103", "verify run.pth --devices 4"),
+        ("inspect run.pth --expect cuda:3 --devices 4", "verify run.pth --devices 4"),
+        ("inspect run.pth --expect cpu", "convert run.pth --to cpu"),
+        ("inspect cpu.pth", "verify cpu.pth"),
+        ("convert run.pth --to cuda:3", "verify run.cuda3.pth --to cuda:3"),
+        ("convert run.pth --to cpu --keep model.*", "verify run.cpu.pth --to cpu --keep 'model.*'"),
+        ("convert run.pth --map cuda:3=cuda:2", "verify run.moved.pth --devices 3"),
+        ("convert run.pth --map cpu=cuda:0", "verify run.moved.pth --devices 4"),
+        ("convert cpu.pth --map cpu=cuda:1", "verify cpu.moved.pth --devices 2"),
+        ("convert run.pth --map cuda:3=mps", "verify run.moved.pth"),
+        ("convert run.pth --to cuda:0 --map cuda:3=cuda:1", "verify run.cuda0.pth --devices 2"),
+        ("convert metric.pth --map cuda:3=cuda:2", "verify metric.moved.pth --devices 3"),
+        (
+            "convert run.pth --map cuda:3=cuda:2 --keep *.exp_avg",
+            "verify run.moved.pth --keep '*.exp_avg' --devices 4",
+        ),
+    ],
+)
+def test_what_is_named_next_does_not_fail(follow, bench, words, named, simulates):
+    api.convert("run.pth", to="cpu", output="cpu.pth")
+    torch = pytest.importorskip("torch")
+    torch.save({**torch.load("cpu.pth"), "best": torch.tensor([0.5])}, bench / "cpu-metric.pth")
+    api.convert("cpu-metric.pth", to="cuda:3", keep=["best"], output="metric.pth")
+    assert follow(*words.split()) == (named, 0)
+
+
+@pytest.mark.parametrize("mapping", ["cuda:1=cuda:3", "cuda:1=xpu"])
+def test_what_a_mapping_leaves_on_several_devices_is_not_to_be_verified(follow, bench, mapping):
+    shutil.copy(SAMPLES / "dataparallel-two-gpus.pth", bench / "two.pth")
+    assert follow("convert", "two.pth", "--map", mapping)[0] == "inspect two.moved.pth"
+
+
+def test_a_tag_that_is_no_target_is_not_to_be_verified(follow, bench):
+    with zipfile.ZipFile("run.pth") as old, zipfile.ZipFile("odd.pth", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"cuda:3", b"meta:3"))
+    assert follow("convert", "odd.pth", "--map", "cpu=cuda:1")[0] == "inspect odd.moved.pth"
