@@ -12,7 +12,7 @@ from glob import has_magic
 from typing import Final
 
 from ckptmove import case, changes, directories, errors, outputs
-from ckptmove.cli.meant import beside
+from ckptmove.cli.meant import beside, link_target
 from ckptmove.wording import command_line, quoted
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
@@ -108,6 +108,8 @@ def _(error: case.CaseUnusable) -> str:
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):
         return "the pattern matches nothing, typed or in pyproject.toml, as seen from the working directory"
+    if link_target(error.path or ""):
+        return f"bring that file back, or lead the link elsewhere: ln -sfn FILE {quoted(error.path or '')}"
     near = beside(error.path or "")
     return f"did you mean {quoted(near)}?" if near else "check the path; relative ones start at the working directory"
 

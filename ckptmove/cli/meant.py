@@ -78,10 +78,18 @@ def beside(path: str) -> str:
     folder, name = os.path.split(path)
     try:
         with os.scandir(folder or ".") as entries:
-            names = [entry.name for entry in islice(entries, _MOST_ENTRIES)]
+            names = [entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.name != name]
     except OSError:
         return ""
     return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))  # noqa: PTH118  # a path stays as it was typed
+
+
+def link_target(path: str) -> str:
+    """Where a symbolic link leads, as it says; empty for what is none."""
+    try:
+        return os.readlink(path)  # noqa: PTH115  # it is told as it stands in the link
+    except OSError:
+        return ""
 
 
 def _is_path(word: str) -> bool:

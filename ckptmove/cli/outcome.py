@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
 from ckptmove.cli.hints import hint_for
+from ckptmove.cli.meant import link_target
 from ckptmove.cli.signals import Terminated
 from ckptmove.report.answers import Failure
 from ckptmove.wording import command_line
@@ -42,11 +43,17 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,
-        message=error.message,
+        message=_fact(error),
         hint=hint_for(error),
         path=error.path,
         exit_code=code,
     )
+
+
+def _fact(error: errors.CkptMoveError) -> str:
+    """What an error says; of a link, for which there is something at the path, that it leads nowhere."""
+    target = link_target(error.path or "") if isinstance(error, errors.MissingFile) else ""
+    return f"a link to {target}, which does not exist" if target else error.message
 
 
 def interruption(error: BaseException) -> Failure:

@@ -1,0 +1,33 @@
+"""A link that leads nowhere is told as one, by every command that reads."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "dang.pth"),
+        ("convert", "dang.pth", "--to", "cpu"),
+        ("convert", "dang.pth", "--to", "cpu", "--in-place"),
+        ("verify", "dang.pth"),
+        ("verify", "run.pth", "--against", "dang.pth"),
+        ("diff", "dang.pth", "run.pth"),
+        ("diff", "run.pth", "dang.pth"),
+    ],
+)
+def test_a_link_to_nowhere(ask, bench, words) -> None:
+    if words[0] == "verify":
+        pytest.importorskip("torch")
+    (bench / "dang.pth").symlink_to("nowhere.pth")
+    error = ask(*words)["error"]
+    assert (error["kind"], error["path"], error["exit_code"]) == ("missing-file", "dang.pth", 3)
+    assert error["message"] == "a link to nowhere.pth, which does not exist"
+    assert error["hint"] == "bring that file back, or lead the link elsewhere: ln -sfn FILE dang.pth"
+
+
+def test_what_is_not_there_at_all_is_no_link(ask, bench) -> None:
+    (bench / "dang.pth").symlink_to("run.pth")
+    error = ask("inspect", "danq.pth")["error"]
+    assert (error["message"], error["hint"]) == ("no such file", "did you mean dang.pth?")
