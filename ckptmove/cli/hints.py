@@ -303,9 +303,9 @@ def _(error: errors.UneditablePickle) -> str:
 @hint_for.register(changes.ChangeFailed)
 def _(error: changes.ChangeFailed) -> str:
     if error.reason in _NO_ACCESS:
-        return "make it writable, or write a new file: take --output NEW in place of --in-place"
+        return "make it writable, or copy it to where it can be; then type the same again"
     if error.reason in _NO_SPACE:
-        return "it is what it was: free some space, or write a new file elsewhere with --output"
+        return "it is what it was: free some space, or copy it to where there is some; then type the same again"
     return f"see what it is with: ckptmove inspect {quoted(error.path or '')}"
 
 

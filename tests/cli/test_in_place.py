@@ -219,6 +219,25 @@ def test_what_cannot_be_written(ask, bench, original, monkeypatch, code, hint) -
     assert (bench / "run.pth").read_bytes() == original
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_what_is_to_be_done_helps_an_undo_too(ask, bench, original, monkeypatch, code) -> None:
+    """It is told of the command as it was typed: ``--undo`` goes with no option that a conversion has."""
+    ask("convert", "run.pth", "--to", "cpu", "--in-place")
+    changed = (bench / "run.pth").read_bytes()
+    with monkeypatch.context() as patches:
+        refuse_writing(patches, code)
+        hints = {
+            ask("convert", "run.pth", *words)["error"]["hint"] for words in (("--undo",), ("--to", "mps", "--in-place"))
+        }
+    [hint] = hints
+    assert hint.endswith("; then type the same again")
+    assert "--" not in hint
+    shutil.copy("run.pth", "copy.pth")  # as it says
+    assert (bench / "copy.pth").read_bytes() == changed
+    ask("convert", "copy.pth", "--undo")
+    assert (bench / "copy.pth").read_bytes() == original
+
+
 #: Kills the process, or waits for a line, in place of one of the calls that write; which one, the first word says.
 BREAK_OFF = """
 import os, signal, sys
