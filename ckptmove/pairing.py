@@ -55,7 +55,7 @@ class Pairing(NamedTuple):
             parameters of each group; ``shapes``: the order is lost, but no other tensor of the model has the shape;
             ``position``: as many parameters as model tensors, but a few shapes part;
             ``ambiguous``: one of several matches; ``permuted``: a single group whose moments have the shapes
-            of the model's tensors, but in another order; ``none``: no match.
+            of the model's tensors, but in no order that scripts choose; ``none``: no match.
         reason: why it is no better; empty for a pairing in which nothing is missing.
     """
 
@@ -292,7 +292,7 @@ def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> 
     for scope in scopes:
         backward = list(reversed(scope.parameters))
         if _agree(shapes, backward) and len(shapes) == len(backward):
-            return backward, "it fits the model's tensors from the last to the first"
+            return backward, "it fits the model's tensors only from last to first, right if the script lists them so"
     rest = list(scopes[:-1])
     arranged: list[TensorRecord] = []
     while len(arranged) < len(shapes):
@@ -301,7 +301,7 @@ def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> 
             return None
         rest.remove(part)
         arranged += part.parameters
-    return arranged, "it fits the parts of the model in another order"
+    return arranged, "it fits the parts of the model only in another order, right if the script lists them so"
 
 
 def _agree(shapes: list[Shape | None], tensors: Sequence[TensorRecord]) -> bool:

@@ -163,10 +163,12 @@ _ENTRIES: Final = (
         code="O208",
         name="state-order",
         severity=Severity.WARNING,
-        when="the moments of a single group have the shapes of the model's tensors, but in another order",
-        why="load_state_dict gives the n-th state to the n-th parameter and compares no shapes. A script that lists "
-        "its parameters in another order than the model's writes such a file rightly, and has to list them so again; "
-        "an entry at the wrong place looks the same, so that 'ckptmove verify' cannot prove a resume.",
+        when="the moments of a single group have the shapes of the model's tensors, but neither in its order, nor "
+        "backward, nor in that of its layers in another order",
+        why="load_state_dict gives the n-th state to the n-th parameter and compares no shapes. A script may list its "
+        "parameters in an order of its own, and has to list them so again; an entry at the wrong place looks the same. "
+        "Backward, or layer by layer in another order, is what scripts choose: no finding, though two swapped entries "
+        "may fit it too. 'ckptmove verify' proves no resume of any of them; with --case it does.",
         mend="If your script lists its parameters in an order of its own, pass --ignore O208. If not, save the "
         "checkpoint again from the run, or resume with the weights alone.",
     ),

@@ -273,8 +273,11 @@ class TestWithoutAMatch:
     @pytest.mark.parametrize(
         ("order", "reason"),
         [
-            ([3, 2, 1, 0], "it fits the model's tensors from the last to the first"),
-            ([2, 3, 0, 1], "it fits the parts of the model in another order"),
+            (
+                [3, 2, 1, 0],
+                "it fits the model's tensors only from last to first, right if the script lists them so",
+            ),
+            ([2, 3, 0, 1], "it fits the parts of the model only in another order, right if the script lists them so"),
         ],
     )
     def test_orders_that_scripts_choose(self, order, reason) -> None:
