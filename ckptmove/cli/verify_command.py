@@ -88,7 +88,7 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
         result = _verify(path, options, out)
         results.append(result)
         if out.format is not Format.JSON:
-            _tell(result, options.case, out)
+            _tell(result, options, out)
         return YES if result.passed and (result.proven or not options.strict) else NO
 
     batch = for_each(paths, work, out)
@@ -168,12 +168,12 @@ def _has_state(result: VerifyResult) -> bool:
     return any(dict(check.evidence).get("with_state") for check in result.checks)
 
 
-def _tell(result: VerifyResult, asked_case: str | None, out: Output) -> None:
+def _tell(result: VerifyResult, options: VerifyOptions, out: Output) -> None:
     if out.format is Format.GITHUB:
-        out.lines(github.verification_lines(result))
+        out.lines(github.verification_lines(result, strict=options.strict))
     elif out.quiet:
-        out.lines([verification.brief_line(result)])
+        out.lines([verification.brief_line(result, strict=options.strict)])
     else:
-        out.report(verification.verification_lines(out.page, result, verbose=out.verbose))
-        if result.passed and not result.proven and asked_case is None and _has_state(result):
+        out.report(verification.verification_lines(out.page, result, verbose=out.verbose, strict=options.strict))
+        if result.passed and not result.proven and options.case is None and _has_state(result):
             say("hint: --case FILE.py:FUNC proves it with your own model and optimizer")

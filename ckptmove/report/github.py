@@ -55,8 +55,8 @@ def undo_line(result: UndoResult) -> str:
     return _annotation("notice", result.path, "convert", conversion.undo_line(result))
 
 
-def verification_lines(result: VerifyResult) -> Iterator[str]:
-    """An annotation for each failed check, for each finding and for the verdict."""
+def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterator[str]:
+    """An annotation for each failed check, for each finding and for the verdict, which ``strict`` makes an error."""
     for check in result.checks:
         if check.status == "failed":
             told = dict(check.evidence)  # of a case, the line of the user's that failed
@@ -64,8 +64,9 @@ def verification_lines(result: VerifyResult) -> Iterator[str]:
             yield _annotation("error", path, f"verify {check.name}", check.detail, line if type(line) is int else None)
     for finding in result.findings:
         yield _finding(result.path, finding)
-    level = "error" if not result.passed else "notice" if result.proven else "warning"
-    yield _annotation(level, result.path, "verify", outcome(result))
+    level = "notice" if result.proven else "error" if strict else "warning"
+    verdict = outcome(result, strict=strict)
+    yield _annotation(level if result.passed else "error", result.path, "verify", verdict)
 
 
 def difference_lines(result: DiffResult) -> Iterator[str]:

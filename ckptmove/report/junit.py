@@ -36,7 +36,7 @@ def junit_document(results: Iterable[VerifyResult], failures: Iterable[Failure],
             _case(suite, result.path, check)
         proven = SubElement(suite, "testcase", classname=clean(result.path), name="proven")
         if not result.proven:
-            SubElement(proven, "failure" if strict else "skipped", message=outcome(result))
+            SubElement(proven, "failure" if strict else "skipped", message=outcome(result, strict=strict))
         _count(suite)
     for failure in failures:
         path = failure.path or "ckptmove"

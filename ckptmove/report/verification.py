@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
 
 
-def verification_lines(page: Page, result: VerifyResult, *, verbose: bool) -> Iterator[str]:
-    """The report on one checkpoint: a line for each check, then the verdict."""
+def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, strict: bool = False) -> Iterator[str]:
+    """The report on one checkpoint: a line for each check, then the verdict; ``strict`` as of :func:`outcome`."""
     yield f"{page.paint(clean(result.path), 'bold')} on {clean(result.target)}"
     broad = max((len(check.name) for check in result.checks), default=0)
     for check in result.checks:
@@ -39,8 +39,8 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool) -> It
         yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
         yield f"{verdict(page, result.findings)} ({codes})"
-    for line in page.wrap(outcome(result), 2):
-        yield page.paint(line, _STYLES[_status(result)])
+    for line in page.wrap(outcome(result, strict=strict), 2):
+        yield page.paint(line, _STYLES[_status(result, strict=strict)])
 
 
 def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
@@ -55,20 +55,25 @@ def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
         yield f"{indent}fix: {fix}"
 
 
-def _status(result: VerifyResult) -> str:
-    if not result.passed:
+def _status(result: VerifyResult, *, strict: bool) -> str:
+    if not result.passed or (strict and not result.proven):
         return "failed"
     return "passed" if result.proven else "unproven"
 
 
-def brief_line(result: VerifyResult) -> str:
-    """The verdict on one checkpoint in one line, with the checks that failed."""
+def brief_line(result: VerifyResult, *, strict: bool = False) -> str:
+    """The verdict on one checkpoint in one line, with the checks that failed; ``strict`` as of :func:`outcome`."""
     failed = ", ".join(check.name for check in result.checks if check.status == "failed")
-    return f"{clean(result.path)}: {outcome(result)}{f' ({failed})' if failed else ''}"
+    return f"{clean(result.path)}: {outcome(result, strict=strict)}{f' ({failed})' if failed else ''}"
 
 
-def outcome(result: VerifyResult) -> str:
-    """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``."""
+def outcome(result: VerifyResult, *, strict: bool = False) -> str:
+    """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``.
+
+    Args:
+        result: the checks, and what they come to.
+        strict: whether a resume that is not proven is a failure.
+    """
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     if not result.passed:
         steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
@@ -82,4 +87,5 @@ def outcome(result: VerifyResult) -> str:
     skipped = reasons.get("step") or reasons.get("fresh", "")
     doubts = [str(dict(check.evidence).get("unproven") or "") for check in result.checks if check.name == "step"]
     reason = skipped.partition("; ")[0] or "".join(doubts) or "something stood in for what the file does not hold"
-    return f"passed, {place}, but a resume is not proven: {sentence(reason)}"
+    failing = ", which --strict fails" if strict else ""
+    return f"passed, {place}, but a resume is not proven{failing}: {sentence(reason)}"

@@ -34,6 +34,27 @@ def test_what_fails_for_want_of_proof_is_not_taken_off_those_that_passed(say, be
         assert say("verify", "-q", *words, "run.cpu.pth", "weights.pth").out.splitlines()[-1] == line
 
 
+@pytest.mark.parametrize(
+    ("words", "level", "code", "doubt"),
+    [
+        ((), "warning", 0, "but a resume is not proven: "),
+        (("--strict",), "error", 1, "but a resume is not proven, which --strict fails: "),
+    ],
+)
+def test_the_verdict_says_what_fails_it(say, bench, monkeypatch, words, level, code, doubt) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2)}, bench / "weights.pth")
+    for way in ((), ("-q",), ("--format", "github")):
+        said = say("verify", *words, *way, "weights.pth")
+        assert said.code == code
+        assert f"passed, cpu, {doubt}there is no optimizer state" in said.out.splitlines()[-1]
+        assert said.out.splitlines()[-1].startswith(f"::{level} ") == ("github" in way)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    color = 31 if words else 33
+    assert say("verify", *words, "weights.pth").out.splitlines()[-1].startswith(f"\x1b[1;{color}m")
+
+
 @pytest.mark.parametrize(("good", "unproven", "color"), [(3, 0, 32), (3, 1, 33), (2, 1, 31)])
 def test_the_last_line_has_the_color_of_the_worst(monkeypatch, capsys, good, unproven, color) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
