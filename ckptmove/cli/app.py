@@ -114,7 +114,8 @@ def convert(
     """Rewrite it for another device.
 
     As map_location should have: tensors, optimizer state, RNG states, flags. Needs no torch, no GPU and no such device.
-    A new file is written, also where nothing has to change; with --in-place the file itself is changed.
+    A new file is written, also where nothing has to change; of what stores no device (safetensors, directories of
+    torch.distributed.checkpoint) only with --output, as a copy. With --in-place, it is the file itself that is changed.
     """
     from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not wait for it
 

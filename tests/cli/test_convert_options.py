@@ -160,3 +160,19 @@ def test_a_device_without_its_option_is_given_it(say, words, meant) -> None:
     said = say("convert", *words)
     assert said.code == 2
     assert meant in said.err
+
+
+def test_the_help_says_when_nothing_is_written(say, bench) -> None:
+    told = " ".join(say("convert", "--help").out.split())
+    assert "A new file is written, also where nothing has to change;" in told
+    assert (
+        "of what stores no device (safetensors, directories of torch.distributed.checkpoint) only with --output" in told
+    )
+    say("convert", "run.pth", "--to", "cpu", "-o", "here.pth")
+    assert "copied as it was" in say("convert", "here.pth", "--to", "cpu").out
+    (bench / "w.safetensors").write_bytes((SAMPLES / "weights.safetensors").read_bytes())
+    before = sorted(path.name for path in bench.iterdir())
+    assert "nothing was written" in say("convert", "w.safetensors", "--to", "cpu").out
+    assert sorted(path.name for path in bench.iterdir()) == before
+    say("convert", "w.safetensors", "--to", "cpu", "-o", "copy.safetensors")
+    assert (bench / "copy.safetensors").read_bytes() == (bench / "w.safetensors").read_bytes()
