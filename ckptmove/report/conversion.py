@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
     rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION)
 }
+#: The rule of ``--keep``.
+_KEEP: Final = "keep"
 _DEVICE: Final = "cyan"
 #: Seconds below which a rate says more of the start than of the disk.
 _WORTH_A_RATE: Final = 1.0
@@ -72,11 +74,13 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
     for flag in plan.flags:
         yield page.cut(f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})")
-    yield from _kept(page, plan.kept, verbose=verbose)
+    # Where nothing moves, all stays: worth a word is what would have moved but for --keep.
+    kept = tuple(one for one in plan.kept if verbose or not plan.is_empty or one.reason == _KEEP)
+    yield from _kept(page, kept, verbose=verbose)
     if plan.is_empty:
         yield page.paint(_NOTHING, "bold")
     changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
-    yield from _legend(page, {*changes, *(one.reason for one in plan.kept)})
+    yield from _legend(page, {*changes, *(one.reason for one in kept)})
 
 
 def _legend(page: Page, used: set[str]) -> Iterator[str]:

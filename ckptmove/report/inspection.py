@@ -166,7 +166,7 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
         Column("layout"),
         Column("devices", gives_way=True, style=_DEVICE),
         Column("tensors", right=True),
-        Column("bytes", right=True),
+        Column("size", right=True),
     )
     shown = inventory.files if verbose else inventory.files[:_MOST_FILES]
     rows = [

@@ -24,8 +24,10 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
     """The report on one checkpoint: a line for each check, then the verdict; ``strict`` as of :func:`outcome`."""
     yield f"{page.paint(clean(result.path), 'bold')} on {clean(result.target)}"
     broad = max((len(check.name) for check in result.checks), default=0)
+    marks = {check.status: page.mark(check.status) for check in result.checks}
+    widest = max(map(len, marks.values()), default=0)  # where they are words, they differ in length
     for check in result.checks:
-        mark = page.mark(check.status)
+        mark = f"{marks[check.status]:<{widest}}"
         label = f"{mark} {check.name:<{broad}}  "
         first, *rest = _detail_lines(page, label, check)
         yield page.paint(first[: len(mark)], _STYLES[check.status]) + first[len(mark) :]

@@ -176,3 +176,15 @@ def test_the_help_says_when_nothing_is_written(say, bench) -> None:
     assert sorted(path.name for path in bench.iterdir()) == before
     say("convert", "w.safetensors", "--to", "cpu", "-o", "copy.safetensors")
     assert (bench / "copy.safetensors").read_bytes() == (bench / "w.safetensors").read_bytes()
+
+
+def test_what_stays_is_named_where_something_moves_or_was_to_be_kept(say) -> None:
+    stays = "stay on cpu: 4 tensors (optimizer-scalar)\n"
+    assert stays in say("convert", "run.pth", "--to", "cuda:1", "--dry-run").out
+    for more, is_named in (((), False), (("--verbose",), True)):
+        said = say("convert", "run.pth", "--to", "cuda:3", "--dry-run", *more).out
+        assert "nothing to change: no tensor has to move\n" in said
+        assert (stays in said, "optimizer-scalar  " in said) == (is_named, is_named)
+    kept = say("convert", "run.pth", "--to", "cpu", "--keep", "*", "--dry-run").out
+    assert "stay on cuda:3: 12 tensors (keep)\n" in kept
+    assert "nothing to change: no tensor has to move\n" in kept

@@ -33,7 +33,7 @@ def test_people_see_every_file_with_its_role(say, run) -> None:
     assert lines[0] == "run"
     assert lines[1].startswith("directory, other, ")
     assert [" ".join(line.split()) for line in lines[3:6]] == [
-        "file roles layout devices tensors bytes",
+        "file roles layout devices tensors size",
         "epoch_1.pth model, optimizer, rng, scheduler, scaler plain cuda:0 18 16.6 KiB",
         "epoch_2.pth model, optimizer, scheduler plain cuda:3, cpu 16 6.8 KiB",
     ]

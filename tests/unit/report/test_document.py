@@ -126,7 +126,10 @@ def test_checks_are_lines_that_a_terminal_cannot_obey() -> None:
         "failed, simulated cuda:0",
     ]
     old = list(verification.verification_lines(Page(unicode=False, columns=30), result(), verbose=False))
-    assert old[1:4] == ["ok file    fine", "ok step    a\\x1b[2Jb", "- parity  nothing to compare"]
+    assert old[1:4] == ["ok file    fine", "ok step    a\\x1b[2Jb", "-  parity  nothing to compare"]
+    one = result(("figure", "x"), passed=False)
+    failed = list(verification.verification_lines(Page(unicode=False), one, verbose=False))
+    assert failed[1:4] == ["ok     file    fine", "FAILED step    a\\x1b[2Jb", "-      parity  nothing to compare"]
 
 
 def test_a_result_without_checks_is_still_a_report() -> None:
