@@ -14,7 +14,7 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.signals import settle
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.devices import is_accelerator, parse_mapping, parse_target
-from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
+from ckptmove.errors import CkptMoveError, OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.model import OF_TORCH_SAVE
 from ckptmove.report import conversion
 from ckptmove.report.text import sentence
@@ -160,7 +160,10 @@ def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
         suggest(verify_command(output, ["--to", request.to, *options]))
         return
     # What no mapping names has stayed where it was: only the new file says where that is.
-    inventory = api.inspect(output, limits=limits).inventory
+    try:
+        inventory = api.inspect(output, limits=limits).inventory
+    except CkptMoveError:
+        return  # taken away meanwhile: the conversion is done all the same
     if _is_in_place(inventory, kept):
         suggest(verify_command(output, options, devices=devices_needed(inventory)))
     else:

@@ -36,6 +36,21 @@ def test_what_is_not_where_it_was_expected_is_converted(say):
     assert f"next: ckptmove convert {path} --to cuda:0" in said.err
 
 
+def test_an_output_that_is_taken_away_at_once_has_no_next_command(tmp_path, monkeypatch, say):
+    path = shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth")
+    real = api.convert
+
+    def taken_away(*given, **options):
+        result = real(*given, **options)
+        Path(result.output).unlink()
+        return result
+
+    monkeypatch.setattr(api, "convert", taken_away)
+    said = say("convert", str(path), "--map", "cuda:3=cpu")
+    assert said.code == 0
+    assert "next:" not in said.err
+
+
 def test_a_name_that_no_tensor_has(say):
     assert "no tensor of that name" in say("inspect", str(SAMPLES / "adam-mps.pt"), "--match", "zzz*").out
 
