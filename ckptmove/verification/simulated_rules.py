@@ -11,6 +11,8 @@ import torch
 from torch._C import _get_privateuse1_backend_name
 from torch.optim.optimizer import _get_capturable_supported_devices
 
+from ckptmove.verification.simulated_scalars import takes_scalar
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -132,8 +134,8 @@ def operand_devices(
 ) -> list[torch.device]:
     """The device that each result of `func` lands on: one for all, or one for each (an index of a foreach op's lists).
 
-    The rule is torch's (`TensorIterator`, `FakeTensor._find_common_device`): every operand on one device, but a
-    0-d CPU tensor that is only read may stand beside any other.
+    The rule is torch's: every operand on one device, but a 0-d CPU tensor that is only read may stand beside those of
+    another where the operation takes it (`FakeTensor._find_common_device` lets it stand in nearly all).
 
     Raises:
         CrossDeviceError: Operands of two devices that torch would refuse on the target.
@@ -183,7 +185,7 @@ def _binds(func: Operation, argument: Any, tensor: torch.Tensor) -> bool:
     if "::_fused_" in operation:  # the kernels read every operand through its pointer, 0-d or not
         return bool(argument.name != "lr")
     written = argument.alias_info is not None and argument.alias_info.is_write
-    return bool(written or tensor.dim() > 0)
+    return bool(written or tensor.dim() > 0 or not takes_scalar(operation, argument.name))
 
 
 def _row(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
