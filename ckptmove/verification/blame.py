@@ -15,6 +15,7 @@ import torch
 from ckptmove.verification.blame_calls import made_by
 from ckptmove.verification.blame_fixes import of_tensor, where_called, where_made, where_used
 from ckptmove.verification.blame_lines import as_given, returned
+from ckptmove.verification.blame_modules import held, where_held
 from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
 from ckptmove.verification.user_code import assigned, callee, line_of, statements_at
 from ckptmove.verification.user_code_edits import NO_FIX
@@ -175,6 +176,9 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
         fix = of_tensor(known, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
+    seen = held(stray, frames)
+    if seen is not None:
+        return _Culprit(seen.name, where_held(seen, scene))
     used = where_used(lineage, frames, scene)
     is_here = root is not None and any(frame.f_code is root.code for frame, _ in frames)
     if root is not None and is_here:

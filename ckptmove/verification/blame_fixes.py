@@ -94,8 +94,16 @@ def device_at(line: Line, scene: Scene, *known: str) -> str:
     """The target, as a line can write it: what is known to be there, the function's own device, or its bare name."""
     own = parameter_for_device(line, scene.home)
     first, *rest = (*known, "")
-    target = scene.place.device_of(torch.empty(0, device=scene.place.device))
-    return next((one for one in (first, own, *rest) if one and can_read(line, one)), repr(target))
+    return next((one for one in (first, own, *rest) if one and can_read(line, one)), _bare(scene))
+
+
+def _bare(scene: Scene) -> str:
+    return repr(scene.place.device_of(torch.empty(0, device=scene.place.device)))
+
+
+def is_hard(device: str, scene: Scene) -> bool:
+    """Whether an expression for the target is its bare name: nothing else is known of it where a line stands."""
+    return device == _bare(scene)
 
 
 def device_in(frame: FrameType, number: int, scene: Scene, *known: str) -> str:

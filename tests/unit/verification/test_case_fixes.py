@@ -178,7 +178,7 @@ BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
         (BCE, "criterion=loss_fn", "None", "loss_fn = loss_fn.to(device)"),
         (BCE, "loss_fn", STEP, "loss_fn = loss_fn.to(device)"),
         (BCE, "(loss_fn,)[0]", "None", CALL.format("(loss_fn,)[0].to(device)")),
-        (BCE, "None", STEP, "loss_fn = nn.BCEWithLogitsLoss(pos_weight=torch.ones(3, device=device))"),
+        (BCE, "None", STEP, "loss_fn = loss_fn.to(device)"),
         ("functools.partial(nn.functional.cross_entropy, weight=torch.ones(3))", "loss_fn", "None",
          "loss_fn = functools.partial(nn.functional.cross_entropy, weight=torch.ones(3, device=device))"),
         ("functools.partial(nn.functional.cross_entropy, weight=torch.from_numpy(numpy.ones(3, 'f')))", "loss_fn",
