@@ -27,7 +27,7 @@ from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.stored_state import Mismatch
 from ckptmove.verification.tensor_names import leaves, names_of
 from ckptmove.verification.user_code import Entrance, line_of
-from ckptmove.verification.user_code_edits import NO_FIX
+from ckptmove.verification.user_code_edits import NO_FIX, Fix
 from ckptmove.verification.watch import Watch
 from ckptmove.wording import amount
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.user_code import Line
 
 _NAME = "case"
+_EXITS = "the script exits while it is imported"
+_GUARD = "put what runs, with what reads arguments, under if __name__ == '__main__': the case is imported without them"
 
 
 class Attempt:
@@ -127,6 +129,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     """What is wrong, or what went well."""
     torch.manual_seed(run.bench.request.seed)
     attempt, made = Attempt(), []
+    function = None
     home = line_of(typed.rpartition(":")[0], 0)
     with attempt, run.watch:
         function = run.entrance.load()
@@ -134,7 +137,9 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         home = home if code is None else line_of(code.co_filename, code.co_firstlineno)
         made.append(_called(function, run.place.device, typed))
     if attempt.error is not None:
-        return blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
+        found = blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
+        exits = function is None and isinstance(attempt.error, SystemExit)
+        return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
     case: Case = made[0]
     if run.bench.site.mode != "real":
         for module in case.model.modules():

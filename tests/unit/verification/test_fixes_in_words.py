@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pasting import mine
+from pasting import case, mine
 
 from ckptmove.verification.user_code import line_of
 from ckptmove.verification.user_code_edits import calls_of, replaced
@@ -190,3 +190,18 @@ def test_a_node_that_is_not_where_python_says_is_told_in_words(tmp_path):
     node.col_offset += 1
     fix = replaced(line, (node, "1"))
     assert (fix.text, fix.where) == (f"work this into {path}:1: 1 in place of orch.ones(3)", "")
+
+
+@pytest.mark.parametrize("typed", ["train.py:case", "train:case"])
+def test_a_script_that_parses_arguments_is_to_do_so_where_it_is_run(fault_of, answers, make, typed):
+    detail, evidence = fault_of("import argparse\nargparse.ArgumentParser().parse_args(['--data'])\n", case())
+    asked = answers(make(), "cuda:0", case=typed)["case"]
+    assert detail.startswith("the script exits while it is imported: SystemExit: 2, at train.py:")
+    assert asked["detail"] == detail
+    assert evidence["fix"].startswith("put what runs, with what reads arguments, under if __name__ == '__main__':")
+
+
+def test_a_case_that_exits_when_it_is_called_is_no_matter_of_its_import(fault_of):
+    detail, evidence = fault_of("def case(device):\n    raise SystemExit(2)\n")
+    assert detail.startswith("SystemExit: 2, at train.py:")
+    assert "fix" not in evidence
