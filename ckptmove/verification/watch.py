@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated_pinning import made_pinned
+from ckptmove.verification.simulated_targets import name_of
 from ckptmove.verification.user_code import Line, line_of
 
 if TYPE_CHECKING:
@@ -217,13 +218,23 @@ def on_target(frame: FrameType, device: torch.device) -> str:
 
 
 def module_on_target(frame: FrameType, device: torch.device) -> str:
-    """The device of a module that is on the target, as a frame can write it; empty for none."""
-    for name, one in frame.f_locals.items():
-        if isinstance(one, torch.nn.Module):
-            with suppress(AttributeError):  # it is being built
-                if any(parameter.device == device for parameter in one.parameters()):
-                    return f"next({name}.parameters()).device"
-    return ""
+    """The device of a module that is on the target, as a frame can write it, or what ``self`` keeps; empty for none."""
+    kept = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+    names = {name_of(device), str(device)}
+    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in names)
+    modules = (name for name, one in (frame.f_locals | kept).items() if _is_on(one, device))
+    return next(itertools.chain(named, (f"next({name}.parameters()).device" for name in modules)), "")
+
+
+def _target(named: str | torch.device) -> str:
+    return name_of(named) if isinstance(named, torch.device) else named
+
+
+def _is_on(module: object, device: torch.device) -> bool:
+    """Whether something is a module with a parameter on a device."""
+    with suppress(AttributeError):  # it is being built
+        return isinstance(module, torch.nn.Module) and any(one.device == device for one in module.parameters())
+    return False
 
 
 def _name(func: Any) -> str:
