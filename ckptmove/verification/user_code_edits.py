@@ -201,8 +201,10 @@ def with_device(line: Line, operation: str, device: str) -> Fix:
         return replaced(line, (calls[0], moved(line, calls[0], device)))
     changes = [(one, _on_device(line, one, device)) for one in calls]
     missing = [(one, text) for one, text in changes if text != text_of(line, one)]
-    if calls:
-        return replaced(line, *(missing or changes))
+    if missing:
+        return replaced(line, *missing)
+    if calls:  # as a parameter of a function that is called without it
+        return Fix(f"{device} is not the target at {line}: hand the device of the case to what calls it")
     for statement in statements_at(line):  # it is called by another name
         target, value = assigned(statement) or (None, None)
         if isinstance(target, (ast.Name, ast.Attribute)) and not (value is not None and _is_loaded(line, value)):

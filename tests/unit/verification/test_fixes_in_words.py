@@ -65,6 +65,16 @@ def test_what_a_list_holds_that_is_not_set_in_sight_or_too_deep_is_mended_in_wor
     )
 
 
+def test_what_a_line_says_already_is_no_fix_of_it(fault_of):
+    mask = "def mask(number, device=None):\n    return torch.ones(number, device=device)\n\n"
+    step = "lambda pair: criterion(model(pair[0].to(device) * mask(6)), pair[1].to(device))"
+    _, evidence = fault_of(mask, case(step=step, given="None"))
+    assert (evidence["fix"], evidence["fix_at"]) == (
+        "device is not the target at train.py:28: hand the device of the case to what calls it",
+        "",
+    )
+
+
 def test_a_parameter_that_only_the_optimizer_has_is_made_on_the_device(fault_of):
     _, evidence = fault_of("""
     class Free(torch.optim.AdamW):
