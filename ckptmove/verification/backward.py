@@ -91,37 +91,13 @@ def make_guard(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def as_on_a_real_device(name_of: Callable[[torch.device], str]) -> Iterator[None]:
-    """Have hooks and gradients treated as on a real device, as long as the context is open.
+    """Have what hooks raise and gradients treated as on a real device, as long as the context is open.
 
     Args:
         name_of: what the target calls a device.
     """
-    with _raised_by_its_caller(), _gradients_checked(name_of), _hooks_kept():
+    with _raised_by_its_caller(), _gradients_checked(name_of):
         yield
-
-
-@contextlib.contextmanager
-def _hooks_kept() -> Iterator[None]:
-    """Have a tensor keep its hooks where it is moved: `nn.Module.to` leaves them to what was its own before.
-
-    From torch/csrc/autograd/python_variable.cpp ``THPVariable_set_backwards_hooks``: to set them registers them.
-    """
-    swap = torch.utils.swap_tensors
-
-    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
-        swap(one, other)  # type: ignore[no-untyped-call]  # torch leaves it so
-        for tensor in (one, other):
-            hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001  # no public names
-            if hooks:
-                tensor._backward_hooks = hooks  # noqa: SLF001  # no public name
-            if later:
-                tensor._post_accumulate_grad_hooks = later  # noqa: SLF001  # no public name
-
-    torch.utils.swap_tensors = swapped
-    try:
-        yield
-    finally:
-        torch.utils.swap_tensors = swap
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification.simulated_data import become
 from ckptmove.verification.simulated_pinning import made_pinned
 from ckptmove.verification.simulated_targets import name_of
 from ckptmove.verification.user_code import Line, line_of
@@ -32,6 +33,7 @@ _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename
 #: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
+_SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__  # noqa: SLF001  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
 #: What allocates memory beneath every Python dispatch.
 _IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
@@ -155,6 +157,8 @@ class Watch(TorchFunctionMode):
         """The same call, with the device that stands for the target where the target is named."""
         if func is torch.device and args and str(args[0]) in self._aliases:
             return func, (self._device,), {}
+        if func == _SET_DATA and args[0].device.type != args[1].device.type:
+            return become, args, {}
         if func is self._mover:
             return torch.Tensor.to, (args[0], self._device), {}
         args, kwargs = pytree.tree_map_only(

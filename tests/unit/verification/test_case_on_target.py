@@ -38,6 +38,21 @@ def case(device):
 PLAIN = "return mse_loss(model(x), y)"
 
 RIGHT = {
+    "state moved by its data": {
+        "step": """
+        for one in [*model.parameters(), *(one for some in optimizer.state.values() for one in some.values())]:
+            one.data = one.data.cpu()
+            one.data = one.data.to(device) if one.dim() else one.data
+        return mse_loss(model(x), y)
+        """
+    },
+    "clamped in between": {
+        "step": "made = model(x)\nmodel[1].weight.data.clamp_(-1, 1)\nreturn mse_loss(made, y)",
+    },
+    "moved after a dry run": {
+        "before": "plain = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))\nout = plain(torch.ones(1, 6))",
+        "step": "return mse_loss(model(plain.to(device)(x)), y)",
+    },
     "the GPU where there is one": {
         "before": "DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         "step": "return mse_loss(model(x.to(DEVICE)), y.to(DEVICE))",
