@@ -29,10 +29,14 @@ def replaced_in_place() -> Iterator[None]:
     """
     module: Any = torch
     swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # noqa: SLF001  # as `_apply` asks it
+
+    # Of any signature: torch/_dynamo/polyfills, which much of torch imports, holds it against one of its own.
+    def compatible(*tensors: torch.Tensor, **_names: torch.Tensor) -> bool:
+        there_and_back = [one.device.type for one in tensors] == [BACKEND, "cpu"]
+        return there_and_back or bool(is_compatible(*tensors))
+
     module.utils.swap_tensors = exchange
-    module._has_compatible_shallow_copy_type = (  # noqa: SLF001  # another takes its place while the device stands
-        lambda one, other: (one.device.type, other.device.type) == (BACKEND, "cpu") or is_compatible(one, other)
-    )
+    module._has_compatible_shallow_copy_type = compatible  # noqa: SLF001  # while the device stands
     try:
         yield
     finally:
