@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ckptmove.verification import simulated_states
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: A device of no maker: of the memory and the kind that code asks for before it uses bfloat16 or its own kernels.
 _BYTES: Final = 1 << 34
@@ -26,13 +28,15 @@ def _nothing(*_args: object, **_more: object) -> None:
 class DeviceCalls:
     """The public functions of a device's module."""
 
-    def __init__(self, count: Callable[[], int], current: Callable[[], int]) -> None:
+    def __init__(self, kind: Callable[[], str], count: Callable[[], int], current: Callable[[], int]) -> None:
         """Take down what to ask.
 
         Args:
+            kind: of the target: ``cuda``.
             count: how many devices there are.
             current: the index of the one that is meant where none is named.
         """
+        self._kind = kind
         self._count = count
         self._current = current
 
@@ -92,20 +96,25 @@ class DeviceCalls:
 
     def get_rng_state(self, _device: object = None) -> torch.Tensor:
         """That of the CPU's generator, which draws for it."""
-        return torch.get_rng_state()
+        return simulated_states.given(torch.default_generator, self._kind())
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """One for each device."""
         return [self.get_rng_state()] * self.device_count()
 
     def set_rng_state(self, new_state: torch.Tensor, _device: object = None) -> None:
-        """Take one of its own back; one of a real device says nothing to the CPU's generator."""
-        if new_state.numel() == torch.get_rng_state().numel():
-            torch.set_rng_state(new_state)
+        """Take one of its own back, or one of a real device, which is good for a seed."""
+        simulated_states.take(torch.default_generator, self._kind(), new_state)
 
-    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
-        """Take them back."""
-        for state in new_states:
+    def set_rng_state_all(self, new_states: Iterable[torch.Tensor]) -> None:
+        """Take them back.
+
+        Raises:
+            IndexError: there are more than devices, in torch's words.
+        """
+        for index, state in enumerate(new_states):
+            if index >= self.device_count():
+                raise IndexError("tuple index out of range")
             self.set_rng_state(state)
 
     def initial_seed(self) -> int:

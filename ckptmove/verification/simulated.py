@@ -297,7 +297,7 @@ def _register_backend() -> Any:
     The library must live as long as the process, and so must the guard: its kernels go when it is collected.
     """
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as torch's own guard says
-    module = DeviceModule(targets.count, targets.current)
+    module = DeviceModule(targets.kind, targets.count, targets.current)
     getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")

@@ -56,7 +56,7 @@ def _answering(device: torch.device) -> Iterator[None]:
     """Have the functions of the target's own module answer: those that it has, so that no torch gets new ones."""
     kind, _, index = targets.name_of(device).partition(":")
     # A bare number is a device for torch, too, and means one of this process.
-    calls = DeviceCalls(lambda: int(index) + 1, lambda: device.index)
+    calls = DeviceCalls(lambda: kind, lambda: int(index) + 1, lambda: device.index)
     answers = {name: _apart(getattr(calls, name)) for name in _CALLS}
     of_any_kind = {name: answers[name] for name in _OF_ANY_KIND}
     own = answers | {name: _apart(call) for name, call in _STREAMS.items()} | _CLASSES

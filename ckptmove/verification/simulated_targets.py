@@ -51,6 +51,11 @@ def current() -> int:
     return _ENTERED[-1] if _ENTERED else 0
 
 
+def kind() -> str:
+    """The kind of target that is meant where none is named."""
+    return kind_of(torch.device(BACKEND))
+
+
 def name_of(device: torch.device) -> str:
     """The target's name of a simulated device, and any other device's own."""
     if device.type != BACKEND:

@@ -108,6 +108,41 @@ def test_each_call_is_an_object_of_its_own(cuda):
     assert len(calls) > 20
 
 
+REFUSED = {
+    "on the device": (lambda device: torch.zeros(16, dtype=torch.uint8, device=device), TypeError, "torch.ByteTensor"),
+    "of floats": (lambda _: torch.zeros(16), TypeError, "RNG state must be a torch.ByteTensor"),
+    "no tensor": (lambda _: 3, TypeError, "expected a torch.ByteTensor"),
+    "of the CPU": (lambda _: torch.get_rng_state(), RuntimeError, "RNG state is wrong size"),
+    "of another length": (lambda _: torch.zeros(12, dtype=torch.uint8), RuntimeError, "RNG state is wrong size"),
+    "with gaps": (lambda _: torch.zeros(32, dtype=torch.uint8)[::2], RuntimeError, "RNG state must be contiguous"),
+}
+
+
+@pytest.mark.parametrize(("state", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_random_state_that_no_gpu_takes_is_refused(cuda, state, kind, said):
+    with cuda:
+        there = torch.Generator(cuda.device)
+        for taker in (torch.cuda.set_rng_state, there.set_state, lambda one: torch.cuda.set_rng_state_all([one])):
+            with pytest.raises(kind, match=said):
+                taker(state(cuda.device))
+
+
+def test_random_states_are_as_long_and_as_many_as_those_of_the_target(cuda, mps):
+    with cuda:
+        states = torch.cuda.get_rng_state_all()
+        assert [(state.dtype, state.device.type, len(state)) for state in states] == [(torch.uint8, "cpu", 16)]
+        assert len(torch.Generator(cuda.device).get_state()) == 16
+        torch.cuda.set_rng_state(torch.zeros(8, dtype=torch.uint8))
+        with pytest.raises(IndexError, match="tuple index out of range"):
+            torch.cuda.set_rng_state_all(states * 4)
+    with mps:
+        state = torch.mps.get_rng_state()
+        assert len(state) == 36
+        torch.mps.set_rng_state(state)
+        with pytest.raises(RuntimeError, match="RNG state is wrong size"):
+            torch.mps.set_rng_state(torch.get_rng_state())
+
+
 @pytest.mark.filterwarnings("ignore:.* reports that you have")  # as many devices as other tests have simulated
 def test_random_states_of_the_device_are_given_and_taken_back(cuda):
     with cuda:
