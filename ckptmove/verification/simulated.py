@@ -177,6 +177,24 @@ class SimulatedTensor(torch.Tensor):
     def record_stream(self, s: Any) -> None:
         """Nothing: its memory is the CPU's."""
 
+    # torch takes the device of both from its current one, which a backend written in Python has no say in.
+    def new_tensor(
+        self,
+        data: Any,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        home = self.device if device is None else device
+        return torch.tensor(
+            data, dtype=dtype or self.dtype, device=home, requires_grad=requires_grad, pin_memory=pin_memory
+        )
+
+    def new(self, *args: Any, **more: Any) -> Any:
+        with targets.chosen(self.device):
+            return super().new(*args, **more)
+
     def tolist(self) -> Any:
         return self.host.tolist()
 
@@ -229,7 +247,9 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     leaves = pytree.tree_leaves((args, kwargs))
     simulated = {id(leaf.host): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     asked = kwargs.get("device")
-    if not simulated and (asked is None or asked.type != BACKEND):
+    if asked is not None and asked.type == BACKEND:
+        asked = targets.meant_by(asked)
+    elif not simulated:
         return _run_elsewhere(func, args, kwargs, leaves)
     if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
         with _Simulation():  # inference_mode hands over whole ops, whose parts may be factories
@@ -297,7 +317,7 @@ def _register_backend() -> Any:
     The library must live as long as the process, and so must the guard: its kernels go when it is collected.
     """
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as torch's own guard says
-    module = DeviceModule(targets.kind, targets.count, targets.current)
+    module = DeviceModule(targets.kind)
     getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")

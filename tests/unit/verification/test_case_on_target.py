@@ -98,6 +98,15 @@ RIGHT = {
     },
 }
 WRONG = {
+    "moved to a GPU that is not there": ("x.cuda(7)", "CUDA error: invalid device ordinal"),
+    "made on a GPU that is not there": ("torch.ones(1, device=torch.device('cuda', 7))", "invalid device ordinal"),
+    "a GPU that is not there by its number": ("x.to(device=3)", "CUDA error: invalid device ordinal"),
+    "a GPU that is not there chosen": ("torch.cuda.set_device(3)", "CUDA error: invalid device ordinal"),
+    "a model moved to a GPU that is not there": ("model.cuda(1)", "CUDA error: invalid device ordinal"),
+    "random state on the GPU": (
+        "torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8, device=device))",
+        "TypeError: RNG state must be a torch.ByteTensor",
+    ),
     "generator of the CPU": (
         "torch.randn(4, 3, generator=torch.Generator(), device=x.device)",
         "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
@@ -134,10 +143,10 @@ def case_check(answers, make, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
 
-    def case_check(before="", batch="pair()", step=PLAIN):
+    def case_check(before="", batch="pair()", step=PLAIN, to="cuda:0", **options):
         step = textwrap.indent(textwrap.dedent(step), "        ")
         (tmp_path / "train.py").write_text(HEAD + CASE.format(before=before, batch=batch, step=step))
-        return answers(make(), "cuda:0", case="train.py:case")["case"]
+        return answers(make(), to, case="train.py:case", **options)["case"]
 
     return case_check
 
@@ -156,3 +165,27 @@ def test_what_the_target_refuses_is_refused_in_its_words_and_at_its_line(case_ch
     assert check["status"] == "failed", check["detail"]
     assert said in check["detail"]
     assert check["evidence"]["source"] == line
+
+
+@pytest.mark.parametrize(
+    ("to", "step", "said"),
+    [
+        ("cuda:1", "return mse_loss(model(x.to(1)), y.cuda(1))", ""),
+        ("cuda:1", "torch.cuda.set_device(device)\nreturn mse_loss(model(x.cuda()), y.to('cuda'))", ""),
+        ("cuda:1", "assert x.get_device() == 1\nreturn mse_loss(model(x.new_tensor(x.tolist())), y)", ""),
+        ("cuda:1", "return mse_loss(model(x.cuda()), y)", "is on cuda:0, and meet"),
+        ("cuda:1", "return mse_loss(model(x), y.to(torch.device('cuda', 0)))", "is on cuda:0, and meets cuda:1"),
+        ("cuda:1", "return mse_loss(model(x.to('cuda:2')), y)", "CUDA error: invalid device ordinal"),
+        ("cuda:1", "return mse_loss(model(x.cuda(torch.device('cpu'))), y)", "must be cuda device"),
+    ],
+)
+def test_the_number_of_a_device_is_that_of_the_target(case_check, to, step, said):
+    check = case_check(step=step, to=to)
+    assert said in check["detail"]
+    assert check["status"] == ("failed" if said else "passed"), check["detail"]
+
+
+def test_the_machine_has_as_many_devices_as_were_named(case_check):
+    step = f"torch.ones(1).cuda(1)\nassert torch.cuda.device_count() == 2\n{PLAIN}"
+    assert case_check(step=step, devices=2)["status"] == "passed"
+    assert "invalid device ordinal" in case_check(step=step)["detail"]
