@@ -313,7 +313,7 @@ def _describe_again(outer: SimulatedTensor, device: torch.device) -> None:
 def _register_backend() -> Any:
     """Rename PrivateUse1, and give it the kernels that torch calls beneath every Python dispatch.
 
-    `torch.tensor`, `torch.as_tensor` and sparse constructors allocate and copy with Python dispatch switched off.
+    `torch.tensor`, `torch.as_tensor` and sparse constructors allocate, copy and read with Python dispatch switched off.
     The library must live as long as the process, and so must the guard: its kernels go when it is collected.
     """
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as torch's own guard says
@@ -323,6 +323,7 @@ def _register_backend() -> Any:
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    library.impl("_local_scalar_dense", lambda one: one.host.item(), "PrivateUse1")
     torch.serialization.register_package(BEFORE_OTHERS, lambda _: None, restore)
     # Of the CPU, for a loader's own thread: no mode stands there.
     library.impl("_pin_memory", pin, "CPU")
