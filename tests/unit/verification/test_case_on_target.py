@@ -38,6 +38,10 @@ def case(device):
 PLAIN = "return mse_loss(model(x), y)"
 
 RIGHT = {
+    "losses in one tensor": {"step": "loss = mse_loss(model(x), y)\ntorch.tensor([loss.detach(), 1])\nreturn loss"},
+    "settings that hold themselves": {
+        "step": "model.settings = [1]\nmodel.settings.append(model.settings)\nmodel.own = [model]\n" + PLAIN,
+    },
     "state moved by its data": {
         "step": """
         for one in [*model.parameters(), *(one for some in optimizer.state.values() for one in some.values())]:
@@ -165,6 +169,51 @@ def test_what_the_target_refuses_is_refused_in_its_words_and_at_its_line(case_ch
     assert check["status"] == "failed", check["detail"]
     assert said in check["detail"]
     assert check["evidence"]["source"] == line
+
+
+def test_of_settings_that_hold_themselves_each_tensor_is_named(case_check):
+    before = "settings = {'mask': torch.ones(6)}\nsettings['all'] = [settings]\n"
+    check = case_check(before, step="model.settings = settings\nreturn mse_loss(model(x * model.settings['mask']), y)")
+    assert check["evidence"]["tensor"] == "model.settings['mask']"
+
+
+CAPTURABLE = """
+torch_step = torch.optim.AdamW
+class AdamW(torch.optim.AdamW):
+    pass
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters, capturable): super().__init__(parameters, {"capturable": capturable})
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for one in group["params"]: one.sub_(one.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "optimizer", "status"),
+    [
+        ("mps", "torch.optim.AdamW", "failed"),
+        ("mps", "AdamW", "failed"),
+        ("mps", "Own", "passed"),
+        ("cuda:0", "AdamW", "passed"),
+    ],
+)
+def test_capturable_is_refused_where_torch_does(answers, make, tmp_path, monkeypatch, to, optimizer, status):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    text = HEAD + CASE.format(before=CAPTURABLE, batch="pair()", step=f"        {PLAIN}")
+    text = text.replace(
+        "= torch.optim.AdamW(model.parameters())", f"= {optimizer}(model.parameters(), capturable=True)"
+    )
+    (tmp_path / "train.py").write_text(text)
+    weights = make.save({"model": make.tree()["model"]}, device="cpu")
+    check = answers(weights, to, case="train.py:case")["case"]
+    assert check["status"] == status, check["detail"]
+    if status == "failed":
+        assert (
+            "AssertionError: If capturable=True, params and state_steps must be on supported devices" in check["detail"]
+        )
 
 
 @pytest.mark.parametrize(
