@@ -101,6 +101,10 @@ RIGHT = {
         "step": "w = torch.load('w.pt', map_location=device)\nreturn mse_loss(model(x) * w, y)",
     },
 }
+RIGHT["weights loaded by a function"] = {
+    "before": "torch.save(torch.ones(3), 'w.pt')",
+    "step": "w = torch.load('w.pt', map_location=lambda s, l: s.cuda())\nreturn mse_loss(model(x) * w, y)",
+}
 WRONG = {
     "moved to a GPU that is not there": ("x.cuda(7)", "CUDA error: invalid device ordinal"),
     "made on a GPU that is not there": ("torch.ones(1, device=torch.device('cuda', 7))", "invalid device ordinal"),

@@ -207,6 +207,27 @@ def test_a_file_is_loaded_onto_the_device(cuda, tmp_path, zipped, where):
         torch.load(path, map_location="cuda:0", weights_only=True)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "where", [lambda one, _: one.cuda(), lambda one, _: one.cuda(0).cuda(), lambda one, _: one.to(device="cuda:0")]
+)
+def test_a_storage_is_moved_to_the_device(cuda, tmp_path, zipped, where):
+    path = tmp_path / "some.pth"
+    whole = torch.arange(6.0)
+    torch.save({"rows": whole[2:], "all": whole}, path, _use_new_zipfile_serialization=zipped)
+    with cuda:
+        loaded = torch.load(path, map_location=where, weights_only=True)
+        assert {cuda.device_of(one) for one in loaded.values()} == {"cuda:0"}
+        loaded["all"].zero_()
+        assert loaded["rows"].tolist() == [0.0] * 4
+        moved = whole.untyped_storage().cuda()
+        assert moved.cuda() is moved
+        assert moved.data_ptr() != whole.data_ptr()
+        assert whole.untyped_storage().to(device="cpu").data_ptr() == whole.data_ptr()
+        assert torch.storage._to is not torch._utils._to
+    assert torch.storage._to is torch._utils._to
+
+
 def test_which_kind_of_device_a_tensor_is_on(cuda, mps):
     xpu = SimulatedDevice("xpu")
     for device in (cuda, mps, xpu):
