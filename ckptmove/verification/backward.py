@@ -19,13 +19,11 @@ import torch
 from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction
 
-from ckptmove.verification.simulated_rules import WrongGradient
+from ckptmove.verification.simulated_rules import CrossDeviceError, WrongGradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
-
-    from ckptmove.verification.simulated_rules import CrossDeviceError
 
 _ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # the one function that runs the engine
 _OWN: Final = re.compile(r"/ckptmove/verification/(simulated|backward)\.py$|/torch/_(compile|dynamo/.*)\.py$")
@@ -91,37 +89,13 @@ def make_guard(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def as_on_a_real_device(name_of: Callable[[torch.device], str]) -> Iterator[None]:
-    """Have hooks and gradients treated as on a real device, as long as the context is open.
+    """Have what hooks raise and gradients treated as on a real device, as long as the context is open.
 
     Args:
         name_of: what the target calls a device.
     """
-    with _raised_by_its_caller(), _gradients_checked(name_of), _hooks_kept():
+    with _raised_by_its_caller(name_of), _gradients_checked(name_of):
         yield
-
-
-@contextlib.contextmanager
-def _hooks_kept() -> Iterator[None]:
-    """Have a tensor keep its hooks where it is moved: `nn.Module.to` leaves them to what was its own before.
-
-    From torch/csrc/autograd/python_variable.cpp ``THPVariable_set_backwards_hooks``: to set them registers them.
-    """
-    swap = torch.utils.swap_tensors
-
-    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
-        swap(one, other)  # type: ignore[no-untyped-call]  # torch leaves it so
-        for tensor in (one, other):
-            hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001  # no public names
-            if hooks:
-                tensor._backward_hooks = hooks  # noqa: SLF001  # no public name
-            if later:
-                tensor._post_accumulate_grad_hooks = later  # noqa: SLF001  # no public name
-
-    torch.utils.swap_tensors = swapped
-    try:
-        yield
-    finally:
-        torch.utils.swap_tensors = swap
 
 
 @contextlib.contextmanager
@@ -178,16 +152,21 @@ def _first_gradient(code: Any) -> str:
 
 
 @contextlib.contextmanager
-def _raised_by_its_caller() -> Iterator[None]:
-    """Have the engine raise at its end what was taken up while it ran, as long as the context is open."""
+def _raised_by_its_caller(name_of: Callable[[torch.device], str]) -> Iterator[None]:
+    """Have the engine raise at its end what was taken up while it ran, as long as the context is open.
+
+    Args:
+        name_of: what the target calls a device.
+    """
     module: Any = torch.autograd
     engine = module._engine_run_backward  # noqa: SLF001  # as `torch.autograd.backward` and `grad` call it
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = _where_they_belong(outputs, gradients, name_of)
         taken: list[BaseException] = []
         _RUNS.open.append(taken)
         try:
-            result = engine(*args, **kwargs)
+            result = engine(outputs, gradients, *args, **kwargs)
         except SystemError:  # it has failed, and there is no exception any more
             if not taken:
                 raise
@@ -202,3 +181,22 @@ def _raised_by_its_caller() -> Iterator[None]:
         yield
     finally:
         module._engine_run_backward = engine  # noqa: SLF001  # the engine, put back
+
+
+def _where_they_belong(outputs: Any, gradients: Any, name_of: Callable[[torch.device], str]) -> tuple[Any, ...]:
+    """The gradients that a backward begins with: torch's own check leaves tensors of subclasses out, again.
+
+    Raises:
+        CrossDeviceError: one is not where its output is.
+    """
+    moved = list(gradients)
+    for index, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
+        is_tensor = isinstance(output, torch.Tensor) and isinstance(gradient, torch.Tensor)
+        if is_tensor and gradient.device != output.device:
+            if gradient.dim():
+                devices = name_of(output.device), name_of(gradient.device)
+                error = CrossDeviceError("validate_outputs", devices, (gradient,))
+                error.args = (f"invalid gradient at index {index} - expected device {devices[0]} but got {devices[1]}",)
+                raise error
+            moved[index] = gradient.to(output.device)
+    return tuple(moved)

@@ -17,6 +17,7 @@ from torch import nn
 
 from ckptmove.case import Case, CaseUnusable
 from ckptmove.errors import CkptMoveError, UnreadableInput
+from ckptmove.verification import simulated_targets as targets
 from ckptmove.verification.blame import Blame, blame, place_of
 from ckptmove.verification.blame_fixes import Scene, model_first
 from ckptmove.verification.case_check_fixes import as_batch, built_again, unmoved, unsaved
@@ -105,6 +106,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     with place.standing():
         if site.mode == "simulated":
             _leave_autocast_out()
+            targets.at_least(bench.request.devices or 1)
         run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         fault = _attempt(run, typed)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ckptmove.verification.simulated_rules import supports_capturable
+from ckptmove.verification.simulated_targets import BACKEND, name_of
+
 if TYPE_CHECKING:
     from ckptmove.case import Case
 
@@ -80,8 +83,24 @@ def take_step(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
         case.optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it so
     else:
         closure()
+        _refuse_capturable(case.optimizer)
         case.optimizer.step()
     return losses[0]
+
+
+def _refuse_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise torch's error where `capturable` is set for a device without: under its own name a simulated one has it.
+
+    From torch/optim/adam.py ``_single_tensor_adam``, and the others that know it.
+    """
+    names = {kind.__module__ for kind in type(optimizer).__mro__} - {torch.optim.Optimizer.__module__}
+    groups = [group for group in optimizer.param_groups if group.get("capturable")]
+    devices = {one.device for group in groups for one in group["params"] if one.grad is not None}
+    refused = [one for one in devices if one.type == BACKEND and not supports_capturable(name_of(one))]
+    if refused and any(name.startswith("torch.optim.") for name in names):
+        raise AssertionError(
+            f"If capturable=True, params and state_steps must be on supported devices, and not on {name_of(refused[0])}"
+        )
 
 
 def _plain_loss(case: Case, batch: Any) -> Any:

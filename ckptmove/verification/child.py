@@ -31,17 +31,31 @@ _LONGEST_END: Final = 2**16
 _ABORTED: Final = "terminate called without an active exception"
 # `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
 # A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
-# Once all is answered, nobody waits for what a user's code has left running, or for torch to take itself down.
+# However that ends, nobody waits for what a user's code has left running, or for torch to take itself down. What the
+# user has left to do at the end is done meanwhile, as the folders of `tempfile` would stay: that itself may wait.
 _START: Final = """\
 import os, sys
 sys.path[:] = sys.argv[1].split(sys.argv[2])
-print('{"torch": "importing"}', flush=True)
-import torch
-print('{"torch": "imported"}', flush=True)
-from ckptmove.verification.worker import main
-main()
-sys.stderr.flush()
-os._exit(0)
+import atexit, threading, traceback
+code = 1
+try:
+    print('{"torch": "importing"}', flush=True)
+    import torch
+    print('{"torch": "imported"}', flush=True)
+    from ckptmove.verification.worker import main
+    main()
+    code = 0
+except BaseException:
+    said = traceback.format_exc()
+try:
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    last.start()
+    last.join(2)
+    if code:
+        sys.stderr.write(said)
+    sys.stderr.flush()
+finally:
+    os._exit(code)
 """
 
 

@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import contextlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.verification import simulated_states
+from ckptmove.verification import simulated_targets as targets
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: A device of no maker: of the memory and the kind that code asks for before it uses bfloat16 or its own kernels.
 _BYTES: Final = 1 << 34
 _CAPABILITY: Final = (8, 0)
+
+
+def _chosen(device: Any) -> torch.device | None:
+    """The device that is to become the current one; None where a number below zero, or None, leaves it as it is."""
+    return None if isinstance(device, int) and device < 0 else targets.meant_by(device)
+
+
+def _number(device: Any) -> int:
+    """The number of a device: as it is given, or that of the current one."""
+    return device if isinstance(device, int) else targets.number_of(targets.meant_by(device) or targets.current())
 
 
 def _nothing(*_args: object, **_more: object) -> None:
@@ -26,15 +39,13 @@ def _nothing(*_args: object, **_more: object) -> None:
 class DeviceCalls:
     """The public functions of a device's module."""
 
-    def __init__(self, count: Callable[[], int], current: Callable[[], int]) -> None:
+    def __init__(self, kind: Callable[[], str]) -> None:
         """Take down what to ask.
 
         Args:
-            count: how many devices there are.
-            current: the index of the one that is meant where none is named.
+            kind: of the target: ``cuda``.
         """
-        self._count = count
-        self._current = current
+        self._kind = kind
 
     def is_available(self) -> bool:
         """Yes, as far as a script can tell."""
@@ -42,11 +53,11 @@ class DeviceCalls:
 
     def device_count(self) -> int:
         """How many devices there are."""
-        return self._count()
+        return targets.count()
 
     def current_device(self) -> int:
         """The one that is meant where none is named."""
-        return self._current()
+        return targets.number_of(targets.current())
 
     def is_current_stream_capturing(self) -> bool:
         """No: there is no stream to capture."""
@@ -64,8 +75,14 @@ class DeviceCalls:
         """That of an Ampere."""
         return _CAPABILITY
 
-    def get_device_properties(self, _device: object = None) -> SimpleNamespace:
-        """Those of the device that it names."""
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        """Those of the device that it names.
+
+        Raises:
+            AssertionError: there is no such device, in torch's words.
+        """
+        if _number(device) >= self.device_count():
+            raise AssertionError("Invalid device id")
         major, minor = _CAPABILITY
         figures = {"total_memory": _BYTES, "multi_processor_count": 1, "major": major, "minor": minor}
         return SimpleNamespace(name=self.get_device_name(), **figures)
@@ -92,38 +109,69 @@ class DeviceCalls:
 
     def get_rng_state(self, _device: object = None) -> torch.Tensor:
         """That of the CPU's generator, which draws for it."""
-        return torch.get_rng_state()
+        return simulated_states.given(torch.default_generator, self._kind())
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """One for each device."""
         return [self.get_rng_state()] * self.device_count()
 
-    def set_rng_state(self, new_state: torch.Tensor, _device: object = None) -> None:
-        """Take one of its own back; one of a real device says nothing to the CPU's generator."""
-        if new_state.numel() == torch.get_rng_state().numel():
-            torch.set_rng_state(new_state)
+    def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
+        """Take one of its own back, or one of a real device, which is good for a seed.
 
-    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        Raises:
+            IndexError: there is no such device, in torch's words.
+        """
+        if _number(device) >= self.device_count():
+            raise IndexError("tuple index out of range")
+        simulated_states.take(torch.default_generator, self._kind(), new_state)
+
+    def set_rng_state_all(self, new_states: Iterable[torch.Tensor]) -> None:
         """Take them back."""
-        for state in new_states:
-            self.set_rng_state(state)
+        for index, state in enumerate(new_states):
+            self.set_rng_state(state, index)
 
     def initial_seed(self) -> int:
         """That of the CPU's generator."""
         return torch.initial_seed()
 
-    def device(self, _device: object) -> contextlib.AbstractContextManager[None]:
-        """A context in which another device is the current one: there is one."""
-        return contextlib.nullcontext()
+    def set_device(self, device: Any) -> None:
+        """Make a device the current one."""
+        chosen = _chosen(device)
+        if chosen is not None:
+            targets.choose(chosen)
 
     max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
     current_allocated_memory = driver_allocated_memory = memory_allocated
     get_memory_info = mem_get_info
-    device_of = device
-    synchronize = empty_cache = ipc_collect = set_device = init = _nothing
+    synchronize = empty_cache = ipc_collect = init = _nothing
     manual_seed = manual_seed_all = seed = seed_all = _nothing
     reset_peak_memory_stats = reset_accumulated_memory_stats = reset_max_memory_allocated = _nothing
     set_per_process_memory_fraction = _nothing
+
+
+class Device:
+    """A context in which another device is the current one."""
+
+    def __init__(self, device: Any) -> None:
+        """Take what a real one takes."""
+        self._asked = device
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        chosen = _chosen(self._asked)
+        if chosen is not None:
+            self._open.enter_context(targets.chosen(chosen))
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
+
+
+class DeviceOf(Device):
+    """A context in which the device of a tensor is the current one."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Take what a real one takes."""
+        super().__init__(tensor.device)
 
 
 class DeviceModule(DeviceCalls):

@@ -27,6 +27,7 @@ from ckptmove.verification import simulated_targets as targets
 from ckptmove.verification.backward import as_on_a_real_device, is_running, make_guard, note_node
 from ckptmove.verification.device_module import DeviceModule
 from ckptmove.verification.simulated_api import as_if_it_were_here
+from ckptmove.verification.simulated_data import become, replaced_in_place
 from ckptmove.verification.simulated_generator import refuse_generator
 from ckptmove.verification.simulated_loading import BEFORE_OTHERS, restore
 from ckptmove.verification.simulated_pinning import is_pinned, made_pinned, pin, refuse_pinning
@@ -39,6 +40,7 @@ from ckptmove.verification.simulated_rules import (
     supports_capturable,
 )
 from ckptmove.verification.simulated_targets import BACKEND, kind_of, name_of
+from ckptmove.verification.simulated_whole import in_one_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +86,7 @@ class SimulatedDevice:
         # backward stays in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(as_on_a_real_device(name_of))
+        self._entered.enter_context(replaced_in_place())
         self._entered.enter_context(as_if_it_were_here(self.device, _place))
         if not targets.any_stands():  # it is the same for all of them
             self._entered.enter_context(_Simulation())
@@ -145,7 +148,7 @@ class SimulatedTensor(torch.Tensor):
     ) -> Any:
         return _run(func, args, kwargs or {})
 
-    # These two make `nn.Module.to` swap whole tensors: it would otherwise set `data` and leave `host` behind.
+    # These two make `nn.Module.to` swap whole tensors: a tensor of the CPU cannot take the data of one of these.
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
         return ["host"], self.device
 
@@ -157,14 +160,15 @@ class SimulatedTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return self.detach()
+        return SimulatedTensor(self.host.data, self.device)  # what is written to it is no new version of this
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if not isinstance(value, SimulatedTensor):
-            raise TypeError(f"a tensor on {name_of(self.device)} cannot take the data of one on {value.device}")
-        self.host = value.host
-        _describe_again(self)
+        if isinstance(value, SimulatedTensor):
+            self.host = value.host.data
+            _describe_again(self, value.device)
+        else:
+            become(self, value)
 
     is_cuda = property(lambda self: kind_of(self.device) == "cuda")
     is_mps = property(lambda self: kind_of(self.device) == "mps")
@@ -172,6 +176,24 @@ class SimulatedTensor(torch.Tensor):
 
     def record_stream(self, s: Any) -> None:
         """Nothing: its memory is the CPU's."""
+
+    # torch takes the device of both from its current one, which a backend written in Python has no say in.
+    def new_tensor(
+        self,
+        data: Any,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        home = self.device if device is None else device
+        return torch.tensor(
+            data, dtype=dtype or self.dtype, device=home, requires_grad=requires_grad, pin_memory=pin_memory
+        )
+
+    def new(self, *args: Any, **more: Any) -> Any:
+        with targets.chosen(self.device):
+            return super().new(*args, **more)
 
     def tolist(self) -> Any:
         return self.host.tolist()
@@ -208,38 +230,6 @@ class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         return _run(func, args, kwargs or {})
 
 
-class _WholeOp(torch.autograd.Function):
-    """A composite op run on the CPU in one piece, with the CPU's own backward."""
-
-    @staticmethod
-    def forward(ctx: Any, func: Operation, spec: Any, *leaves: Any) -> Any:
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        device = operand_devices(func, args, kwargs, name_of)[0]
-        hosts = [_inner(leaf) for leaf in leaves]
-        needed = [at for at, wanted in enumerate(ctx.needs_input_grad[2:]) if wanted]
-        for at in needed:
-            hosts[at] = hosts[at].detach().requires_grad_()
-        args, kwargs = pytree.tree_unflatten(hosts, spec)
-        with torch.enable_grad():
-            results = func(*args, **kwargs)
-        ctx.needed, ctx.device, ctx.given = needed, device, [hosts[at] for at in needed]
-        ctx.made = results if isinstance(results, tuple) else (results,)
-        return pytree.tree_map(lambda made: _place(made.detach(), device), results)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        hosts = torch.autograd.grad(ctx.made, ctx.given, [_inner(grad) for grad in grads], allow_unused=True)
-        result: list[Any] = [None] * len(ctx.needs_input_grad)
-        for at, host in zip(ctx.needed, hosts, strict=True):
-            result[at + 2] = None if host is None else _place(host, ctx.device)
-        return tuple(result)
-
-
-def _run_whole(func: Operation, *args: Any, **kwargs: Any) -> Any:
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    return _WholeOp.apply(func, spec, *leaves)  # type: ignore[no-untyped-call]  # torch leaves it so
-
-
 def unavailable_reason() -> str | None:
     """Why this torch cannot simulate a device in this process, or None where it can."""
     if _register_backend.cache_info().currsize:
@@ -257,7 +247,9 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     leaves = pytree.tree_leaves((args, kwargs))
     simulated = {id(leaf.host): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     asked = kwargs.get("device")
-    if not simulated and (asked is None or asked.type != BACKEND):
+    if asked is not None and asked.type == BACKEND:
+        asked = targets.meant_by(asked)
+    elif not simulated:
         return _run_elsewhere(func, args, kwargs, leaves)
     if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
         with _Simulation():  # inference_mode hands over whole ops, whose parts may be factories
@@ -270,7 +262,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         results = func(*inner_args, **inner_kwargs)
         if schema_of(func).is_mutable:
             for outer in simulated.values():
-                _describe_again(outer)
+                _describe_again(outer, outer.device)
         return _wrap(results, landing, simulated)
     except CrossDeviceError as error:
         if is_running():
@@ -309,33 +301,35 @@ def _place(inner: torch.Tensor, device: torch.device) -> SimulatedTensor:
     return SimulatedTensor(inner, device)
 
 
-def _describe_again(outer: SimulatedTensor) -> None:
-    """Give the wrapper its inner tensor's shape and strides after an op that may change them (`t_`, `resize_`)."""
+def _describe_again(outer: SimulatedTensor, device: torch.device) -> None:
+    """Give the wrapper what its inner tensor is, after an op that may change that (`t_`, `resize_`)."""
     inner = outer.host
-    if outer.shape != inner.shape or (inner.layout is torch.strided and outer.stride() != inner.stride()):
-        _DATA.__set__(outer, SimulatedTensor(inner, outer.device))
+    is_as_before = (outer.shape, outer.dtype, outer.device) == (inner.shape, inner.dtype, device)
+    if not is_as_before or (inner.layout is torch.strided and outer.stride() != inner.stride()):
+        _DATA.__set__(outer, SimulatedTensor(inner, device))
 
 
 @functools.cache
 def _register_backend() -> Any:
     """Rename PrivateUse1, and give it the kernels that torch calls beneath every Python dispatch.
 
-    `torch.tensor`, `torch.as_tensor` and sparse constructors allocate and copy with Python dispatch switched off.
+    `torch.tensor`, `torch.as_tensor` and sparse constructors allocate, copy and read with Python dispatch switched off.
     The library must live as long as the process, and so must the guard: its kernels go when it is collected.
     """
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as torch's own guard says
-    module = DeviceModule(targets.count, targets.current)
+    module = DeviceModule(targets.kind)
     getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    library.impl("_local_scalar_dense", lambda one: one.host.item(), "PrivateUse1")
     torch.serialization.register_package(BEFORE_OTHERS, lambda _: None, restore)
     # Of the CPU, for a loader's own thread: no mode stands there.
     library.impl("_pin_memory", pin, "CPU")
     library.impl("is_pinned", is_pinned, "CPU")
     for func in WHOLE_OPS:
-        library.impl(func.name().removeprefix("aten::"), functools.partial(_run_whole, func), "AutogradPrivateUse1")
+        library.impl(func.name().removeprefix("aten::"), in_one_piece(func, _inner, _place), "AutogradPrivateUse1")
     return library, guard
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.jit import _state as torchscript
 
 from ckptmove.verification import simulated_targets as targets
-from ckptmove.verification.device_module import DeviceCalls
-from ckptmove.verification.device_streams import Event, Stream, any_stream, in_stream
+from ckptmove.verification.device_module import Device, DeviceCalls, DeviceOf
+from ckptmove.verification.device_streams import Event, Stream, StreamContext, any_stream
 from ckptmove.verification.simulated_generator import made_on_the_device
 from ckptmove.verification.simulated_loading import rebuilt_there
 
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 _CALLS: Final = tuple(name for name in vars(DeviceCalls) if not name.startswith("_"))
 _STREAMS: Final[dict[str, Callable[..., object]]] = {
-    "stream": in_stream,
+    "stream": StreamContext,
     "current_stream": any_stream,
     "default_stream": any_stream,
     "set_stream": any_stream,
 }
-_CLASSES: Final[dict[str, object]] = {"Stream": Stream, "Event": Event}
+_CLASSES: Final[dict[str, object]] = {
+    "Stream": Stream,
+    "Event": Event,
+    "StreamContext": StreamContext,
+    "device": Device,
+    "device_of": DeviceOf,
+}
 #: What `torch.accelerator` asks a backend in C++ for, which one in Python cannot answer.
 _OF_ANY_KIND: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
@@ -54,9 +60,8 @@ def as_if_it_were_here(
 @contextlib.contextmanager
 def _answering(device: torch.device) -> Iterator[None]:
     """Have the functions of the target's own module answer: those that it has, so that no torch gets new ones."""
-    kind, _, index = targets.name_of(device).partition(":")
-    # A bare number is a device for torch, too, and means one of this process.
-    calls = DeviceCalls(lambda: int(index) + 1, lambda: device.index)
+    kind = targets.kind_of(device)
+    calls = DeviceCalls(lambda: kind)
     answers = {name: _apart(getattr(calls, name)) for name in _CALLS}
     of_any_kind = {name: answers[name] for name in _OF_ANY_KIND}
     own = answers | {name: _apart(call) for name, call in _STREAMS.items()} | _CLASSES

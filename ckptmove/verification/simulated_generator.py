@@ -6,13 +6,13 @@ Never draws anything of its own: such a generator is one of the CPU's that says 
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._C import Generator
 
+from ckptmove.verification import simulated_states
 from ckptmove.verification import simulated_targets as targets
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 #: Where each generator of a simulated device is, by its address: torch hands another object for it to an operation.
 _HOMES: Final[dict[int, torch.device]] = {}
-#: The state of an accelerator's generator is a seed with little beside it; the CPU's is far longer.
-_SHORT: Final = 64
-_SEED_BYTES: Final = 8
 
 
 class DeviceGenerator(Generator):
@@ -42,12 +39,13 @@ class DeviceGenerator(Generator):
         """Where it is."""
         return _HOMES[_address(self)]
 
+    def get_state(self) -> torch.Tensor:
+        """Its state, as the target would give it."""
+        return simulated_states.given(self, targets.kind_of(self.device))
+
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
         """Take a state of its own, or one from the target, which is good for a seed."""
-        if new_state.numel() > _SHORT:
-            super().set_state(new_state)
-        else:
-            self.manual_seed(int.from_bytes(bytes(new_state.tolist()[:_SEED_BYTES]), sys.byteorder))
+        simulated_states.take(self, targets.kind_of(self.device), new_state)
         return self
 
     def clone_state(self) -> DeviceGenerator:

@@ -1,6 +1,6 @@
 """What a user's own `torch.load` puts on the target, where a simulated device stands for it.
 
-Never copies a storage: in a legacy file its values come after the tensors.
+Never copies a storage of its own accord: in a legacy file its values come after the tensors.
 """
 
 from __future__ import annotations
@@ -34,13 +34,25 @@ def restore(storage: Any, location: str) -> Any:
 
 @contextlib.contextmanager
 def rebuilt_there(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> Iterator[None]:
-    """Have tensors of such storages be on the device, as long as the context is open.
+    """Have storages move to the device, and tensors of such storages be there, as long as the context is open.
 
     Args:
         place: makes a tensor of the device from one of the CPU, with the same memory.
     """
     module: Any = torch._utils  # noqa: SLF001  # no public name for it
     rebuild = module._rebuild_tensor  # noqa: SLF001  # as each kind of tensor is rebuilt
+    storages: Any = torch.storage
+    move = storages._to  # noqa: SLF001  # as `storage.cuda` and `storage.to` call it
+
+    def moved(storage: Any, device: torch.device, non_blocking: bool = False) -> Any:
+        home = targets.meant_by(device)
+        if home is None:
+            return move(storage, device, non_blocking)
+        if getattr(storage, "simulated_on", None) == home:
+            return storage
+        copy = storage.clone()  # memory of a device is nothing that could be had here
+        copy.simulated_on = home
+        return copy
 
     def rebuilt(storage: Any, *rest: Any) -> Any:
         tensor = rebuild(storage, *rest)
@@ -48,7 +60,9 @@ def rebuilt_there(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -
         return tensor if device is None else place(tensor, device)
 
     module._rebuild_tensor = rebuilt  # noqa: SLF001  # another takes its place while the device stands
+    storages._to = moved  # noqa: SLF001  # the same
     try:
         yield
     finally:
         module._rebuild_tensor = rebuild  # noqa: SLF001  # the function, put back
+        storages._to = move  # noqa: SLF001  # the same

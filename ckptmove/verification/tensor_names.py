@@ -57,16 +57,14 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     return ((way, one) for way, one in _parts(value, path) if isinstance(one, torch.Tensor))
 
 
-def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """What tuples, lists and dicts hold that is none of them, with the way there."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _parts(one, f"{path}[{key!r}]")
-    elif isinstance(value, (tuple, list)):
-        for index, one in enumerate(value):
-            yield from _parts(one, f"{path}[{index}]")
-    else:
+def _parts(value: object, path: str, around: tuple[int, ...] = ()) -> Iterator[tuple[str, object]]:
+    """What tuples, lists and dicts hold that is none of them, with the way there; what holds itself is left there."""
+    if not isinstance(value, (Mapping, tuple, list)):
         yield path, value
+    elif id(value) not in around:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, one in items:
+            yield from _parts(one, f"{path}[{key!r}]", (*around, id(value)))
 
 
 def _of_model(case: Case) -> Iterator[NamedTensor]:

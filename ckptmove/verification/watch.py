@@ -16,6 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification import simulated_targets as targets
+from ckptmove.verification.simulated_data import become
 from ckptmove.verification.simulated_pinning import made_pinned
 from ckptmove.verification.simulated_targets import name_of
 from ckptmove.verification.user_code import Line, line_of
@@ -32,6 +34,7 @@ _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename
 #: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
+_SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__  # noqa: SLF001  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
 #: What allocates memory beneath every Python dispatch.
 _IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
@@ -115,7 +118,7 @@ class Watch(TorchFunctionMode):
         self._entrance = entrance
         kind = target.partition(":")[0]
         stands_for_it = place.device.type != kind
-        self._aliases = {kind, place.device_of(torch.empty(0, device=place.device))} if stands_for_it else set()
+        self._kind = kind if stands_for_it else ""
         self._mover: Any = getattr(torch.Tensor, kind, None) if stands_for_it else None
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
@@ -124,9 +127,9 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
         self._note_site(func, frame)
-        if self._aliases:
+        if self._kind:
             func, args, kwargs = self._renamed(func, args, kwargs)
-        is_pinned = self._aliases and func in _IN_CPP and kwargs.get("pin_memory")
+        is_pinned = self._kind and func in _IN_CPP and kwargs.get("pin_memory")
         try:
             result = made_pinned(func, args, kwargs) if is_pinned else func(*args, **kwargs)
         except RuntimeError as error:
@@ -152,15 +155,29 @@ class Watch(TorchFunctionMode):
             following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
 
     def _renamed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """The same call, with the device that stands for the target where the target is named."""
-        if func is torch.device and args and str(args[0]) in self._aliases:
-            return func, (self._device,), {}
+        """The same call, with the devices that stand for the target's where those are named.
+
+        Raises:
+            RuntimeError: the target's machine has none of that number; to name it is no error yet.
+        """
+        if func is torch.device:
+            named: Any = func(*args, **kwargs)
+            with suppress(RuntimeError):
+                named = self._stand_in(named)
+            return func, (named,), {}
+        if func == _SET_DATA and args[0].device.type != args[1].device.type:
+            return become, args, {}
         if func is self._mover:
-            return torch.Tensor.to, (args[0], self._device), {}
-        args, kwargs = pytree.tree_map_only(
-            (str, torch.device), lambda leaf: self._device if str(leaf) in self._aliases else leaf, (args, kwargs)
-        )
-        return func, args, kwargs
+            asked = args[1] if len(args) > 1 else kwargs.get("device")
+            home = targets.meant_by(self._kind if asked is None else asked)
+            return (func, args, kwargs) if home is None else (torch.Tensor.to, (args[0], home), {})
+        return func, *pytree.tree_map_only((str, torch.device), self._stand_in, (args, kwargs))
+
+    def _stand_in(self, named: str | torch.device) -> str | torch.device:
+        """The device that stands for what is named, where that is one of the target's kind."""
+        kind, _, index = str(named).partition(":")
+        is_of_it = kind == self._kind and (not index or index.isdecimal())
+        return (is_of_it and targets.meant_by(named)) or named
 
     def _strays(self, values: Any) -> Iterator[torch.Tensor]:
         for leaf in pytree.tree_leaves(values):

@@ -104,3 +104,25 @@ def test_torch_is_as_it_was_after_the_device(cuda):
     with cuda:
         assert torch.autograd._engine_run_backward is not engine
     assert torch.autograd._engine_run_backward is engine
+
+
+def test_a_first_gradient_that_is_elsewhere_is_refused(cuda):
+    with cuda:
+        parameter = torch.nn.Parameter(torch.ones(3, device=cuda.device))
+        first = torch.ones(3)
+        for begin in (
+            lambda: (parameter * 2).backward(first),
+            lambda: torch.autograd.grad([parameter.sum(), parameter * 2], [parameter], [None, first]),
+        ):
+            with pytest.raises(
+                CrossDeviceError, match=r"invalid gradient at index . - expected device cuda:0 but got cpu"
+            ):
+                begin()
+        assert parameter.grad is None
+        with pytest.raises(CrossDeviceError) as caught:
+            (parameter * 2).backward(first)
+        assert caught.value.strays == (first,)
+        (parameter * 2).sum().backward(torch.tensor(3.0))
+        edge = torch.autograd.graph.get_gradient_edge(parameter * 2)
+        torch.autograd.backward(edge, first.to(cuda.device))
+        assert parameter.grad.tolist() == [8.0] * 3

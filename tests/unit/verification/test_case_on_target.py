@@ -38,6 +38,25 @@ def case(device):
 PLAIN = "return mse_loss(model(x), y)"
 
 RIGHT = {
+    "losses in one tensor": {"step": "loss = mse_loss(model(x), y)\ntorch.tensor([loss.detach(), 1])\nreturn loss"},
+    "settings that hold themselves": {
+        "step": "model.settings = [1]\nmodel.settings.append(model.settings)\nmodel.own = [model]\n" + PLAIN,
+    },
+    "state moved by its data": {
+        "step": """
+        for one in [*model.parameters(), *(one for some in optimizer.state.values() for one in some.values())]:
+            one.data = one.data.cpu()
+            one.data = one.data.to(device) if one.dim() else one.data
+        return mse_loss(model(x), y)
+        """
+    },
+    "clamped in between": {
+        "step": "made = model(x)\nmodel[1].weight.data.clamp_(-1, 1)\nreturn mse_loss(made, y)",
+    },
+    "moved after a dry run": {
+        "before": "plain = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))\nout = plain(torch.ones(1, 6))",
+        "step": "return mse_loss(model(plain.to(device)(x)), y)",
+    },
     "the GPU where there is one": {
         "before": "DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         "step": "return mse_loss(model(x.to(DEVICE)), y.to(DEVICE))",
@@ -82,7 +101,20 @@ RIGHT = {
         "step": "w = torch.load('w.pt', map_location=device)\nreturn mse_loss(model(x) * w, y)",
     },
 }
+RIGHT["weights loaded by a function"] = {
+    "before": "torch.save(torch.ones(3), 'w.pt')",
+    "step": "w = torch.load('w.pt', map_location=lambda s, l: s.cuda())\nreturn mse_loss(model(x) * w, y)",
+}
 WRONG = {
+    "moved to a GPU that is not there": ("x.cuda(7)", "CUDA error: invalid device ordinal"),
+    "made on a GPU that is not there": ("torch.ones(1, device=torch.device('cuda', 7))", "invalid device ordinal"),
+    "a GPU that is not there by its number": ("x.to(device=3)", "CUDA error: invalid device ordinal"),
+    "a GPU that is not there chosen": ("torch.cuda.set_device(3)", "CUDA error: invalid device ordinal"),
+    "a model moved to a GPU that is not there": ("model.cuda(1)", "CUDA error: invalid device ordinal"),
+    "random state on the GPU": (
+        "torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8, device=device))",
+        "TypeError: RNG state must be a torch.ByteTensor",
+    ),
     "generator of the CPU": (
         "torch.randn(4, 3, generator=torch.Generator(), device=x.device)",
         "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
@@ -119,10 +151,10 @@ def case_check(answers, make, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
 
-    def case_check(before="", batch="pair()", step=PLAIN):
+    def case_check(before="", batch="pair()", step=PLAIN, to="cuda:0", **options):
         step = textwrap.indent(textwrap.dedent(step), "        ")
         (tmp_path / "train.py").write_text(HEAD + CASE.format(before=before, batch=batch, step=step))
-        return answers(make(), "cuda:0", case="train.py:case")["case"]
+        return answers(make(), to, case="train.py:case", **options)["case"]
 
     return case_check
 
@@ -141,3 +173,72 @@ def test_what_the_target_refuses_is_refused_in_its_words_and_at_its_line(case_ch
     assert check["status"] == "failed", check["detail"]
     assert said in check["detail"]
     assert check["evidence"]["source"] == line
+
+
+def test_of_settings_that_hold_themselves_each_tensor_is_named(case_check):
+    before = "settings = {'mask': torch.ones(6)}\nsettings['all'] = [settings]\n"
+    check = case_check(before, step="model.settings = settings\nreturn mse_loss(model(x * model.settings['mask']), y)")
+    assert check["evidence"]["tensor"] == "model.settings['mask']"
+
+
+CAPTURABLE = """
+torch_step = torch.optim.AdamW
+class AdamW(torch.optim.AdamW):
+    pass
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters, capturable): super().__init__(parameters, {"capturable": capturable})
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for one in group["params"]: one.sub_(one.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "optimizer", "status"),
+    [
+        ("mps", "torch.optim.AdamW", "failed"),
+        ("mps", "AdamW", "failed"),
+        ("mps", "Own", "passed"),
+        ("cuda:0", "AdamW", "passed"),
+    ],
+)
+def test_capturable_is_refused_where_torch_does(answers, make, tmp_path, monkeypatch, to, optimizer, status):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    text = HEAD + CASE.format(before=CAPTURABLE, batch="pair()", step=f"        {PLAIN}")
+    text = text.replace(
+        "= torch.optim.AdamW(model.parameters())", f"= {optimizer}(model.parameters(), capturable=True)"
+    )
+    (tmp_path / "train.py").write_text(text)
+    weights = make.save({"model": make.tree()["model"]}, device="cpu")
+    check = answers(weights, to, case="train.py:case")["case"]
+    assert check["status"] == status, check["detail"]
+    if status == "failed":
+        assert (
+            "AssertionError: If capturable=True, params and state_steps must be on supported devices" in check["detail"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("to", "step", "said"),
+    [
+        ("cuda:1", "return mse_loss(model(x.to(1)), y.cuda(1))", ""),
+        ("cuda:1", "torch.cuda.set_device(device)\nreturn mse_loss(model(x.cuda()), y.to('cuda'))", ""),
+        ("cuda:1", "assert x.get_device() == 1\nreturn mse_loss(model(x.new_tensor(x.tolist())), y)", ""),
+        ("cuda:1", "return mse_loss(model(x.cuda()), y)", "is on cuda:0, and meet"),
+        ("cuda:1", "return mse_loss(model(x), y.to(torch.device('cuda', 0)))", "is on cuda:0, and meets cuda:1"),
+        ("cuda:1", "return mse_loss(model(x.to('cuda:2')), y)", "CUDA error: invalid device ordinal"),
+        ("cuda:1", "return mse_loss(model(x.cuda(torch.device('cpu'))), y)", "must be cuda device"),
+    ],
+)
+def test_the_number_of_a_device_is_that_of_the_target(case_check, to, step, said):
+    check = case_check(step=step, to=to)
+    assert said in check["detail"]
+    assert check["status"] == ("failed" if said else "passed"), check["detail"]
+
+
+def test_the_machine_has_as_many_devices_as_were_named(case_check):
+    step = f"torch.ones(1).cuda(1)\nassert torch.cuda.device_count() == 2\n{PLAIN}"
+    assert case_check(step=step, devices=2)["status"] == "passed"
+    assert "invalid device ordinal" in case_check(step=step)["detail"]

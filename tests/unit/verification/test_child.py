@@ -115,14 +115,52 @@ def test_every_stage_is_told(make):
     assert told == ["importing torch", "restore", "numbers", "step", "parity", "fresh", "finishing"]
 
 
-def test_nobody_waits_for_a_thread_of_the_users(make, tmp_path):
-    begun = "import threading, time\nthreading.Thread(target=time.sleep, args=(3000,)).start()\ncase = None\n"
-    (tmp_path / "waits.py").write_text(begun)
-    request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'waits.py'}:case").to_json()
-    with child(worker_command(), request) as process:
-        answers = collect(process, timeout=120)
-        assert process.returncode == 0
-    assert "case" in answers.unusable
+@pytest.fixture
+def ended(make, tmp_path):
+    """What a worker has answered, and its exit code, once it has run a file of the user's."""
+
+    def ended(body):
+        (tmp_path / "waits.py").write_text(body)
+        request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'waits.py'}:case").to_json()
+        with child(worker_command(), request) as process:
+            answers = collect(process, timeout=120)
+            return answers, process.returncode
+
+    return ended
+
+
+BEGUN = "import threading, time\nthreading.Thread(target=time.sleep, args=(3000,)).start()\n"
+
+
+def test_nobody_waits_for_a_thread_of_the_users(ended):
+    answers, code = ended(f"{BEGUN}case = None\n")
+    assert (code, "case" in answers.unusable) == (0, True)
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "asyncio.CancelledError"])
+def test_nobody_waits_for_a_thread_where_what_ends_the_worker_is_no_error(ended, raised):
+    answers, code = ended(f"import asyncio\n{BEGUN}def case():\n    raise {raised}\n")
+    assert code == 1
+    assert answers.checks["fresh"].status == "skipped"
+    assert answers.torch_failure == ""
+
+
+def test_the_last_line_of_what_ended_the_worker_is_told():
+    with child([*worker_command()], "no request") as process:
+        answers = collect(process)
+    assert answers.checks["restore"].detail.startswith("the process that runs torch ended with exit code 1: json.")
+
+
+def test_what_the_user_has_left_to_do_at_the_end_is_done(ended, tmp_path):
+    kept = f"import tempfile\nkept = tempfile.TemporaryDirectory(dir={str(tmp_path)!r}, prefix='left-')\n"
+    ended(f"{kept}def case():\n    raise KeyboardInterrupt\n")
+    ended(
+        "import atexit, pathlib, time\n"
+        "atexit.register(time.sleep, 3000)\n"
+        f"atexit.register(pathlib.Path({str(tmp_path / 'done')!r}).touch)\ncase = None\n"
+    )
+    assert (tmp_path / "done").exists()
+    assert not list(tmp_path.glob("left-*"))
 
 
 #: Starts a process of its own that has the pipes, says who that is, and goes on.

