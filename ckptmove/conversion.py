@@ -9,7 +9,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.directories import DirectoryInventory
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan, MoveRequest
+
+#: What a file has that cannot be copied as what it was.
+_BROKEN: Final = LACKING | {"damaged-piece"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +167,7 @@ def _require_whole(inventory: DirectoryInventory) -> None:
             folder = folder.rpartition("/")[0]
         # What a file never held is lost already, and only said; of a distributed checkpoint nothing else is a copy.
         is_refused = fact.kind == "past-end" or containers.get(folder, "dcp") == "dcp"
-        if fact.kind in LACKING and is_refused:
+        if fact.kind in _BROKEN and is_refused:
             raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is not what was written, or not all")
 
 

@@ -238,9 +238,13 @@ def rules(
     raise typer.Exit(rules_command.run_rules(code, out))
 
 
-def main() -> None:
-    """The entry point of the program."""
-    with signals_raised(), _only_the_command(sys.argv[1:2]):
+def main(*, ends: bool = False) -> None:
+    """The program.
+
+    Args:
+        ends: whether the process ends with it.
+    """
+    with signals_raised(ends=ends), _only_the_command(sys.argv[1:2]):
         app()
 
 

@@ -18,4 +18,4 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(_INTERRUPTED)
-    run()
+    run(ends=True)

@@ -34,10 +34,11 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def signals_raised() -> Iterator[None]:
+def signals_raised(*, ends: bool = False) -> Iterator[None]:
     """Raise in the main thread what would have ended the process: KeyboardInterrupt, or :class:`Terminated` once.
 
-    What was settled stays so: then no signal ends the process any more while it leaves.
+    Args:
+        ends: whether the process ends with it: what was settled then stays so while Python leaves.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     taken = {number: found for number, found in before.items() if found in _ENDING}
@@ -47,7 +48,8 @@ def signals_raised() -> Iterator[None]:
         yield
     finally:
         for number, found in taken.items():
-            signal.signal(number, signal.SIG_IGN if signal.getsignal(number) is _pass_over else found)
+            is_settled = ends and signal.getsignal(number) is _pass_over
+            signal.signal(number, signal.SIG_IGN if is_settled else found)
 
 
 def settle() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.merge import Part
     from ckptmove.limits import Limits
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import TensorRecord
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
@@ -177,26 +177,13 @@ class PiecesOfFile(NamedTuple):
         return tuple(found)
 
 
-def require_whole(
-    part: DistributedFolder, container: DistributedCheckpoint, inventory: Inventory
-) -> Mapping[str, PiecesOfFile]:
-    """Refuse a distributed checkpoint whose pieces are not all there.
+def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -> Mapping[str, PiecesOfFile]:
+    """What is in each file of a distributed checkpoint, by its path seen from the directory.
 
     Args:
         part: where it is.
-        container: what was read of it.
-        inventory: the same, as a part of the directory.
-
-    Returns:
-        What is in each of its files, by its path seen from the directory.
-
-    Raises:
-        DamagedArchive: a piece is not all there.
+        container: what was read of it, of which every piece is there.
     """
-    for fact in inventory.facts:
-        if fact.kind != "unnamed-file":
-            record = fact.record.removeprefix(f"{part.path}/")
-            raise DamagedArchive(inventory.path, f"'{record:.200}' is not what was written, or not all")
     return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
 
 

@@ -16,7 +16,7 @@ from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.contracts import CopySegment
 from ckptmove.conversion import Conversion, write_checkpoint
 from ckptmove.errors import OutputExists, OutputIsSource
-from ckptmove.layouts.distributed import require_whole
+from ckptmove.layouts.distributed import pieces_of_files
 from ckptmove.layouts.listing import require_unchanged
 from ckptmove.layouts.merge import split_plan
 from ckptmove.layouts.reading import read_directory
@@ -61,10 +61,9 @@ def convert_directory(request: ConvertRequest) -> ConvertResult:
         clear_leftovers(Path(target).parent)
         if not request.force and os.path.lexists(target):
             raise OutputExists(target)
-        inventories = {part.file.path: part.inventory for part in directory.parts}
         pieces: dict[str, PiecesOfFile] = {}
         for part, container in distributed:
-            pieces |= require_whole(part, container, inventories[part.path])
+            pieces |= pieces_of_files(part, container)
         with DirectorySink(target, directory.listing.names, force=request.force) as sink:
             writer = _Writer(directory, conversion, request, sink, pieces if request.check else {})
             writer.run()

@@ -273,6 +273,24 @@ def test_one_that_comes_while_the_program_is_imported(monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         door.main()
     assert (left.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")
-    monkeypatch.setitem(sys.modules, "ckptmove.cli.app", types.SimpleNamespace(main=lambda: sys.stdout.write("runs\n")))
+    monkeypatch.setitem(
+        sys.modules, "ckptmove.cli.app", types.SimpleNamespace(main=lambda ends: sys.stdout.write(f"runs {ends}\n"))
+    )
     door.main()
-    assert capsys.readouterr().out == "runs\n"
+    assert capsys.readouterr().out == "runs True\n"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_only_a_process_that_ends_is_left_deaf(ends):
+    from ckptmove.cli.signals import settle, signals_raised
+
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with signals_raised(ends=ends):
+            settle()
+        assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ends else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

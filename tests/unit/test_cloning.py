@@ -72,14 +72,15 @@ def written(monkeypatch):
 def big(tmp_path):
     """A file with two tensors of a mebibyte, and its folder."""
     torch = pytest.importorskip("torch")
-    tag = "cuda:3"
-    torch.serialization.register_package(1, lambda storage: tag, lambda storage, location: None)
+    registry = torch.serialization._package_registry
+    before = list(registry)
+    registry.insert(0, (0, lambda storage: "cuda:3", lambda storage, location: None))
     try:
         path = tmp_path / "run" / "big.pt"
         path.parent.mkdir()
         torch.save({"a": torch.randn(1 << 18), "b": torch.randn(1 << 18)}, path)
     finally:
-        torch.serialization._package_registry.pop(0)
+        registry[:] = before
     return path
 
 
