@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -12,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from ckptmove import api
+from ckptmove.containers.opening import open_container
 from ckptmove.errors import WriteFailed
+from ckptmove.limits import Limits
+from ckptmove.model import Span
+from ckptmove.rewrite import write_segments
+from ckptmove.segments import without_checks
 from ckptmove.streams import cloning, new_file
 from ckptmove.streams.new_file import NewFile
+from ckptmove.streams.sink import FileSink
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "sample_ckpts" / "adam-mps.pt"
@@ -99,14 +106,33 @@ def test_what_stays_where_it_is_is_not_written(big, clones, written, to):
     assert sorted(path.name for path in big.parent.iterdir()) == ["big.pt", "checked.pt", "cloned.pt"]
 
 
-def test_what_moves_is_written(tmp_path, big, clones, written):
-    torch = pytest.importorskip("torch")
-    names = {f"{'x' * 200}{i}": torch.zeros(1) for i in range(200)}
-    torch.save({"t": torch.zeros(1 << 18), **names}, tmp_path / "names.pt")
-    api.convert(str(tmp_path / "names.pt"), to="cuda:0", output=str(tmp_path / "checked.pt"))
-    written.clear()
-    api.convert(str(tmp_path / "names.pt"), to="cuda:0", output=str(tmp_path / "other.pt"), check=False)
-    assert (tmp_path / "other.pt").read_bytes() == (tmp_path / "checked.pt").read_bytes()
+def test_what_moves_is_written(big, clones, written):
+    """A longer pickle, which moves the tensors; the end of the archive before them stays."""
+
+    def moved(output):
+        container = open_container(str(big), Limits())
+        pickle = container.object_pickle()
+        longer = pickle[:2] + b"N0" * 9000 + pickle[2:]
+        segments = without_checks(container.lay_out(longer, {}))
+        assert any(getattr(one, "span", Span(0, 0)).nbytes > 1 << 20 for one in segments)
+        with FileSink(str(output), force=False) as sink:
+            write_segments(container.source, segments, sink, str(big))
+            sink.commit()
+        container.source.close()
+        return output.read_bytes()
+
+    cloned = moved(big.with_name("cloned.pt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cloning, "_made", lambda source, clone: False)
+        assert moved(big.with_name("copied.pt")) == cloned
+
+
+def test_a_clone_is_claimed_until_it_has_its_name(big, clones):
+    with big.open("rb") as source, FileSink(str(big.with_name("out.pt")), force=False) as sink:
+        assert sink.clone(source.fileno())
+        (unfinished,) = big.parent.glob(".ckptmove-*")
+        with unfinished.open("rb") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_files_of_a_directory_are_clones_too(big, clones, written):
