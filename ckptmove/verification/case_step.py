@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ckptmove.verification.simulated_rules import supports_capturable
+from ckptmove.devices import supports_capturable
 from ckptmove.verification.simulated_targets import BACKEND, name_of
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ from ckptmove.verification.simulated_rules import (
     operand_devices,
     refuse_dtype,
     schema_of,
-    supports_capturable,
 )
 from ckptmove.verification.simulated_targets import BACKEND, kind_of, name_of
 from ckptmove.verification.simulated_whole import in_one_piece
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
     Operation = OpOverload[..., Any]
 
-__all__ = ["CrossDeviceError", "SimulatedDevice", "supports_capturable", "unavailable_reason"]
+__all__ = ["CrossDeviceError", "SimulatedDevice", "unavailable_reason"]
 
 _SETUP = "_setup_privateuseone_for_python_backend"  # of torch.utils.backend_registration, not in every torch
 _DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`: takes over shape, strides and offset

@@ -1,4 +1,4 @@
-"""What the target refuses and a CPU would not: operands of two devices, dtypes that it lacks, `capturable`.
+"""What the target refuses and a CPU would not: operands of two devices, and dtypes that it lacks.
 
 Never computes and never wraps a tensor: it reads devices, shapes and schemas, and raises.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _get_privateuse1_backend_name
-from torch.optim.optimizer import _get_capturable_supported_devices
 
 from ckptmove.verification.simulated_scalars import takes_scalar
 
@@ -106,16 +104,6 @@ class WrongGradient(CrossDeviceError):
         self.index = index
         self.argument = ""
         self.home: tuple[str, int] | None = None
-
-
-def supports_capturable(target: str) -> bool:
-    """Whether torch accepts `capturable=True` for parameters on `target` (`cuda:0`, `mps`, `cpu`).
-
-    From `torch.optim.optimizer._get_capturable_supported_devices`, less the name of the PrivateUse1 backend: under
-    that name a simulated mps would be accepted, so whoever steps on a simulated device asks here first.
-    """
-    accepted = set(_get_capturable_supported_devices()) - {_get_privateuse1_backend_name()}
-    return target.partition(":")[0] in accepted
 
 
 def refuse_dtype(target: str, dtype: torch.dtype) -> None:

@@ -17,7 +17,6 @@ from ckptmove.verification import simulated  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated import (  # noqa: E402  # it imports torch
     CrossDeviceError,
     SimulatedDevice,
-    supports_capturable,
     unavailable_reason,
 )
 
@@ -161,14 +160,6 @@ def test_a_fused_step_on_the_cpu_is_refused(cuda):
         with pytest.raises(CrossDeviceError):
             optimizer.step()
     assert cuda.device_of(params[0]) == "cuda:0"
-
-
-@pytest.mark.parametrize(
-    ("target", "supported"), [("cuda:3", True), ("cuda", True), ("xpu:0", True), ("mps", False), ("cpu", False)]
-)
-def test_who_supports_capturable(cuda, target, supported):
-    assert supports_capturable(target) is supported
-    assert not supports_capturable(cuda.device.type)
 
 
 class Recurrent(nn.Module):
