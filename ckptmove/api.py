@@ -1,14 +1,15 @@
-"""The use-cases, each a screenful: what scripts, tests and the command line call.
+"""The use-cases: ``inspect``, ``convert``, ``undo``, ``verify``, ``diff``; scripts, tests and the CLI call them.
 
-Never prints, and never decides what a room below decides.
+They take a path as ``str`` or ``Path``, and a device as ``str`` or ``torch.device``, as torch does.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckptmove.checkpoint import Survey, survey
 from ckptmove.collector import collector_paused
@@ -17,13 +18,15 @@ from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
 from ckptmove.measuring import measure
+from ckptmove.model import OneLine
 from ckptmove.outputs import unheard
 from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from ckptmove.case import Case
     from ckptmove.changes import UndoResult
     from ckptmove.contracts import Progress
     from ckptmove.differences import DiffResult
@@ -34,8 +37,28 @@ if TYPE_CHECKING:
     from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class DeviceLike(Protocol):
+    """A ``torch.device``: its ``str`` is the device string. A protocol, since torch need not be installed."""
+
+    @property
+    def type(self) -> str:
+        """``cuda``."""
+        ...
+
+    @property
+    def index(self) -> int | None:
+        """``0`` of ``cuda:0``."""
+        ...
+
+
+FilePath: TypeAlias = "str | os.PathLike[str]"
+Device: TypeAlias = "str | DeviceLike"
+#: As ``torch.load`` takes it, but no function: a file has no loaded storages to give it. One is refused with a reason.
+MapLocation: TypeAlias = "Device | Mapping[str, Device]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection(OneLine):
     """What ``inspect`` found.
 
     Attributes:
@@ -60,10 +83,10 @@ class Inspection:
 
 @collector_paused()
 def inspect(
-    path: str,
+    path: FilePath,
     *,
-    target: str | None = None,
-    expect: str | None = None,
+    target: Device | None = None,
+    expect: Device | None = None,
     device_count: int = 1,
     check: bool = False,
     outline: bool = False,
@@ -93,25 +116,25 @@ def inspect(
 
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
-    context = Context(target=parse_target(target) if target is not None else None, device_count=device_count)
+    context = Context(target=parse_target(str(target)) if target is not None else None, device_count=device_count)
     found = _read(path, limits, check=check, outline=outline, progress=progress)
     plan: MovePlan | None = None
     if expect is not None:
         from ckptmove.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
-        plan = plan_for(found.inventory, expect)
+        plan = plan_for(found.inventory, str(expect))
     unchecked = _without_checksums(found) if check else ()
     return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked)
 
 
 @collector_paused()
 def convert(
-    path: str,
+    path: FilePath,
     *,
-    to: str | None = None,
-    map_location: Mapping[str, str] | None = None,
+    to: Device | None = None,
+    map_location: MapLocation | None = None,
     keep: Sequence[str] = (),
-    output: str | None = None,
+    output: FilePath | None = None,
     in_place: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -129,7 +152,8 @@ def convert(
     Args:
         path: a file, or a directory or an archive of files, which becomes a new one: whole, or not at all.
         to: device that everything goes to, save what has to stay (RNG states, ``step``).
-        map_location: source globs and their devices, before ``to``; the first that matches counts.
+        map_location: as of ``torch.load``: a device for everything, as ``to`` is, or a dict of source globs and their
+            devices, which is applied before ``to``; the first glob that matches counts.
         keep: globs of tensor names that stay where they are.
         output: the new file or directory; by default the name of ``path`` with the device in it.
         in_place: whether the file itself is changed, in a time that does not hang on its size; :func:`undo` takes that
@@ -144,14 +168,15 @@ def convert(
         limits: what the file may ask for.
 
     Raises:
-        UsageError: neither ``to`` nor ``map_location``, an unknown device, or an output, ``force`` or ``check=False``
-            besides ``in_place``.
+        UsageError: neither ``to`` nor ``map_location``, two targets, a function as ``map_location``, an unknown device,
+            or an output, ``force`` or ``check=False`` besides ``in_place``.
         UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
         Refused: the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
             made in place.
         WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
     """
     path = os.fspath(path)
+    to, mapping = _targets(to, map_location)
     if in_place and output:
         raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
     if in_place and (force or not check):
@@ -162,7 +187,7 @@ def convert(
 
     request = ConvertRequest(
         path=path,
-        move=_request(to, map_location, keep, cast=cast, rewrite_strings=rewrite_strings),
+        move=_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
         output=os.fspath(output) if output else None,
         beside=default_output(path, "moved" if to is None else to),
         force=force,
@@ -188,7 +213,7 @@ def convert(
 
 
 def undo(
-    path: str, *, dry_run: bool = False, settle: Callable[[], None] = unheard, limits: Limits | None = None
+    path: FilePath, *, dry_run: bool = False, settle: Callable[[], None] = unheard, limits: Limits | None = None
 ) -> UndoResult:
     """Make a file what it was before it was first converted in place, byte for byte.
 
@@ -209,17 +234,17 @@ def undo(
 
 
 def verify(
-    path: str,
+    path: FilePath,
     *,
-    to: str | None = None,
-    against: str | None = None,
+    to: Device | None = None,
+    against: FilePath | None = None,
     optimizer: str | None = None,
     require_device: bool = False,
     seed: int = 0,
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
     devices: int | None = None,
-    case: str | None = None,
+    case: str | Callable[..., Case] | None = None,
     timeout: float | None = None,
     sample: int | None = None,
     limits: Limits | None = None,
@@ -239,8 +264,8 @@ def verify(
         ignore: codes of findings that are no failure.
         keep: globs of tensor names that may lie where they are.
         devices: how many devices the target machine has; by default one, or as many as ``to`` speaks of.
-        case: a function of yours that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: your
-            model is stepped from the stored state, too.
+        case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``:
+            your model is stepped from the stored state, too. Another process imports the function by its name.
         timeout: seconds that torch may take for its checks; by default as many as they need.
         sample: look at so many parameters of each optimizer, with their state, and at so many other tensors, which
             ``seed`` chooses; by default at all of them.
@@ -256,12 +281,13 @@ def verify(
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than a limit allows.
     """
+    from ckptmove.verification.case_name import name_of  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # the only command that pays for this room
 
     request = VerifyRequest(
         path=os.fspath(path),
-        to=to,
+        to=_text(to),
         against=None if against is None else os.fspath(against),
         optimizer=optimizer,
         require_device=require_device,
@@ -269,7 +295,7 @@ def verify(
         ignore=tuple(ignore),
         keep=tuple(keep),
         devices=devices,
-        case=case,
+        case=name_of(case) if callable(case) else case,
         timeout=timeout,
         sample=sample,
         limits=limits or Limits(),
@@ -278,7 +304,9 @@ def verify(
 
 
 @collector_paused()
-def diff(first: str, second: str, *, progress: Progress | None = None, limits: Limits | None = None) -> DiffResult:
+def diff(
+    first: FilePath, second: FilePath, *, progress: Progress | None = None, limits: Limits | None = None
+) -> DiffResult:
     """Compare two checkpoints: structure, devices, dtypes and values, bit for bit.
 
     Nothing is unpickled. Without torch it is not said how far differing values lie apart.
@@ -329,9 +357,24 @@ def _without_checksums(found: Survey | Directory) -> tuple[str, ...]:
     return found.without_checksums
 
 
+def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
+    """The one target and the mapping that ``to`` and ``map_location`` ask for."""
+    if callable(map_location):
+        raise UsageError("a function as map_location moves loaded storages; a file takes a device or a dict")
+    if isinstance(map_location, Mapping):
+        return _text(to), {str(source): str(device) for source, device in map_location.items()}
+    if to is not None and map_location is not None and parse_target(str(to)) != parse_target(str(map_location)):
+        raise UsageError(f"two targets: to={str(to)!r} and map_location={str(map_location)!r}")
+    return _text(map_location if to is None else to), {}
+
+
+def _text(device: Device | None) -> str | None:
+    return None if device is None else str(device)
+
+
 def _request(
     to: str | None,
-    map_location: Mapping[str, str] | None,
+    map_location: Mapping[str, str],
     keep: Sequence[str],
     *,
     cast: bool,
@@ -343,7 +386,7 @@ def _request(
         raise UsageError("convert needs a target: --to DEVICE, or --map SOURCE=DEVICE")
     return MoveRequest(
         to=parse_target(to) if to is not None else None,
-        mapping=tuple(parse_mapping(f"{source}={device}") for source, device in (map_location or {}).items()),
+        mapping=tuple(parse_mapping(f"{source}={device}") for source, device in map_location.items()),
         keep=tuple(keep),
         cast=cast,
         rewrite_strings=rewrite_strings,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import Refused, WriteFailed
+from ckptmove.model import OneLine
 
 if TYPE_CHECKING:
     from ckptmove.model import ContainerName
@@ -38,8 +39,8 @@ class Patch(NamedTuple):
         return sum(len(data) for _, data in self.writes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UndoResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class UndoResult(OneLine):
     """What an undo did.
 
     Attributes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from ckptmove.model import OneLine
+
 What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
@@ -81,8 +83,8 @@ class Uncompared(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DiffResult(OneLine):
     """What a comparison found.
 
     Attributes:

@@ -75,7 +75,7 @@ class FileFact(ArchiveFact):
         return self.storage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DirectoryInventory(Inventory):
     """A directory or an archive as if it were one dict: the path of each file, and its content.
 

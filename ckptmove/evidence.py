@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from ckptmove.model import OneLine
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class SampleSize(NamedTuple):
         return f"{self.of_all_parameters}, {self.of_all_tensors}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class VerifyResult(OneLine):
     """The verdict of ``verify`` on one checkpoint.
 
     Attributes:

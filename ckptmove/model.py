@@ -14,6 +14,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+
+class OneLine:
+    """Base of results: their ``repr`` is their one line, so that a notebook does not print every tensor."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+
 Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
 ContainerName: TypeAlias = Literal[
     "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory",
@@ -266,8 +276,8 @@ class ArchiveFact:
         return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inventory(OneLine):
     """Everything that ``inspect`` says of one checkpoint and ``convert`` decides on.
 
     Attributes:
@@ -310,9 +320,13 @@ class Inventory:
     rng_devices: tuple[tuple[str, int], ...] = ()
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
+    def __str__(self) -> str:
+        """Path, container, layout and the number of tensors, in one line."""
+        return f"{self.path}: {self.container}, {self.layout}, {len(self.tensors):,} tensors"
 
-class Severity(Enum):
-    """How bad a finding is: a resume fails, a resume may fail, worth knowing."""
+
+class Severity(str, Enum):
+    """How bad a finding is: a resume fails, a resume may fail, worth knowing. Equal to its value: ``"error"``."""
 
     ERROR = "error"
     WARNING = "warning"

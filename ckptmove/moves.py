@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ckptmove.model import OneLine
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ class Unmatched(NamedTuple):
         return f"--{self.option} {self.glob}{'=...' if self.option == 'map' else ''} {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConvertResult(OneLine):
     """What a conversion did.
 
     Attributes:

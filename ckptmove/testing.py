@@ -5,7 +5,6 @@ Never prints, and never passes where nothing was proven, unless it is told to.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from ckptmove import api
@@ -13,8 +12,10 @@ from ckptmove.errors import CkptMoveError
 from ckptmove.report.verification import brief_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Callable, Sequence
 
+    from ckptmove.case import Case
     from ckptmove.evidence import VerifyResult
 
 
@@ -25,7 +26,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     against: str | os.PathLike[str] | None = None,
     optimizer: str | None = None,
     devices: int | None = None,
-    case: str | None = None,
+    case: str | Callable[..., Case] | None = None,
     keep: Sequence[str] = (),
     ignore: Sequence[str] = (),
     require_device: bool = False,
@@ -39,7 +40,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         against: the original that the values must equal.
         optimizer: class of the optimizer in place of the one that the keys point to.
         devices: how many devices the target machine has.
-        case: a function that returns a :class:`ckptmove.Case`, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
+        case: a function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
         keep: globs of tensor names that may lie where they are.
         ignore: codes of findings that are no failure.
         require_device: whether a simulated target is a failure.
@@ -55,9 +56,9 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     __tracebackhide__ = True
     try:
         result = api.verify(
-            os.fspath(path),
+            path,
             to=to,
-            against=None if against is None else os.fspath(against),
+            against=against,
             optimizer=optimizer,
             devices=devices,
             case=case,

@@ -1,16 +1,20 @@
-"""The name of a case as it is typed, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, held against the file that it names.
+"""Names of case functions, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: checked against the file, or made for a function.
 
-Never imports or runs what it names: the file is only parsed.
+The file is parsed, never imported or run here: the child process does that.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.case import CaseUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class CaseName(NamedTuple):
@@ -40,6 +44,29 @@ def parse_case(text: str) -> CaseName:
     if is_file:
         _look_for(Path(home), function)
     return CaseName(home, function, is_file)
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """The name by which the child process imports a function of this one.
+
+    Returns:
+        ``pkg.mod:FUNC`` for a module of a package, which may use relative imports; else ``FILE.py:FUNC``.
+
+    Raises:
+        CaseUnusable: another process cannot import it: a lambda, a method, a nested function, or one of a notebook.
+    """
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or getattr(module, name, None) is not function:
+        raise CaseUnusable("the function must stand at the top level of a module: another process imports it by name")
+    if module.__spec__ is not None and module.__spec__.parent:
+        return f"{module.__spec__.name}:{name}"
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise CaseUnusable(
+            f"'{name}' is in no file, so no other process can import it; write it to case.py, and pass 'case.py:{name}'"
+        )
+    return f"{file}:{name}"
 
 
 def _is_dotted(name: str) -> bool:

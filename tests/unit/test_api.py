@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shutil
 import subprocess
 import sys
+import types
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import ckptmove
 from ckptmove.api import default_output
+from ckptmove.case import CaseUnusable
 from ckptmove.errors import OutputExists, OutputIsSource, TorchBroken, TorchMissing, UnknownDevice, UsageError
 from ckptmove.evidence import VerifyResult
 
@@ -211,3 +215,102 @@ def test_verify_without_torch_says_how_to_get_it(source: Path, monkeypatch: pyte
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TorchMissing):
         ckptmove.verify(str(source))
+
+
+def test_a_severity_compares_with_its_word(source: Path) -> None:
+    found = {finding.code: finding.severity for finding in ckptmove.inspect(source, device_count=1).findings}
+    assert found["D103"] == "error"
+    assert found["D103"] != "info"
+    assert {"error": 1}[found["D103"]] == 1
+
+
+@pytest.mark.parametrize("given", ["cuda:1", torch.device("cuda", 1), torch.device("cuda:1")], ids=repr)
+def test_map_location_names_the_target_as_for_torch_load(source: Path, given: object) -> None:
+    plan = ckptmove.convert(source, map_location=given, dry_run=True).plan
+    assert plan == ckptmove.convert(source, to="cuda:1", dry_run=True).plan
+    assert plan == ckptmove.convert(source, to=given, map_location="cuda:1", dry_run=True).plan
+
+
+def test_map_location_as_a_dict_takes_devices(source: Path) -> None:
+    devices = {torch.device("cuda:3"): torch.device("cpu")}
+    plan = ckptmove.convert(source, map_location=devices, dry_run=True).plan
+    assert plan == ckptmove.convert(source, map_location={"cuda:3": "cpu"}, dry_run=True).plan
+    assert {edit.target for edit in plan.edits} == {"cpu"}
+
+
+def test_map_location_that_no_file_can_take_is_refused(source: Path) -> None:
+    with pytest.raises(UsageError, match="two targets"):
+        ckptmove.convert(source, to="cpu", map_location="cuda:0", dry_run=True)
+    with pytest.raises(UsageError, match="function"):
+        ckptmove.convert(source, map_location=lambda storage, _: storage, dry_run=True)
+
+
+def test_targets_may_be_devices_of_torch(source: Path) -> None:
+    expected = ckptmove.inspect(source, expect=torch.device("cuda:3"), device_count=4)
+    assert expected.plan is not None
+    assert expected.plan.is_empty
+    assert ckptmove.verify(source, to=torch.device("cuda:3")).target == "cuda:3"
+
+
+def test_results_show_as_one_short_line(tmp_path: Path) -> None:
+    path = tmp_path / "many.pth"
+    torch.save({f"layer.{index}.weight": torch.ones(1) for index in range(3_000)}, path)
+    inspected, planned = ckptmove.inspect(path), ckptmove.convert(path, to="cuda:0", dry_run=True)
+    verdict, compared = ckptmove.verify(path), ckptmove.diff(path, path)
+    changed = ckptmove.convert(path, to="cuda:0", in_place=True)
+    for result in (inspected, inspected.inventory, planned, verdict, compared, changed, ckptmove.undo(path)):
+        assert "\n" not in repr(result)
+        assert len(repr(result)) < len(str(path)) * 3 + 120
+        assert repr(result) == f"<{type(result).__name__} {result}>"
+
+
+CASE = """
+import torch
+from ckptmove import Case
+
+def case():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Case(model, optimizer, None, torch.ones(1, 2), model_loss(model))
+
+def model_loss(model):
+    return lambda batch: model(batch).sum()
+
+class Cases:
+    def case(self):
+        return case()
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    return tmp_path / "run.pth"
+
+
+@pytest.mark.parametrize("name", ["mycase", "mypackage.cases"])
+def test_verify_takes_the_function_of_a_case(trained: Path, tmp_path: Path, monkeypatch, name: str) -> None:
+    file = tmp_path / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(CASE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    result = ckptmove.verify(trained, case=module.case)
+    assert {check.name: check.status for check in result.checks}["case"] == "passed"
+    for unnamed in (module.Cases().case, module.model_loss(None), lambda: None):
+        with pytest.raises(CaseUnusable, match="top level"):
+            ckptmove.verify(trained, case=unnamed)
+
+
+def test_a_function_of_a_notebook_is_refused(trained: Path, monkeypatch) -> None:
+    notebook = types.ModuleType("notebook")
+    exec("def case(): pass", vars(notebook))
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    with pytest.raises(CaseUnusable, match=r"case\.py:case"):
+        ckptmove.verify(trained, case=notebook.case)
