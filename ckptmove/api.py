@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.changes import UndoResult
     from ckptmove.contracts import Progress
     from ckptmove.differences import DiffResult
+    from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.evidence import VerifyResult
     from ckptmove.inventory.outline import OutlineLine
     from ckptmove.layouts.reading import Directory
@@ -67,6 +68,7 @@ class Inspection(OneLine):
         outline: its tree, where that was asked for.
         plan: what ``convert`` would change to bring it to the device that was expected, where one was.
         unchecked: paths of the file, or of those in it, that have no CRCs to compare, where that was asked for.
+        unreadable: errors of the files of a directory or an archive that cannot be read; the others are in all else.
     """
 
     inventory: Inventory
@@ -74,6 +76,7 @@ class Inspection(OneLine):
     outline: tuple[OutlineLine, ...] = ()
     plan: MovePlan | None = None
     unchecked: tuple[str, ...] = ()
+    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
 
     def __str__(self) -> str:
         """How much was found, in one line."""
@@ -90,6 +93,7 @@ def inspect(
     device_count: int = 1,
     check: bool = False,
     outline: bool = False,
+    keep_going: bool = False,
     progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> Inspection:
@@ -103,6 +107,8 @@ def inspect(
         device_count: how many devices of one type the target machine has.
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
+        keep_going: whether files of a directory or an archive that cannot be read are left out; their errors are then
+            in ``unreadable``. Otherwise the first of them is raised.
         progress: told of bytes checked and bytes in all.
         limits: what the file may ask for.
 
@@ -117,14 +123,15 @@ def inspect(
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(str(target)) if target is not None else None, device_count=device_count)
-    found = _read(path, limits, check=check, outline=outline, progress=progress)
+    found = _read(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
     plan: MovePlan | None = None
     if expect is not None:
         from ckptmove.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
         plan = plan_for(found.inventory, str(expect))
     unchecked = _without_checksums(found) if check else ()
-    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked)
+    unreadable = () if isinstance(found, Survey) else found.unreadable
+    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked, unreadable)
 
 
 @collector_paused()
@@ -338,17 +345,19 @@ def default_output(path: str, to: str) -> str:
     return f"{root}.{target}{extension}"
 
 
-def _read(path: str, limits: Limits, *, check: bool, outline: bool, progress: Progress | None) -> Survey | Directory:
+def _read(
+    path: str, limits: Limits, *, check: bool, outline: bool, keep_going: bool, progress: Progress | None
+) -> Survey | Directory:
     """A file, a directory, or an archive of files, as it was read."""
     if is_folder(path):
         from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
 
-        return read_directory(path, limits, check=check, outline=outline, progress=progress)
+        return read_directory(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
     with suppress(ArchiveOfFiles):
         return survey(path, limits, check=check, outline=outline, progress=progress)
     from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
 
-    return read_archive(path, limits, check=check, outline=outline, progress=progress)
+    return read_archive(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
 
 
 def _without_checksums(found: Survey | Directory) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint import naming, open_checkpoint
 from ckptmove.directories import DirectoryInventory
-from ckptmove.errors import DamagedArchive, OutputExists, OutputIsFolder, OutputIsSource
+from ckptmove.errors import DamagedArchive, OutputExists, OutputIsFolder, OutputIsSource, OutputSuffix
 from ckptmove.model import LACKING
 from ckptmove.moves import ConvertResult
 from ckptmove.notes import conversion_notes, no_devices, overflow_note, unmatched_options
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan, MoveRequest
 
+_TORCH: Final = frozenset({"torch-zip", "torch-legacy", "torch-tar", "torchscript", "pickle"})
+#: Suffixes that name a format, each with the containers that it stands for; of an archive, its form.
+_SUFFIXES: Final[dict[str, frozenset[str]]] = {
+    ".safetensors": frozenset({"safetensors"}),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".pkl"), _TORCH),
+    ".zip": frozenset({"zip", "torch-zip", "torchscript"}),
+    ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
+    **dict.fromkeys((".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
+}
 #: What a file has that cannot be copied as what it was.
 _BROKEN: Final = LACKING | {"damaged-piece"}
 
@@ -94,9 +103,11 @@ class Conversion:
             no_devices: why there is none in the source that could be another one; empty where there is one.
 
         Raises:
+            OutputSuffix: the suffix of the output names another format.
             UnsupportedDtype, UncastableDtype: as :func:`ckptmove.plan.plan_move`.
             DamagedArchive: a file of a directory or of an archive is cut off.
         """
+        _require_suffix(request, inventory)
         self._request = request
         self._container = inventory.container
         self.plan = plan_move(inventory, request.move)
@@ -152,6 +163,22 @@ def convert_file(request: ConvertRequest) -> ConvertResult:
         if request.check and not checkpoint.container.has_checksums():
             conversion.notes.append("the file holds no CRCs: its bytes were copied unchecked")
     return conversion.result(written)
+
+
+def _require_suffix(request: ConvertRequest, inventory: Inventory) -> None:
+    """Refuse an output whose suffix names another format. The suffix of the source is right, whatever it is.
+
+    Raises:
+        OutputSuffix: readers that go by the suffix would fail on the output.
+    """
+    if request.output is None:
+        return
+    (root, suffix), source = os.path.splitext(request.output), os.path.splitext(request.beside)[1]  # noqa: PTH122  # paths stay as they were typed
+    form = inventory.form if isinstance(inventory, DirectoryInventory) else None
+    container = form or inventory.container
+    named = _SUFFIXES.get(suffix.lower())
+    if named is not None and container not in named and suffix.lower() != source.lower():
+        raise OutputSuffix(request.output, suffix, container, root + ("" if container == "directory" else source))
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

@@ -247,6 +247,22 @@ class OutputIsFolder(Refused):
         self.inside = inside
 
 
+class OutputSuffix(Refused):
+    """The suffix of the output names a format that the output would not have.
+
+    Attributes:
+        instead: the same path with the suffix of the source.
+    """
+
+    kind = "output-suffix"
+
+    def __init__(self, path: str, suffix: str, container: str, instead: str) -> None:
+        super().__init__(
+            f"the output keeps the format of the source, {container}, and '{suffix}' names another", path=path
+        )
+        self.instead = instead
+
+
 class LimitExceeded(Refused):
     """The file asks for more than a limit allows.
 

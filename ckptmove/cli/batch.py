@@ -36,14 +36,14 @@ class Batch(NamedTuple):
     is_cut_short: bool
 
 
-def for_each(paths: Sequence[str], work: Callable[[str], int], out: Output) -> Batch:
+def for_each(paths: Sequence[str], work: Callable[[str], tuple[int, Sequence[CkptMoveError]]], out: Output) -> Batch:
     """Work on each path, and say of which ones that was not possible.
 
     An interruption ends it and is one of its errors, so that what was found until then is not lost.
 
     Args:
         paths: of checkpoints.
-        work: reports on one of them and returns its exit code.
+        work: reports on one of them, and returns its exit code and the errors of files in it that it left out.
         out: told of the errors, as they happen.
 
     Raises:
@@ -55,14 +55,20 @@ def for_each(paths: Sequence[str], work: Callable[[str], int], out: Output) -> B
     failures: list[Failure] = []
     for path in paths:
         try:
-            codes.append(work(path))
-            continue
+            code, errors = work(path)
         except (UsageError, StdoutFailed):
             raise
         except CkptMoveError as error:
             failure = failure_of(error)
         except (KeyboardInterrupt, Terminated) as error:
             failure, is_cut_short = interruption(error), True
+        else:
+            within = [failure_of(error) for error in errors]
+            codes.append(max([code, *(failure.exit_code for failure in within)]))
+            failures += within
+            for failure in within:
+                out.failure(failure)
+            continue
         failures.append(failure)
         codes.append(failure.exit_code)
         out.failure(failure)

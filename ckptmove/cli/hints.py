@@ -235,6 +235,11 @@ def _(error: directories.OutputHoldsMore) -> str:
     return f"look at it, then remove it: rm -r {quoted(error.path or '')}; or name another one with --output"
 
 
+@hint_for.register(errors.OutputSuffix)
+def _(error: errors.OutputSuffix) -> str:
+    return f"name it by what it is: {command_line(['--output', error.instead])}"
+
+
 @hint_for.register(errors.OutputIsFolder)
 def _(error: errors.OutputIsFolder) -> str:
     return f"name a file in it: --output {quoted(error.inside)}"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
+    from ckptmove.errors import CkptMoveError
     from ckptmove.limits import Limits
     from ckptmove.report.answers import Detail
 
@@ -65,13 +66,13 @@ def run_inspect(paths: Sequence[str], options: InspectOptions, out: Output) -> i
     """Inspect every path, report on each, and return the gravest exit code."""
     answers: list[InspectAnswer] = []
 
-    def work(path: str) -> int:
+    def work(path: str) -> tuple[int, Sequence[CkptMoveError]]:
         answer = _answer(path, options, out)
         if out.format is Format.JSON:
             answers.append(answer)
         else:
             _tell(answer, options, out)
-        return answer.exit_code
+        return answer.exit_code, answer.inspection.unreadable
 
     batch = for_each(paths, work, out)
     if out.format is Format.JSON:
@@ -93,6 +94,7 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
             limits=options.limits,
             check=options.check,
             outline=options.detail.tree,
+            keep_going=True,
             progress=progress,
         )
     expectation = None
@@ -134,7 +136,7 @@ def _next_command(answer: InspectAnswer, device_count: int) -> str:
     inventory = answer.inspection.inventory
     path = inventory.path
     findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
-    if any(finding.code in _HOPELESS for finding in findings):
+    if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
         return command_line(["ckptmove", "convert", path, "--to", answer.expectation.device])

@@ -84,12 +84,12 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
         _require_report(options.junit, [*paths, *([options.against] if options.against else [])])
     results: list[VerifyResult] = []
 
-    def work(path: str) -> int:
+    def work(path: str) -> tuple[int, tuple[()]]:
         result = _verify(path, options, out)
         results.append(result)
         if out.format is not Format.JSON:
             _tell(result, options, out)
-        return YES if result.passed and (result.proven or not options.strict) else NO
+        return (YES if result.passed and (result.proven or not options.strict) else NO), ()
 
     batch = for_each(paths, work, out)
     if options.junit is not None:

@@ -1,18 +1,18 @@
 """A directory, or an archive of files, read as one checkpoint.
 
-Never reads a tensor's bytes unless their CRCs are asked for, and never passes over a file that must have been a
-checkpoint.
+A tensor's bytes are read only to compare their CRCs. A file that must have been a checkpoint is never passed over.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint import survey
 from ckptmove.directories import EmptyDirectory
-from ckptmove.errors import NotACheckpoint
+from ckptmove.errors import LimitExceeded, NotACheckpoint, UnreadableInput
 from ckptmove.inventory.outline import OutlineLine
 from ckptmove.layouts.archive import inner_archives, limits_of, open_archive, standing_facts
 from ckptmove.layouts.detect import layout_of, require_shards
@@ -24,7 +24,7 @@ from ckptmove.notes import no_devices
 from ckptmove.streams.recovery import recover_listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ckptmove.checkpoint import Checkpoint, Survey
     from ckptmove.containers.distributed import DistributedCheckpoint
@@ -51,7 +51,8 @@ class Directory(NamedTuple):
         parts: its checkpoint files.
         inventory: what they hold together.
         outline: their trees, and the other files, where that was asked for.
-        without_checksums: paths of the checkpoint files of which neither they nor the archive hold CRCs.
+        without_checksums: paths of the checkpoint files without CRCs, where the archive has none for them either.
+        unreadable: errors of the files that could not be read, where reading was to go on without them.
     """
 
     listing: Listing
@@ -59,6 +60,7 @@ class Directory(NamedTuple):
     inventory: DirectoryInventory
     outline: tuple[OutlineLine, ...]
     without_checksums: tuple[str, ...]
+    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
 
     def no_devices(self) -> str:
         """Why there is no device in any of the files that have tensors; empty where there is one."""
@@ -73,6 +75,7 @@ def read_directory(
     check: bool = False,
     outline: bool = False,
     objects: bool = True,
+    keep_going: bool = False,
     progress: Progress | None = None,
     visit: Visit | None = None,
     visit_distributed: VisitDistributed | None = None,
@@ -85,6 +88,7 @@ def read_directory(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         objects: whether a distributed checkpoint is read with what is no tensor in it.
+        keep_going: whether files that cannot be read are left out; the error of one is raised where all of them are.
         progress: told of bytes checked and bytes in all.
         visit: shown each checkpoint of one file, by its path in the directory, while it is open.
         visit_distributed: shown each distributed one, of which no file is open any more.
@@ -100,6 +104,7 @@ def read_directory(
         check=check,
         outline=outline,
         objects=objects,
+        keep_going=keep_going,
         progress=progress,
         visit=visit,
         visit_distributed=visit_distributed,
@@ -120,7 +125,13 @@ def list_recovered(path: str, limits: Limits) -> Listing:
 
 
 def read_archive(
-    path: str, limits: Limits, *, check: bool = False, outline: bool = False, progress: Progress | None = None
+    path: str,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    keep_going: bool = False,
+    progress: Progress | None = None,
 ) -> Directory:
     """Read every checkpoint in a zip or a tar as a part of one.
 
@@ -130,7 +141,9 @@ def read_archive(
         MustBeUnpacked: one of its members cannot be read where it lies.
     """
     with open_archive(path, limits) as listing:
-        return read_listing(listing, limits, check=check, outline=outline, objects=True, progress=progress)
+        return read_listing(
+            listing, limits, check=check, outline=outline, objects=True, keep_going=keep_going, progress=progress
+        )
 
 
 def read_listing(
@@ -140,6 +153,7 @@ def read_listing(
     check: bool = False,
     outline: bool = False,
     objects: bool = False,
+    keep_going: bool = False,
     progress: Progress | None = None,
     visit: Visit | None = None,
     visit_distributed: VisitDistributed | None = None,
@@ -148,17 +162,24 @@ def read_listing(
 
     Arguments and errors as of :func:`read_directory`.
     """
-    require_shards(listing)
+    reader = _Reader(
+        listing, limits, check=check, outline=outline, keep_going=keep_going, progress=progress, visit=visit
+    )
+    with reader.tolerating():
+        require_shards(listing)
     distributed = find_distributed(listing)
     homes = {part.folder for part in distributed}
-    reader = _Reader(listing, limits, check=check, outline=outline, progress=progress, visit=visit)
     for part in distributed:
-        container = reader.read_distributed(part, objects=objects)
-        if visit_distributed is not None:
-            visit_distributed(part, container)
+        with reader.tolerating():
+            container = reader.read_distributed(part, objects=objects)
+            if visit_distributed is not None:
+                visit_distributed(part, container)
     for file in listing.files:
         if not file.is_hidden and not (file.folder in homes and is_distributed(file.name)):
-            reader.read(file)
+            with reader.tolerating():
+                reader.read(file)
+    if not reader.parts and reader.unreadable:
+        raise reader.unreadable[0]
     if not reader.parts:
         inner = "".join(fact.record for fact in reader.inner[:1])
         is_cut = any(fact.kind == "missing-end" for fact in standing_facts(listing))
@@ -182,6 +203,7 @@ def read_listing(
         replace(inventory, layout=layout, contents=contents, facts=facts, form=listing.form),
         (OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *reader.lines) if outline else (),
         tuple(reader.without_checksums),
+        tuple(reader.unreadable),
     )
 
 
@@ -195,6 +217,7 @@ class _Reader:
         *,
         check: bool,
         outline: bool,
+        keep_going: bool,
         progress: Progress | None,
         visit: Visit | None,
     ) -> None:
@@ -202,6 +225,7 @@ class _Reader:
         self._limits = limits
         self._check = check
         self._outline = outline
+        self._keep_going = keep_going
         self._progress = progress
         self._visit = visit
         self._base = 0
@@ -212,8 +236,19 @@ class _Reader:
         self.facts: list[ArchiveFact] = []
         self.inner: list[ArchiveFact] = []
         self.without_checksums: list[str] = []
+        self.unreadable: list[UnreadableInput | LimitExceeded] = []
         self.looked_at = 0
         self.has_something = False
+
+    @contextmanager
+    def tolerating(self) -> Iterator[None]:
+        """Go on after the error of one file, where that was asked for."""
+        try:
+            yield
+        except (UnreadableInput, LimitExceeded) as error:
+            if not self._keep_going:
+                raise
+            self.unreadable.append(error)
 
     def read_distributed(self, part: DistributedFolder, *, objects: bool) -> DistributedCheckpoint:
         found, container = survey_distributed(

@@ -188,3 +188,52 @@ def test_what_stays_is_named_where_something_moves_or_was_to_be_kept(say) -> Non
     kept = say("convert", "run.pth", "--to", "cpu", "--keep", "*", "--dry-run").out
     assert "stay on cuda:3: 12 tensors (keep)\n" in kept
     assert "nothing to change: no tensor has to move\n" in kept
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("adamw-cuda3.pth", "x.safetensors"),
+        ("adamw-cuda3.pth", "x.SafeTensors"),
+        ("legacy-adamw-cuda1.pth", "x.npz"),
+        ("weights.safetensors", "x.pth"),
+        ("weights.safetensors", "x.bin"),
+        ("hf-trainer-cuda3", "x.safetensors"),
+        ("hf-trainer-cuda3", "x.tar"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--force",)], ids=" ".join)
+def test_a_suffix_that_names_another_format_is_refused(ask, bench, source, output, options) -> None:
+    before = {path.name for path in bench.iterdir()}
+    document = ask("convert", str(SAMPLES / source), "--to", "cpu", "-o", output, *options)
+    assert (document["error"]["kind"], document["exit_code"]) == ("output-suffix", 4)
+    assert {path.name for path in bench.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("adamw-cuda3.pth", "x.ckpt"),
+        ("adamw-cuda3.pth", "x.pth.tar"),
+        ("adamw-cuda3.pth", "x"),
+        ("adamw-cuda3.pth", "x.v2"),
+        ("weights.safetensors", "x.safetensors"),
+        ("hf-trainer-cuda3", "x"),
+        ("hf-trainer-cuda3", "x.v2"),
+    ],
+)
+def test_a_suffix_that_names_no_other_format_is_taken(ask, source, output) -> None:
+    assert ask("convert", str(SAMPLES / source), "--to", "cpu", "-o", output)["output"] == output
+
+
+def test_an_archive_keeps_its_form(ask, bench) -> None:
+    shutil.make_archive(str(bench / "runs"), "zip", SAMPLES / "hf-trainer-cuda3")
+    assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.tar")["error"]["kind"] == "output-suffix"
+    assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.pth")["error"]["kind"] == "output-suffix"
+    assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.zip")["output"] == "x.zip"
+
+
+def test_the_suffix_of_the_source_is_taken_for_what_it_is(ask, bench) -> None:
+    shutil.copy(SAMPLES / "adamw-cuda3.pth", bench / "mine.npz")
+    assert ask("convert", "mine.npz", "--to", "cpu", "-o", "other.npz")["output"] == "other.npz"
+    assert ask("convert", "mine.npz", "--to", "cpu")["output"] == "mine.cpu.npz"

@@ -227,6 +227,7 @@ ERRORS = {
     errors.OutputIsSource("a"): (4, "--output"),
     directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
+    errors.OutputSuffix("a.npz", ".npz", "torch-zip", "a b.pth"): (4, "--output 'a b.pth'"),
     outputs.OutputIsNoReport("a", path="b"): (4, "--junit report.xml"),
     errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "--limit-factor 10 "),
