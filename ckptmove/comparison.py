@@ -1,17 +1,20 @@
-"""Two checkpoints side by side: which tensors both have, how they differ, and what else does.
+"""Compare two checkpoints: their tensors by structure and value, then everything else in them.
 
-Never holds a tensor in memory whose elements lie in order, and never unpickles: bytes are compared as they lie.
+``diff`` and ``verify --against`` both use it. Values are compared block by block; nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import sys
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptmove.cast import cast_blocks
+from ckptmove.contracts import CastSegment
 from ckptmove.counterparts import find_counterparts
 from ckptmove.devices import NO_DEVICE
-from ckptmove.differences import Change, DiffResult, Uncompared
-from ckptmove.dtypes import PACKED
+from ckptmove.differences import Change, Criteria, DiffResult, Uncompared
+from ckptmove.dtypes import CAST_DOWN, PACKED
 from ckptmove.elements import blocks, is_dense, overlaps, raw_blocks
 from ckptmove.errors import LimitExceeded
 from ckptmove.gaps import gap_between
@@ -59,17 +62,34 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
         LimitExceeded: one of them asks for more than the limits allow.
     """
     with open_stored(first, limits) as one, open_stored(second, limits) as other:
-        return compare_stored(one, other, limits, measure, progress)
+        sides = side_by_side(one, other)
+        return compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
 
 
 def compare_stored(
-    one: StoredCheckpoint, other: StoredCheckpoint, limits: Limits, measure: Measure, progress: Progress | None
+    one: StoredCheckpoint,
+    other: StoredCheckpoint,
+    found: Counterparts,
+    criteria: Criteria,
+    limits: Limits,
+    measure: Measure,
+    progress: Progress | None = None,
 ) -> DiffResult:
     """Compare two open checkpoints.
 
-    Arguments and errors as of :func:`compare`.
+    Args:
+        one: the first, as :func:`ckptmove.layouts.stored.side_by_side` gives it.
+        other: the second, likewise.
+        found: which of their tensors and files belong together.
+        criteria: what counts as a difference.
+        limits: as of :func:`compare`.
+        measure: likewise.
+        progress: likewise.
+
+    Raises:
+        UnreadableInput, LimitExceeded: as :func:`compare`.
     """
-    return _Comparison(*side_by_side(one, other), limits, measure, progress).result()
+    return _Comparison(one, other, criteria, limits, measure, progress).result(found)
 
 
 class _Comparison:
@@ -79,12 +99,14 @@ class _Comparison:
         self,
         one: StoredCheckpoint,
         other: StoredCheckpoint,
+        criteria: Criteria,
         limits: Limits,
         measure: Measure,
         progress: Progress | None,
     ) -> None:
         self._one = one
         self._other = other
+        self._criteria = criteria
         self._most_read = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * (one.nbytes + other.nbytes))
         self._read = 0
         self._measure = measure
@@ -97,12 +119,11 @@ class _Comparison:
         self._changed: list[Change] = []
         self._uncompared: list[Uncompared] = []
 
-    def result(self) -> DiffResult:
-        found = find_counterparts(self._one, self._other)
+    def result(self, found: Counterparts) -> DiffResult:
         self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
         for mine, other in found.pairs:
             self._pair(mine, other)
-        remainder = Remainder(self._one, self._other, found)
+        remainder = Remainder(self._one, self._other, found, devices_count=self._criteria.devices)
         remainder.compare()
         return DiffResult(
             first=self._one.path,
@@ -130,7 +151,14 @@ class _Comparison:
     def _pair(self, one: Stored, two: Stored) -> None:
         """Two tensors that are counterparts."""
         mine, other = one.record, two.record
-        for (what, before), (_, after) in zip(_properties(mine), _properties(other), strict=True):
+        is_cast = not self._criteria.devices and mine.dtype == CAST_DOWN.get(other.dtype)
+        follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}
+        # A distributed checkpoint keeps neither strides nor what a tensor is in Python.
+        keeps_less = one.part.is_distributed or two.part.is_distributed
+        properties = (_properties(record, keeps_less=keeps_less) for record in (mine, other))
+        for (what, before), (_, after) in zip(*properties, strict=True):
+            if what in follow:
+                continue
             # Where one side stores no device, there is none to compare.
             guessed = what == "device" and before != after and NO_DEVICE in {before, after}
             self._nowhere += guessed
@@ -139,7 +167,7 @@ class _Comparison:
             if before != after and not guessed:
                 self._changed.append(Change(mine.name, what, before, after))
         if mine.shape == other.shape and (mine.kind == other.kind or {mine.kind, other.kind} == _DENSE):
-            if mine.stride != other.stride:
+            if mine.stride != other.stride and not (keeps_less or is_cast):  # a cast tensor is written without gaps
                 self._changed.append(Change(mine.name, "object", f"stride {mine.stride}", f"stride {other.stride}"))
             parts = mine.dense(), other.dense()
             if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
@@ -157,7 +185,8 @@ class _Comparison:
     def _values(self, one: Stored, two: Stored) -> None:
         """The elements of two dense tensors of one shape."""
         mine, other = one.record, two.record
-        if _WITHOUT_BYTES & {mine.kind, other.kind}:
+        chosen = self._criteria.values_of
+        if _WITHOUT_BYTES & {mine.kind, other.kind} or (chosen is not None and mine.name not in chosen):
             return
         ours, theirs = one.part.bytes_of(mine), two.part.bytes_of(other)
         if ours is None or theirs is None:
@@ -176,9 +205,12 @@ class _Comparison:
             self._spend(ours[1].nbytes + theirs[1].nbytes)
             # Elements without gaps in one order on both sides need not be put into torch's order first.
             read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
-            sides = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1])
-            pairs = zip(*sides, strict=True)
-            self._compared[place] = gap_between(pairs, mine.dtype, other.dtype, self._measure)
+            first, second, dtype = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1]), other.dtype
+            if not self._criteria.devices and mine.dtype == CAST_DOWN.get(dtype):
+                segment = CastSegment(theirs[1], dtype, mine.dtype, sys.byteorder, None)
+                second, dtype = cast_blocks(second, segment, two.part.path), mine.dtype
+            pairs = zip(first, second, strict=True)
+            self._compared[place] = gap_between(pairs, mine.dtype, dtype, self._measure)
         differ, gap = self._compared[place]
         if differ:
             change = Change(mine.name, "value", _sizes(one.record), _sizes(two.record), gap and gap.repeated(times))
@@ -225,11 +257,18 @@ def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:
     return stored.part.name, record.storage, span, record.dtype, record.shape, record.stride
 
 
-def _properties(record: TensorRecord) -> tuple[tuple[What, str], ...]:
-    """What a tensor is besides its values. Where shapes differ strides do, and are not told of."""
+def _properties(record: TensorRecord, *, keeps_less: bool) -> tuple[tuple[What, str], ...]:
+    """Properties of a tensor besides its values and its stride, which differs wherever the shape does.
+
+    Args:
+        record: the tensor.
+        keeps_less: whether one side is a distributed checkpoint, which keeps neither Parameter nor any other class.
+    """
     grad = ", requires_grad" if record.requires_grad else ""
+    subclass = f" {record.subclass}" if record.subclass and not keeps_less else ""
+    kind = "tensor" if keeps_less and record.kind == "parameter" else record.kind
     return (
-        ("object", f"{record.kind}{f' {record.subclass}' if record.subclass else ''}{grad}"),
+        ("object", f"{kind}{subclass}{grad}"),
         ("role", record.role),
         ("device", record.device),
         ("dtype", record.dtype),

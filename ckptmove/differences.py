@@ -13,6 +13,19 @@ from ckptmove.model import OneLine
 What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
+class Criteria(NamedTuple):
+    """What counts as a difference of two checkpoints.
+
+    Attributes:
+        devices: whether devices count, and what ``convert`` changes with them: group flags, ``torch.device`` objects,
+            and dtypes that the target lacks. Roles count with them.
+        values_of: names of the tensors of the first checkpoint whose values are compared; None for all.
+    """
+
+    devices: bool = True
+    values_of: frozenset[str] | None = None
+
+
 class LoneNan(NamedTuple):
     """Elements that are NaN on one side alone, which no figure tells of; NaN on both sides is no difference of values.
 

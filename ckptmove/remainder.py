@@ -1,6 +1,6 @@
-"""What two checkpoints hold besides their tensors: objects, code, other files; and what of it was not compared.
+"""Compare what two checkpoints hold besides tensors: objects, code, other files.
 
-Never passes over anything in silence: what has no counterpart is a change, or there is a note on it.
+Whatever has no counterpart is a change, or a note says that it was not compared.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.listing import Listing
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.layouts.stored_part import StoredPart
+    from ckptmove.model import Inventory
 
 #: Between the path of something in a pickled module and the name that its state_dict gives it.
 _MODULE_PARTS: Final = frozenset({"_modules", "_parameters", "_buffers"})
@@ -43,14 +44,18 @@ class Remainder:
         notes: on what was compared in another way than it lies, or not at all, for people.
     """
 
-    def __init__(self, one: StoredCheckpoint, other: StoredCheckpoint, found: Counterparts) -> None:
+    def __init__(
+        self, one: StoredCheckpoint, other: StoredCheckpoint, found: Counterparts, *, devices_count: bool
+    ) -> None:
         """Take two checkpoints.
 
         Args:
             one: the first.
             other: the second.
             found: what of their tensors and files is counterparts.
+            devices_count: whether devices, and the flags that follow them, are compared.
         """
+        self._devices_count = devices_count
         self._one = one
         self._other = other
         self._found = found
@@ -107,7 +112,9 @@ class Remainder:
             for name in part.lost():
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
         beside = ObjectsBeside(mine, other, self._found.twins)
-        found = chain(beside.kept_changes() if beside.keeps_less else (), beside.twin_changes(flags_count=True))
+        sites = self._following(mine), self._following(other)
+        kept = beside.kept_changes(sites) if beside.keeps_less else ()
+        found = chain(kept, beside.twin_changes(flags_count=self._devices_count))
         lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
         placed = (one._replace(path=mine.full_name(one.path)) for one in found)
         self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(placed, lost))
@@ -121,7 +128,11 @@ class Remainder:
             if before != after and not (mine.is_distributed and None in {before, after}):
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
         if not beside.keeps_less:
-            self.changed += _tree_changes(mine, other, beside)
+            self.changed += _tree_changes(mine, other, beside, sites)
+
+    def _following(self, part: StoredPart) -> Collection[int]:
+        """The places in the pickle of a part that are not compared, as they follow a device."""
+        return () if self._devices_count or part.is_distributed else device_sites(part.inventory, part.base)
 
     def _alone(self) -> None:
         """Files that only one side has, and no tensor of which is in another file of the other side."""
@@ -163,7 +174,28 @@ class Remainder:
             self.notes.append(f"{_some(told)}{what}")
 
 
-def _tree_changes(mine: StoredPart, other: StoredPart, beside: ObjectsBeside) -> Iterator[Change]:
+def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
+    """Starts of the operations that a conversion may change: tags, named devices, flags, classes of cast storages.
+
+    Args:
+        inventory: of a file.
+        base: what was added to its sites, where it is a part of a directory.
+    """
+    sites: set[int | None] = set()
+    for storage in inventory.storages:
+        sites.update(storage.tag_sites, storage.class_sites)
+    for record in inventory.tensors:
+        sites.update(part.device_site for part in (record, *record.parts))
+    for mention in inventory.mentions:
+        sites |= {mention.site, mention.index_site, mention.tuple_site}
+    for optimizer in inventory.optimizers:
+        sites.update(flag.site for group in optimizer.groups for flag in group.flags)
+    return frozenset(site - base for site in sites if site is not None)
+
+
+def _tree_changes(
+    mine: StoredPart, other: StoredPart, beside: ObjectsBeside, sites: tuple[Collection[int], Collection[int]]
+) -> Iterator[Change]:
     told = {record.name for record in mine.inventory.tensors}
     told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
     lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
@@ -171,7 +203,7 @@ def _tree_changes(mine: StoredPart, other: StoredPart, beside: ObjectsBeside) ->
     def is_apart(path: str, key: str) -> bool:
         return beside.is_apart(mine.own_name(path), key)
 
-    found = tree_changes(other.tree(), (), mine.tree(), (), mine.name, TensorNodes(), is_apart)
+    found = tree_changes(other.tree(), sites[1], mine.tree(), sites[0], mine.name, TensorNodes(), is_apart)
     for one in _without(found, lost):
         if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
             continue  # for a long string: those are compared as extras

@@ -17,6 +17,8 @@ from ckptmove.checkpoint import Checkpoint
 from ckptmove.comparison import compare_stored
 from ckptmove.containers.opening import container_of
 from ckptmove.conversion import ConvertRequest, write_checkpoint
+from ckptmove.counterparts import find_counterparts
+from ckptmove.differences import Criteria
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -209,7 +211,8 @@ def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
 
 def _require_different(source: Checkpoint, plan: MovePlan, output: Checkpoint) -> None:
     """``diff`` tells of devices, of what was cast, and of what the plan says of flags and strings."""
-    found = compare_stored(stored_file(source), stored_file(output), LIMITS, lambda *_: None, None)
+    sides = stored_file(source), stored_file(output)
+    found = compare_stored(*sides, find_counterparts(*sides), Criteria(), LIMITS, lambda *_: None)
     require(not found.added and not found.removed, "diff finds tensors that only one of them has")
     allowed: set[str] = {"device"}
     if any(edit.cast is not None for edit in plan.edits):

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckptmove.case import CaseUnusable
+from ckptmove.counterparts import find_counterparts
 from ckptmove.errors import UsageError
-from ckptmove.layouts.stored import open_stored
+from ckptmove.layouts.stored import open_stored, side_by_side
 from ckptmove.optimizers import BY_NAME
 from ckptmove.pairing import pair_all
 from ckptmove.sampling import choose
-from ckptmove.verification.against import OriginalTensors, casts, counterparts, differences
+from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
 from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
@@ -139,9 +140,11 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         if request.against is not None:
             other = stack.enter_context(open_stored(request.against, request.limits, to_resume=True))
             other_stored = stack.enter_context(StoredTensors(other.parts))
-            found = counterparts(checkpoint, other)
+            sides = side_by_side(checkpoint, other)
+            found = find_counterparts(*sides)
             original = OriginalTensors(found, other.inventory, other_stored)
-            compared = differences(checkpoint, stored, other, other_stored, found, sample)
+            compared = differences(*sides, found, request.limits, sample)
+            other.require_unchanged()
             restore = _with_original(restore, request.against, compared, casts(found), sample)
         checkpoint.require_unchanged()  # no file is to be blamed for what another one of its name is
         for check in (restore, numbers.check(request.ignore)):

@@ -381,8 +381,8 @@ def change_value(folder):
         (remove_file, "scheduler.pt is missing"),
         (add_file, "notes.txt is not in the original"),
         (add_checkpoint, "extra.pt is not in the original"),
-        (change_text, "trainer_state.json: other bytes"),
-        (change_option, "optimizer.pt: param_groups.0.lr is 5.0 in place of 0.001"),
+        (change_text, "trainer_state.json is sha256"),
+        (change_option, "optimizer.pt.param_groups.0.lr is 5.0 in place of 0.001"),
         (change_value, "model.safetensors.0.bias: other bits"),
     ],
 )

@@ -137,7 +137,8 @@ def test_what_has_changed_is_named(saver, answers, form, other, change):
         assert f"; {where} not compared, as a distributed" in restore["detail"]
         return
     assert restore["status"] == "failed"
-    assert f"{where} is {mine} in place of {theirs}" in restore["detail"]
+    assert where in restore["detail"]
+    assert restore["evidence"]["changed"] == 1
     assert [(one.name, one.source, one.target) for one in ckptmove.diff(path, original).changed] == [
         (where, mine, theirs)
     ]

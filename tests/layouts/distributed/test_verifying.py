@@ -486,7 +486,7 @@ def remove_tensor(tree):
     [
         (change_value, "model.0.weight: other bits"),
         (change_option, "optim.param_groups.0.lr is 5.0 in place of 0.001"),
-        (remove_object, "epoch is absent in place of 2"),
+        (remove_object, "epoch is missing"),
         (remove_tensor, "rng is missing"),
     ],
 )

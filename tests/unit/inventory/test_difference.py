@@ -18,7 +18,7 @@ from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.tree import Call, Global, Tuple
-from ckptmove.verification.against import device_sites
+from ckptmove.remainder import device_sites
 
 
 def differences(ours, theirs, protocol=4):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ckptmove import convert
+from ckptmove.counterparts import find_counterparts
 from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
-from ckptmove.verification.against import counterparts, differences
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.against import differences
 
 
 def change_weight(tree):
@@ -61,16 +61,16 @@ def second_optimizer(tree):
     ("change", "said"),
     [
         (change_weight, "model.0.weight: other bits"),
-        (change_shape, "model.0.weight: shape (5, 6) in place of (6, 5)"),
+        (change_shape, "model.0.weight: shape [5, 6] in place of [6, 5]"),
         (change_dtype, "model.0.weight: dtype float32 in place of float16"),
-        (change_stride, "model.0.weight: stride (6, 1) in place of (1, 5)"),
+        (change_stride, "model.0.weight is stride (6, 1) in place of stride (1, 5)"),
         (remove, "model.0.weight is not in the original"),
         (add, "model.extra is missing"),
         (change_option, "optimizer.param_groups.0.lr is 0.001 in place of 5.0"),
-        (remove_option, "optimizer.param_groups.0.lr is 0.001 in place of absent"),
+        (remove_option, "optimizer.param_groups.0.lr is not in the original"),
         (second_optimizer, "again.state.0.step is missing"),
         (change_epoch, "epoch is 3 in place of 4"),
-        (change_text, "arch is absent in place of 'resnet'"),
+        (change_text, "arch is missing"),
     ],
 )
 def test_what_differs_from_the_original_is_named(make, answers, change, said):
@@ -112,7 +112,7 @@ def test_a_cast_is_held_to_the_cast_of_the_original(make, answers):
     assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4, found
     tree["model"]["0.weight"][0, 0] += 1e-3
     found = answers(make.save(tree, device="mps"), "mps", against=original)
-    assert "model.0.weight: other bits than float64 cast to float32" in found["restore"]["detail"]
+    assert "model.0.weight: other bits" in found["restore"]["detail"]
 
 
 def test_a_failed_restore_stays_failed_beside_an_original(make, answers, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_deflated_original_cannot_be_compared(make, answers, tmp_path):
             kind = zipfile.ZIP_DEFLATED if "/data/" in item.filename else zipfile.ZIP_STORED
             target.writestr(item.filename, source.read(item), kind)
     found = answers(path, "cuda:0", against=str(packed))
-    assert "its bytes are not stored plainly" in found["restore"]["detail"]
+    assert "compressed in" in found["restore"]["detail"]
     assert found["parity"]["status"] == "failed"
     found = answers(str(packed), "cuda:0")
     assert found["restore"]["status"] == "failed"
@@ -142,23 +142,18 @@ def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):
     for name, letter in (("a", b"x"), ("b", b"y")):
         (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": torch.ones(1), "long": letter * 500}))
     one, other = (str(tmp_path / f"{name}.pkl") for name in "ab")
-    with (
-        open_stored(one, Limits()) as mine,
-        open_stored(other, Limits()) as theirs,
-        StoredTensors(mine.parts) as stored,
-        StoredTensors(theirs.parts) as original,
-    ):
-        found, same = counterparts(mine, theirs), counterparts(mine, mine)
-        assert "long string" in str(differences(mine, stored, theirs, original, found).lost)
-        assert not differences(mine, stored, mine, stored, same).lost
+    with open_stored(one, Limits()) as mine, open_stored(other, Limits()) as theirs:
+        found, same = find_counterparts(mine, theirs), find_counterparts(mine, mine)
+        assert "long string" in str(differences(mine, theirs, found, Limits()).lost)
+        assert not differences(mine, mine, same, Limits()).lost
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
         (torch.empty(2, device="meta"), torch.empty(2, device="meta"), None),
-        (torch.empty(2, device="meta"), torch.ones(2), "w: meta in place of tensor"),
-        (torch.eye(2), torch.eye(2).to_sparse(), "w: another kind of tensor"),
+        (torch.empty(2, device="meta"), torch.ones(2), "w is meta in place of tensor"),
+        (torch.eye(2), torch.eye(2).to_sparse(), "w is tensor in place of sparse_coo"),
     ],
     ids=["both", "lost", "sparse"],
 )
