@@ -233,3 +233,12 @@ def test_a_wrapper_of_no_file_is_not_there():
     record = TensorRecord("w", "optimizer", "cpu", "float32", (1,), (1,), None, 0, 0, "wrapper-subclass")
     with pytest.raises(LookupError, match="does not return w"):
         LoadedFiles((), None).wrapper(record)
+
+
+def test_sparse_state_is_not_stepped_and_said(answers, tmp_path):
+    tree = trained(torch.optim.AdamW)
+    state = tree["optimizer"]["state"][0]
+    state["exp_avg"] = state["exp_avg"].to_sparse()
+    found = answers(save(tree, tmp_path), "cpu")
+    assert (found["step"]["evidence"]["not_stepped"], found["step"]["evidence"]["proven"]) == (1, False)
+    assert "sparse_coo" in found["step"]["evidence"]["unproven"]
