@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ from unittest.mock import patch
 
 import torch
 from faults import FAULTS
-from trained import LAYOUTS, OPTIMIZERS, Training, device_by_path
+from trained import LAYOUTS, LOW_BIT, OPTIMIZERS, Training, device_by_path, low_bit_tree
 
+from ckptmove.api import convert
 from ckptmove.model import Severity
 from ckptmove.verification import child, run, worker
 from ckptmove.verification.checks import CHECKS
@@ -46,7 +47,7 @@ class Healthy:
     """A checkpoint with nothing wrong.
 
     Attributes:
-        optimizer: class in ``torch.optim``.
+        optimizer: class in ``torch.optim``, or of another library as ``pkg.mod:CLASS``.
         layout: how it is saved.
         dtype: of the model, and so of its moments.
         target: where it was trained, and is to go on.
@@ -57,16 +58,38 @@ class Healthy:
     dtype: str
     target: str
 
+    @property
+    def is_low_bit(self) -> bool:
+        """Whether the optimizer is of another library, which keeps moments in 8 or 4 bits."""
+        return ":" in self.optimizer
+
     def __str__(self) -> str:
         return f"{self.optimizer}, {self.layout}, {self.dtype}, {self.target}"
 
     def make(self, folder: Path) -> str:
         """The file or directory."""
+        if self.is_low_bit:
+            # Nothing but an accelerator makes a wrapper subclass that says it is on one, or the conversion.
+            tree = low_bit_tree(self.optimizer, getattr(torch, self.dtype))
+            path = LAYOUTS[self.layout](tree, folder, lambda _: "cpu")
+            return path if self.target == "cpu" else str(convert(path, to=self.target).output)
         tree = Training(self.optimizer, getattr(torch, self.dtype)).train(3).tree()
         return LAYOUTS[self.layout](tree, folder, device_by_path(self.target, self.optimizer))
 
 
-HEALTHY = tuple(itertools.starmap(Healthy, itertools.product(OPTIMIZERS, LAYOUTS, DTYPES, TARGETS)))
+#: Layouts that are files, whose wrapper subclasses torch.load returns.
+_FILES = ("plain", "lightning", "hf-trainer")
+HEALTHY = tuple(
+    itertools.starmap(
+        Healthy,
+        [
+            *itertools.product(OPTIMIZERS, LAYOUTS, DTYPES, TARGETS),
+            *itertools.product(LOW_BIT, _FILES, DTYPES, TARGETS),
+        ],
+    )
+)
+#: True of torchao's subclasses: torch.load takes them once torchao is imported.
+_NEEDS_IMPORT = "S701"
 
 
 def verdict(path: str, **options: Any) -> VerifyResult:
@@ -100,9 +123,13 @@ def is_found(fault: Fault, folder: Path) -> bool:
 
 def alarms(healthy: Healthy, folder: Path) -> list[str]:
     """What is said against a healthy checkpoint."""
-    result = verdict(healthy.make(folder), to=healthy.target)
+    named: dict[str, Any] = {"optimizer": healthy.optimizer} if healthy.is_low_bit else {}
+    with torch.compiler.set_stance("force_eager") if named else nullcontext():
+        result = verdict(healthy.make(folder), to=healthy.target, **named)
     failed = [f"{check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
     loud = [f"{one.code}: {one.message}" for one in result.findings if one.severity is not Severity.INFO]
+    if healthy.optimizer.startswith("torchao."):
+        loud = [text for text in loud if not text.startswith(_NEEDS_IMPORT)]
     return [*failed, *loud, *["the resume is not proven"] * (not result.proven)]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 import json
 import warnings
 import zipfile
@@ -23,6 +25,16 @@ OPTIMIZERS = tuple(
     name
     for name, kind in sorted(vars(torch.optim).items())
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+)
+#: Classes of other libraries that keep the moments of large parameters in 8 or 4 bits.
+LOW_BIT = tuple(
+    name
+    for name in (
+        "torchao.optim:AdamW8bit",
+        "torchao.optim:AdamW4bit",
+        "bitsandbytes.optim:AdamW8bit",
+    )
+    if importlib.util.find_spec(name.partition(".")[0]) is not None
 )
 #: Options with which each class keeps all the state that it can.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -139,6 +151,28 @@ class Training:
         self.ema, self.steps = dict(tree["ema"]), tree["epoch"]
         torch.set_rng_state(tree["rng"]["cpu"])
         return self
+
+
+def low_bit_tree(name: str, dtype: torch.dtype) -> Tree:
+    """What is saved of three steps of an optimizer in :data:`LOW_BIT`, on the CPU.
+
+    Both libraries keep 8 bits of parameters of 4096 values and more.
+    """
+    torch.manual_seed(0)
+    module, _, kind = name.partition(":")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 6)).to(dtype)
+    optimizer = getattr(importlib.import_module(module), kind)(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    with torch.compiler.set_stance("force_eager"):  # torchao compiles each step
+        for _ in range(3):
+            model(torch.randn(8, 64, dtype=dtype)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    return {
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+        "scaler": torch.amp.GradScaler("cpu").state_dict(), "rng": {"cpu": torch.get_rng_state()}, "epoch": 3,
+    }  # fmt: skip
 
 
 def tensors_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

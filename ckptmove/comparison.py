@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     #: Where elements lie, and how: file, storage, place in it, dtype, shape and stride.
     _Elements: TypeAlias = tuple[str, str | None, Span, str, tuple[int, ...], tuple[int, ...]]
 
-#: Kinds of tensors whose elements are in no storage: there are none, or they are in the pickle.
-_WITHOUT_BYTES: Final = frozenset({"meta", "device-data"})
+#: Kinds of tensors without elements in a storage of their own: there are none, they are in the pickle, or in the
+#: tensors inside of a wrapper subclass, which are compared under their own names.
+_WITHOUT_BYTES: Final = frozenset({"meta", "device-data", "wrapper-subclass"})
 #: Kinds that have their elements in the same way.
 _DENSE: Final = frozenset({"tensor", "parameter"})
 #: Bytes that may be read for each byte of the files: each once, but for views that lie over each other.

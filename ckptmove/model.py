@@ -90,7 +90,8 @@ class TensorRecord(NamedTuple):
         stride: steps in elements; empty for layouts without strides.
         storage: key of its storage, or None where its bytes are not in a storage.
         storage_offset: in elements, from the start of the whole storage, also where torch before 0.4 saved a view.
-        nbytes: number of elements times the size of one: what the tensor's own values take.
+        nbytes: number of elements times the size of one: what the tensor's own values take. 0 for a wrapper subclass:
+            the tensors inside of it have records of their own, named ``NAME.inner``.
         kind: ``tensor``, ``parameter``, ``sparse_coo``, ``sparse_csr``, ``quantized``, ``nested``, ``meta``,
             ``device-data`` (bytes inside the pickle, as xla tensors have), ``wrapper-subclass`` or ``storage``;
             ``conj``, ``neg`` or ``conj-neg`` for a view that torch conjugates or negates where it is used.
@@ -228,6 +229,17 @@ class StateEntry(NamedTuple):
     def tensor(self, state_key: str) -> TensorRecord | None:
         """The tensor of a state key, or None."""
         return dict(self.tensors).get(state_key)
+
+    def without_inner(self) -> StateEntry:
+        """The entry as its optimizer keeps it: a wrapper subclass stands for everything inside of it."""
+        inside = tuple([f"{key}." for key, record in self.tensors if record.kind == "wrapper-subclass"])
+        if not inside:
+            return self
+        return self._replace(
+            tensors=tuple([pair for pair in self.tensors if not pair[0].startswith(inside)]),
+            scalars=tuple([pair for pair in self.scalars if not pair[0].startswith(inside)]),
+            nested=tuple([pair for pair in self.nested if not pair[0].startswith(inside)]),
+        )
 
 
 class OptimizerRecord(NamedTuple):

@@ -110,6 +110,7 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
         algorithm: as in ``OptimizerRecord``; None stands for any class but those two.
     """
     known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
+    entry = entry.without_inner()
     if not known.issuperset([key for key, _ in (*entry.tensors, *entry.scalars)]):
         return ()
     return tuple([pair for pair in entry.tensors if pair[0] not in BOOKKEEPING])

@@ -183,8 +183,15 @@ def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dic
 
 
 def model_tensors(inventory: Inventory) -> tuple[TensorRecord, ...]:
-    """The model's tensors, without any EMA copy, in the order of the file."""
-    return tuple(tensor for tensor in inventory.tensors if tensor.role == "model")
+    """The model's tensors, without any EMA copy, in the order of the file; a wrapper subclass as one."""
+    found, inside = [], ""
+    for tensor in inventory.tensors:
+        if inside and tensor.name.startswith(inside):
+            continue  # the tensors inside follow their wrapper
+        inside = f"{tensor.name}." if tensor.kind == "wrapper-subclass" else ""
+        if tensor.role == "model":
+            found.append(tensor)
+    return tuple(found)
 
 
 def strip_wrappers(key: str) -> tuple[str, str]:

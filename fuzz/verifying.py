@@ -18,7 +18,7 @@ from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.entries import leaves, nested_state
 from ckptmove.verification.file_checks import hold_against
 from ckptmove.verification.optimizers import choose
-from ckptmove.verification.pieces import batches, pieces_of
+from ckptmove.verification.pieces import batches, select
 from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.reach import refuse_excess
 from ckptmove.verification.request import VerifyRequest
@@ -69,7 +69,7 @@ def _plan_steps(whole: StoredCheckpoint) -> None:
         name = choose(optimizer, None).name or "SGD"
         listed = sum(len(group.params) for group in optimizer.groups)
         named = 0
-        for batch in batches(pieces_of(optimizer, pairing.by_key(), name), together=False):
+        for batch in batches(iter(select(optimizer, pairing.by_key(), name).pieces), together=False):
             named += sum(piece.offset == 0 for piece in batch)
         require(named <= listed, "more is stepped than the groups list")
         for entry in optimizer.state:

@@ -305,15 +305,16 @@ class TensorReader:
         )
 
     def _wrapper(self, args: Tuple, name: str, role: Role) -> TensorRecord:
-        """``(cls, dtype, size, stride, storage_offset, layout, device, requires_grad)``."""
+        """``(cls, dtype, size, stride, storage_offset, layout, device, requires_grad)``: no bytes of its own."""
         dtype, shape = dtype_name(args.items[1]), sizes(args.items[2])
         kind, device = args.items[0], args.items[6]
         if type(kind) is not Global:
             raise NotATensor
+        bytes_of(shape, dtype)  # refuses sizes that no tensor has
         self._attach(args, 6)
         return TensorRecord(
             name, role, device_text(device) or NO_DEVICE, dtype, shape, sizes(args.items[3]), None,
-            count(args.items[4]), bytes_of(shape, dtype), "wrapper-subclass", kind.full_name, args.items[7] is True,
+            count(args.items[4]), 0, "wrapper-subclass", kind.full_name, args.items[7] is True,
         )  # fmt: skip
 
     def _device_data(self, args: Tuple, name: str, role: Role) -> TensorRecord:

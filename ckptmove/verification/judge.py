@@ -12,8 +12,10 @@ import torch
 
 from ckptmove.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.verification.moments import broken_history, disagreement
+from ckptmove.verification.numbers import comparable
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step import stored_values
+from ckptmove.verification.wrappers import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +39,8 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         tally.idle.add(name)
     elif _is_stirred(trial, piece, after):
         tally.stirred.add(name)
+    elif piece.elements and trial.recipe.name not in BY_NAME:  # torch's own classes pass no gradient over
+        tally.untouched.add(name)
     for fault in _state_faults(trial, piece, after):
         tally.faults.add(f"{name}: {fault}")
     if not _all_finite(after.parameter):
@@ -68,11 +72,8 @@ def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
 def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
     """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
     stored = () if piece.entry is None else piece.entry.tensors
-    return any(
-        not torch.equal(piece.cut(trial.source.tensor(record), record), after.state[key])
-        for key, record in stored
-        if record.shape and key in after.state
-    )
+    before = opened({key: piece.cut(trial.source.tensor(record), record) for key, record in stored if record.shape})
+    return any(key in after.state and not torch.equal(value, after.state[key]) for key, value in before.items())
 
 
 def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
@@ -109,5 +110,5 @@ def stored_count(piece: Piece, source: TensorSource) -> float | None:
 
 
 def _all_finite(value: torch.Tensor) -> bool:
-    real = torch.view_as_real(value) if value.is_complex() else value
+    real = comparable(value)
     return real.numel() == 0 or not real.is_floating_point() or bool(torch.stack(torch.aminmax(real)).isfinite().all())

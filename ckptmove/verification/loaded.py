@@ -13,8 +13,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_table
 from safetensors.torch import load_file
+from torch._utils import _get_obj_state
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ckptmove.layouts.distributed_part import DistributedPart
 from ckptmove.verification.digests import StorageDigests
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.layouts.stored_part import FilePart, StoredPart
-    from ckptmove.model import ContainerName
+    from ckptmove.model import ContainerName, TensorRecord
     from ckptmove.sampling import Sample
     from ckptmove.verification.state import StoredTensors
 
@@ -102,6 +104,13 @@ class LoadedFiles:
             for name, part in self._parts.items()
             if chosen is None or any(record.name in chosen for record in part.inventory.tensors)
         }
+        #: The file of each wrapper subclass, which has no storage to tell it.
+        self._wrappers = {
+            record.name: name
+            for name, part in self._used.items()
+            for record in part.inventory.tensors
+            if record.kind == "wrapper-subclass"
+        }
 
     def at(self, file: str) -> Loaded:
         """What was loaded of a file; the tensors of a member of an archive, until another one is asked for."""
@@ -129,6 +138,18 @@ class LoadedFiles:
     def alike(self, file: str, name: str) -> list[torch.Tensor]:
         """The tensors of a file that have a name in the checkpoint; none for a file that was not loaded."""
         return self.at(file).tensors.get(self._parts[file].own_name(name), [])
+
+    def wrapper(self, record: TensorRecord) -> torch.Tensor:
+        """A tensor subclass that wraps others, as ``torch.load`` returned it; it must not be written to.
+
+        Raises:
+            LookupError: its file was not loaded, is not held any more, or two paths of that file read alike.
+        """
+        home = self._wrappers.get(record.name)
+        found = self.alike(home, record.name) if home is not None and self._parts[home].is_file else []
+        if len(found) != 1:
+            raise LookupError(f"torch.load(weights_only=True) does not return {record.name}")
+        return found[0]
 
     def digests(self, file: str) -> StorageDigests | None:
         """What is left of the storages of a file in place of their bytes; None where nothing of it is gone."""
@@ -262,27 +283,45 @@ def _load_table(place: str | BinaryIO) -> Loaded:
     return Loaded({name: [tensor] for name, tensor in weights.items()}, is_mapped=is_mapped)
 
 
-def named_tensors(root: object) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Every dense tensor below an object that weights-only mode returned, named by its path.
 
-    Walks without recursion, and never goes into a container that it is inside of.
+    Tensors that hang on another one, as inside of a wrapper subclass, are named below it, in objects too. Walks without
+    recursion, and never goes into a container that it is inside of, or twice into an object.
     """
-    stack: list[tuple[Iterator[tuple[str, object]], int]] = [(iter((("", root),)), 0)]
+    stack: list[tuple[Iterator[tuple[str, Any]], int]] = [(iter((("", root),)), 0)]
     inside: set[int] = set()
+    objects: dict[int, object] = {}
     while stack:
         members, identity = stack[-1]
         for name, value in members:
+            held: Any = value  # what has members of its own
             if isinstance(value, torch.Tensor):
                 yield from _dense(name, value)
+                held = _attributes(value)
             elif isinstance(value, (TypedStorage, UntypedStorage)):
                 yield name, _flat(value)
-            elif isinstance(value, (dict, list, tuple, set)) and id(value) not in inside:
+                continue
+            elif not isinstance(value, (dict, list, tuple, set)):
+                held = {} if id(value) in objects else _attributes(value)
+                objects[id(value)] = value
+            if held and id(value) not in inside:
                 inside.add(id(value))
-                stack.append((_members(name, value), id(value)))
+                stack.append((_members(name, held), id(value)))
                 break
         else:
             stack.pop()
             inside.discard(identity)
+
+
+def _attributes(value: Any) -> dict[str, object]:
+    """What torch pickles with a tensor or an object besides its values; nothing for a number, a text, or a class."""
+    try:
+        state = {} if isinstance(value, type) else _get_obj_state(value)  # type: ignore[no-untyped-call]
+    except (AttributeError, TypeError):  # without attributes before Python 3.11, or not made to be pickled
+        return {}
+    both = state if isinstance(state, tuple) else (state,)  # those of `__dict__`, and those of `__slots__`
+    return {name: one for part in both if isinstance(part, dict) for name, one in part.items()}
 
 
 def _members(path: str, value: dict[Any, object] | list[object] | tuple[object, ...] | set[object]) -> Any:
@@ -313,7 +352,8 @@ def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
         yield f"{inside}scales", tensor.q_per_channel_scales()
         yield f"{inside}zero_points", tensor.q_per_channel_zero_points()
     else:
-        yield name, tensor.detach()
+        is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
+        yield name, tensor if is_wrapper else tensor.detach()
 
 
 def _flat(storage: Any) -> torch.Tensor:

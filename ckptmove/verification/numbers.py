@@ -157,7 +157,7 @@ class NumbersTally:
         return not is_trained or name.rpartition(".")[2] in _EXTREMES or bool((values.isneginf() | (values == 0)).all())
 
     def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
-        wide = _comparable(values)
+        wide = comparable(values)
         nans = int(wide.isnan().sum())
         infinities = int(wide.isinf().sum())
         if record.role == "model" and self._is_mask(record.name, wide):
@@ -174,7 +174,7 @@ def _uneven(group: Uneven) -> Finding:
     return found("O209", message, group.behind, fix)
 
 
-def _comparable(values: torch.Tensor) -> torch.Tensor:
+def comparable(values: torch.Tensor) -> torch.Tensor:
     """The same values in a dtype that torch can compare on the CPU."""
     real = torch.view_as_real(values) if values.is_complex() else values
     return real.float() if real.is_floating_point() and real.element_size() == 1 else real
@@ -182,5 +182,5 @@ def _comparable(values: torch.Tensor) -> torch.Tensor:
 
 def _range(values: torch.Tensor) -> tuple[float, float]:
     """Lowest and highest value in one pass without a copy; NaN where there is one, as ``torch.aminmax`` has it."""
-    lowest, highest = torch.aminmax(_comparable(values))
+    lowest, highest = torch.aminmax(comparable(values))
     return lowest.item(), highest.item()

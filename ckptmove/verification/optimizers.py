@@ -45,7 +45,7 @@ def choose(optimizer: OptimizerRecord, override: str | None) -> Choice:
     if name is None:
         return Choice(reason=_UNKNOWN)
     if name not in BY_NAME:
-        foreign = next((found for entry in optimizer.state if (found := foreign_kind(entry))), "")
+        foreign = next((found for entry in optimizer.state if (found := foreign_kind(entry.without_inner()))), "")
         return Choice(reason=f"{name} keeps what is not made again: {foreign}") if foreign else Choice(name=name)
     return Choice(name=name, note="" if override else _assumption(name, optimizer))
 

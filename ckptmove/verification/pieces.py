@@ -12,7 +12,7 @@ from ckptmove.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 from ckptmove.pairing import moments
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     import torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Elements that are stepped at once: their state fits in a processor's cache, and in memory many times over.
 WINDOW_ELEMENTS: Final = 2**18
 _BATCH_PIECES: Final = 512
+#: Why a parameter is not stepped beside others that have state.
+WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
 #: An optimizer compares each group that it is given with all before it.
 _BATCH_GROUPS: Final = 32
 
@@ -81,38 +83,63 @@ class Piece(NamedTuple):
         return self.window.cut(tensor)
 
 
-def pieces_of(
+class Selection(NamedTuple):
+    """Which parameters of an optimizer are stepped, and which are not.
+
+    Attributes:
+        pieces: of those that are, in the order of the groups.
+        left_out: by reason, the names of those that the optimizer lists and that cannot be stepped.
+    """
+
+    pieces: list[Piece]
+    left_out: dict[str, list[str]]
+
+
+def select(
     optimizer: OptimizerRecord,
     parameters: dict[str, TensorRecord | None],
     algorithm: str,
     chosen: Container[str] | None = None,
-) -> Iterator[Piece]:
-    """The pieces of every parameter that can be stepped, in the order of the groups.
+    obstacle: Callable[[TensorRecord], str] = lambda record: f"it keeps a {record.kind} tensor ({record.name})",
+) -> Selection:
+    """The pieces of every parameter that can be stepped, and the names of all others.
 
-    A parameter without state beside others with state is left out: it is frozen, or its state is lost, and
-    ``structure`` speaks of that. One whose values are not in the file is stood in for by a tensor of its moment's
-    shape; where there is no moment either, nothing is known of it.
+    A parameter without state beside others with state is not stepped. One whose values are not in the file is stood in
+    for by a tensor of its moment's shape.
 
     Args:
         optimizer: the optimizer.
         parameters: by state key, the parameter's record or None.
         algorithm: class in ``torch.optim``, or the name of another one.
         chosen: the keys of those that are stepped; None for all. One that steps them as one vector takes all.
+        obstacle: why state that is not dense cannot be restored; empty where it can.
     """
-    entries = {entry.key: entry for entry in optimizer.state}
+    entries = {entry.key: entry.without_inner() for entry in optimizer.state}
+    found = Selection([], {})
     for index, group in enumerate(optimizer.groups):
         for key in group.params:
             entry = entries.get(key)
             is_apart = not keeps_state_on_first(algorithm)
-            if is_apart and ((entries and entry is None) or not (chosen is None or key in chosen)):
+            if is_apart and not (chosen is None or key in chosen):
                 continue
             parameter = parameters.get(key)
             known = parameter or _stand_in(entry, algorithm)
-            tensors = [known, *(one for _, one in entry.tensors)] if entry is not None else [known]
-            if known is not None and all(one is not None and is_dense(one) for one in tensors):
-                name = known.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
-                whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
-                yield from _cut(whole) if is_elementwise(algorithm) else (whole,)
+            name = parameter.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
+            if is_apart and entries and entry is None:
+                reason = WITHOUT_STATE
+            elif known is None:
+                reason = "the file holds neither the parameter nor a moment of its shape"
+            elif not is_dense(known):
+                reason = f"it is a {known.subclass or f'{known.kind} tensor'}, without plain values to step"
+            else:
+                others = [one for _, one in entry.tensors if not is_dense(one)] if entry is not None else []
+                reason = next(filter(None, map(obstacle, others)), "")
+            if known is None or reason:
+                found.left_out.setdefault(reason, []).append(name)
+                continue
+            whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
+            found.pieces.extend(_cut(whole) if is_elementwise(algorithm) else (whole,))
+    return found
 
 
 def is_dense(record: TensorRecord) -> bool:

@@ -14,11 +14,11 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
-from ckptmove.optimizers import keeps_state_on_first
+from ckptmove.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.optimizers import choose
-from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, pieces_of
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.recipe import HOW, make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
@@ -26,6 +26,7 @@ from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
 from ckptmove.verification.tally import Trial, TrialTally
 from ckptmove.verification.trial import STEP_ERRORS, error_text, try_optimizer
 from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, without_step
+from ckptmove.verification.wrappers import WithWrappers, copied
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from ckptmove.evidence import CheckResult
     from ckptmove.layouts.stored import StoredCheckpoint
-    from ckptmove.model import Inventory, OptimizerRecord, ParamGroup
+    from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.pairing import Pairing
     from ckptmove.sampling import Sample
     from ckptmove.verification.against import OriginalTensors
@@ -175,10 +176,15 @@ def _try(
     tally.error = _written_over(optimizer, pairing, recipe)
     if tally.error:
         return
-    pieces = list(pieces_of(optimizer, pairing.by_key(), choice.name, chosen))
+    source = WithWrappers(bench.stored, bench.loaded)
+
+    def obstacle(record: TensorRecord) -> str:
+        return _obstacle(record, choice.name, source)
+
+    selection = select(optimizer, pairing.by_key(), choice.name, chosen, obstacle)
     listed = sum(len(group.params) for group in optimizer.groups)
-    if keeps_state_on_first(choice.name) and len(pieces) < listed:
-        lost = f"{listed - len(pieces)} of {amount(listed, 'parameter')} not found in the file"
+    if keeps_state_on_first(choice.name) and selection.left_out:
+        lost = f"{sum(map(len, selection.left_out.values()))} of {amount(listed, 'parameter')} not found in the file"
         around.left_out.append(f"{named}{choice.name} steps all parameters as one vector, and {lost}")
         return
     try:
@@ -189,6 +195,7 @@ def _try(
         return
     around.classes.append(choice.name)
     around.notes += [note for note in (choice.note, recipe.cut) if note]
+    around.leave_out(selection.left_out)
     around.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe)
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     exact = bench.site.mode != "real" and reference.groups == recipe.groups
@@ -201,13 +208,28 @@ def _try(
         optimizer=optimizer,
         recipe=recipe,
         reference=reference,
-        source=bench.stored,
-        second=second,
+        source=source,
+        second=WithWrappers(second, bench.loaded),
         place=place,
         other=TorchDevice("cpu"),
         exact=exact,
     )
-    try_optimizer(trial, iter(pieces), tally)
+    try_optimizer(trial, iter(selection.pieces), tally)
+
+
+def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str:
+    """Why state that is not dense cannot be restored for a step; empty where it can."""
+    if record.kind != "wrapper-subclass":
+        return f"it keeps a {record.kind} tensor, without plain values to step"
+    if algorithm in BY_NAME:
+        return f"it keeps a {record.subclass}: --optimizer has to name the class of another library that reads one"
+    try:
+        # All that a trial does with one: it is copied, its values are read, and others are put in their place.
+        values = copied(source.tensor(record))
+        values.copy_(values.dequantize())
+    except STEP_ERRORS as error:
+        return f"it keeps a {record.subclass}, which is not restored here: {error_text(error)}"
+    return ""
 
 
 def _doubts(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -> list[str]:
@@ -215,13 +237,6 @@ def _doubts(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, 
     doubts = _elsewhere(inventory, optimizer, pairing)
     if recipe.assumed:
         doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
-    stated = {entry.key for entry in optimizer.state}
-    missing = [key for group in optimizer.groups for key in group.params if key not in stated] if stated else []
-    if missing and not keeps_state_on_first(recipe.name):
-        doubts.append(f"{amount(len(missing), 'parameter')} without state not stepped: frozen, or lost")
-    bare = [record.name for _, record in pairing.matches if record is not None and not is_dense(record)]
-    if bare:
-        doubts.append(f"{bare[0]} has no plain values to step{f' and {len(bare) - 1} more' * (len(bare) > 1)}")
     if pairing.how == "ambiguous":
         where = optimizer.where or "the optimizer"
         doubts.append(f"which tensors {where} trains is ambiguous: {pairing.reason}")

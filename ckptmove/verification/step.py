@@ -17,6 +17,7 @@ from ckptmove.verification.entries import leaves, nested_state
 from ckptmove.verification.objective import needs_closure, quadratic
 from ckptmove.verification.recipe import NOISE_PERIOD
 from ckptmove.verification.state import dtype_of
+from ckptmove.verification.wrappers import copied, is_wrapper, opened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +84,7 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
     largest = 0.0
     for key, record in piece.entry.tensors if piece.entry is not None else ():
         values = piece.cut(source.tensor(record), record)
+        values = values.dequantize() if is_wrapper(values) else values
         if values.dim() and values.numel():
             highest = _farthest(values)
             largest = max(largest, math.sqrt(highest) if key in magnitudes(name) else highest)
@@ -166,7 +168,7 @@ def take_step(
     """
     with place.standing():
         optimizer, parameters, stored = _restored(recipe, drafts, source, place, with_state=with_state)
-        restored = [leaves(optimizer.state.get(parameter, {})) for parameter in parameters]
+        restored = [opened(leaves(optimizer.state.get(parameter, {}))) for parameter in parameters]
         before = [_devices(one, place) for one in restored]
         casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
         vanished = [
@@ -179,7 +181,7 @@ def take_step(
                 optimizer.state[parameter] = {} if entry is None else _state(draft.piece, entry, source, place, planted)
         _step(optimizer, parameters, drafts)
         stepped = [
-            _stepped(parameter, leaves(optimizer.state.get(parameter, {})), place, before[index])
+            _stepped(parameter, opened(leaves(optimizer.state.get(parameter, {}))), place, before[index])
             for index, parameter in enumerate(parameters)
         ]
     for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
@@ -208,11 +210,16 @@ def _restored(
     else:
         state = optimizer.state_dict()["state"]  # Adagrad makes its own when it is built; of old torch, nowhere else
     optimizer.load_state_dict({"state": state, "param_groups": saved})
-    return optimizer, parameters, [leaves(state.get(index, {})) for index in range(len(pieces))]
+    return optimizer, parameters, [opened(leaves(state.get(index, {}))) for index in range(len(pieces))]
 
 
 def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
-    """A copy of a stored tensor: on the CPU where the file has it there, else on the place's device."""
+    """A copy of a stored tensor: on the CPU where the file has it there, else on the place's device.
+
+    A wrapper subclass stays on the CPU: ``load_state_dict`` moves it to its parameter as a whole.
+    """
+    if is_wrapper(tensor):
+        return copied(tensor)
     return tensor.detach().clone() if tag == "cpu" else place.to_device(tensor)
 
 
@@ -244,8 +251,12 @@ def _state(
     tensors: dict[str, object] = {}
     for key, record in entry.tensors:
         value = put(piece.cut(source.tensor(record), record), record.device, place)
-        tensors[key] = value * factor if record.shape and factor != 1 else value
+        tensors[key] = _multiplied(value, factor) if record.shape and factor != 1 else value
     return nested_state(entry, tensors)
+
+
+def _multiplied(value: torch.Tensor, factor: float) -> torch.Tensor:
+    return value.copy_(value.dequantize() * factor) if is_wrapper(value) else value * factor
 
 
 def _options(tensors: Mapping[str, TensorRecord], source: TensorSource, place: Place) -> dict[str, torch.Tensor]:
@@ -282,7 +293,8 @@ def _stepped(parameter: torch.Tensor, state: Mapping[str, Any], place: Place, be
         if not isinstance(value, torch.Tensor):
             stepped.state[key] = value
             continue
-        stepped.state[key] = place.to_cpu(value)
+        # A simulated device takes a wrapper subclass as it is, so that one may come out of it.
+        stepped.state |= {name: place.to_cpu(inner) for name, inner in opened({key: place.to_cpu(value)}).items()}
         device = place.device_of(value)
         belongs = home if value.dim() else before.get(key, device)
         if device != belongs:

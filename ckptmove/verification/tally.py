@@ -57,6 +57,7 @@ class TrialTally:
         standins: parameters that the file does not hold.
         moved: parameters of which a value changed.
         stirred: parameters that did not move in any value, but whose moments did.
+        untouched: parameters with a piece that neither moved nor changed a moment.
         idle: parameters whose group has a learning rate of 0.
         counted: step counts that went up by one.
         counts: the lowest and the highest of them, after the step.
@@ -77,6 +78,7 @@ class TrialTally:
     standins: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
     stirred: set[str] = field(default_factory=set)
+    untouched: set[str] = field(default_factory=set)
     idle: set[str] = field(default_factory=set)
     counted: int = 0
     counts: tuple[float, float] | None = None

@@ -16,11 +16,15 @@ from ckptmove.verification.trial import IDLE, LOST, READS_NOTHING, UNREAD
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ckptmove.evidence import CheckResult
     from ckptmove.verification.place import Site
     from ckptmove.verification.tally import TrialTally
 
 _NO_STEP = "there was no step to compare with"
+#: Parameters that are named in a sentence.
+_NAMED = 3
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class Circumstances:
         notes: what was taken for granted of them that does not matter.
         assumed: what stood in for something that the file does not tell.
         left_out: optimizers that were not, and why.
+        unstepped: by reason, parameters that the others list and that were not stepped.
         compared_with: what the parity check compares with.
         exact: whether the two have to agree bit for bit.
     """
@@ -50,8 +55,14 @@ class Circumstances:
     notes: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    unstepped: dict[str, list[str]] = field(default_factory=dict)
     compared_with: str = ""
     exact: bool = True
+
+    def leave_out(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Note by reason which parameters of an optimizer were not stepped."""
+        for reason, more in names.items():
+            self.unstepped.setdefault(reason, []).extend(more)
 
     @property
     def lacks_device(self) -> bool:
@@ -95,12 +106,15 @@ def _not_simulated(around: Circumstances) -> str:
 
 
 def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
+    not_stepped = _unstepped(tally, around)
+    unstepped = [_in_words(reason, names) for reason, names in not_stepped.items()]
     figures: dict[str, object] = {
         "optimizer": ", ".join(dict.fromkeys(around.classes)),
         "device": around.site.target,
         "simulated": around.site.mode == "simulated",
         "seed": around.seed,
         "parameters": len(tally.parameters),
+        "not_stepped": sum(map(len, not_stepped.values())),
         "elements": tally.elements,
         "moved": len(tally.moved),
         "counted": tally.counted,
@@ -114,16 +128,16 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
     if around.lacks_device:
         return _no_device(around, **figures)
     if not tally.parameters:
-        reason = "; ".join(around.left_out) or "the file holds neither a parameter nor a moment of its shape"
+        reason = "; ".join([*around.left_out, *unstepped]) or "the param_groups list no parameter"
         return skipped("step", reason, **figures)
-    parts = _step_parts(tally, around)
+    parts = [*_step_parts(tally, around), *unstepped, *_remarks(around)]
     if tally.standins and around.has_model:
         lost = amount(len(tally.standins), "parameter")
         reason = f"{lost} of the optimizer not found in the model: zeros stood in"
         return skipped("step", "; ".join([reason, *parts]), **figures)
     is_shown = bool(tally.changed) or tally.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}
     stood_in = [_stood_in(tally)] if tally.standins else []
-    doubts = [*around.assumed, *around.left_out, *stood_in]
+    doubts = [*unstepped, *around.assumed, *around.left_out, *stood_in]
     figures["proven"] = is_shown and not doubts
     figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)
@@ -161,7 +175,23 @@ def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
     for (key, before, after), count_of in tally.casts.items():
         loss = ": that loses precision" if _loses(before, after) else ""
         parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}{loss}")
-    return [*parts, *dict.fromkeys([*around.notes, *around.assumed]), *around.left_out]
+    return parts
+
+
+def _remarks(around: Circumstances) -> list[str]:
+    return [*dict.fromkeys([*around.notes, *around.assumed]), *around.left_out]
+
+
+def _unstepped(tally: TrialTally, around: Circumstances) -> dict[str, list[str]]:
+    """By reason, the parameters that were not stepped: nothing is proven of them."""
+    passed_over = sorted(tally.untouched - tally.moved - tally.stirred)
+    found = {"its step changes neither the parameter nor a moment": passed_over} if passed_over else {}
+    return {**around.unstepped, **found}
+
+
+def _in_words(reason: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{amount(len(names), 'parameter')} not stepped ({', '.join(names[:_NAMED])}{more}): {reason}"
 
 
 def _stood_in(tally: TrialTally) -> str:

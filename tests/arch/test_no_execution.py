@@ -84,6 +84,7 @@ BY_NAME = {
     "getattr(sys, name)": "stdin, stdout, stderr",
     "setattr(sys, name, open(os.devnull, mode))": "stdin, stdout, stderr",
     "getattr(tensor, part)": "the parts of a compressed layout, constants beside it",
+    "getattr(value, name)": "the tensors that a wrapper subclass names itself, in `__tensor_flatten__`",
     "getattr(torch, kind, None)": "a kind of device that the grammar of devices knows",
     "getattr(torch.backends, kind, None)": "a kind of device that the grammar of devices knows",
     "getattr(calls, name)": "the methods of a class of ours",

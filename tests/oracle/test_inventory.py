@@ -15,6 +15,8 @@ from torch import nn
 
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.report.answers import shares
+from ckptmove.scopes import model_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,11 +184,19 @@ def test_subclasses_and_what_hangs_on_them(tmp_path):
     assert by_name["wrapped"].kind == "wrapper-subclass"
     assert by_name["wrapped"].storage is None
     assert by_name["wrapped"].subclass == f"{__name__}.Wrapper"
-    assert_dense(by_name["wrapped"], loaded["wrapped"])
+    wrapped = by_name["wrapped"]
+    assert (wrapped.dtype, wrapped.shape, wrapped.nbytes) == ("float32", (2, 5), 0)  # the bytes are those of `elem`
     assert_dense(by_name["wrapped.elem"], loaded["wrapped"].elem)
     assert [(mention.where, mention.kind, mention.value) for mention in inventory.mentions] == [
         ("wrapped.device", "torch.device", "cpu")
     ]
+
+
+def test_the_bytes_of_a_wrapper_count_once(tmp_path):
+    inventory = save_and_read({"model": {"w": Wrapper(torch.randn(2, 5)), "tied.w": torch.randn(3)}}, tmp_path)
+    (share,) = shares(inventory.tensors)
+    assert (share.tensors, share.nbytes) == (3, sum(storage.nbytes for storage in inventory.storages))
+    assert [tensor.name for tensor in model_tensors(inventory)] == ["model.w", "model.tied.w"]
 
 
 @pytest.mark.parametrize(

@@ -588,6 +588,69 @@ def parameter(**attributes):
     return attributed(torch.nn.Parameter(torch.ones(2)), **attributes)
 
 
+class Around(torch.Tensor):
+    """A subclass without a storage, as quantization libraries have them."""
+
+    @staticmethod
+    def __new__(cls, codes, **_more):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+
+    def __init__(self, codes, *, signed=True):
+        self.codes, self.signed = codes, signed
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+CODES = torch.tensor([1, 2], dtype=torch.uint8)
+
+
+def test_a_wrapper_subclass_is_the_same_as_itself(compare):
+    result = compare({"w": Around(CODES)}, {"w": Around(CODES)})
+    assert (result.same, result.tensors, result.uncompared) == (True, 2, ())
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (Around(CODES + 1), [("w.codes", "value")]),
+        (Around(CODES, signed=False), [("w.signed", "object")]),
+        (Around(CODES.int()), [("w.codes", "dtype"), ("w.codes", "value")]),
+    ],
+)
+def test_what_differs_inside_of_a_wrapper_subclass_is_named(compare, other, expected):
+    result = compare({"w": Around(CODES)}, {"w": other})
+    assert not result.same
+    assert [one for one in whats(result) if one in expected] == whats(result)
+    assert whats(result)
+    assert result.uncompared == ()
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no process groups")
+def test_a_dtensor_is_the_same_as_itself_and_its_shard_is_compared(compare, mesh):
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    values = torch.arange(6.0)
+    first = {"w": DTensor.from_local(values, mesh, [Shard(0)])}
+    assert compare(first, first).same
+    assert compare(first, first).uncompared == ()
+    result = compare(first, {"w": DTensor.from_local(values + 1, mesh, [Shard(0)])})
+    assert whats(result) == [("w._local_tensor", "value")]
+    result = compare(first, {"w": DTensor.from_local(values, mesh, [Replicate()])})
+    assert not result.same
+    assert {what for name, what in whats(result) if "._spec.placements.0" in name} == {"object"}
+
+
 class Subclass(torch.Tensor):
     pass
 

@@ -7,7 +7,7 @@ import torch
 
 from ckptmove.model import StateEntry, TensorRecord
 from ckptmove.verification import place
-from ckptmove.verification.pieces import WINDOW_ELEMENTS, pieces_of
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, select
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.step import _farthest, put, scaled
 
@@ -61,7 +61,7 @@ def draft(dtype=torch.float32, **state):
     name = str(dtype).removeprefix("torch.")
     entry = StateEntry("0", tuple((key, record(key, tuple(value.shape))) for key, value in state.items()), ())
     optimizer = OPTIMIZER.with_state(entry)
-    (piece,) = pieces_of(optimizer, {"0": record("w", dtype=name)}, "Adam")
+    (piece,) = select(optimizer, {"0": record("w", dtype=name)}, "Adam").pieces
     return scaled(piece, Source(w=torch.ones(4, dtype=dtype), **state), "Adam")
 
 
@@ -100,9 +100,9 @@ def test_a_large_parameter_is_cut_and_one_with_a_moment_of_another_shape_is_not(
     large = record("w", (4, WINDOW_ELEMENTS))
     same = StateEntry("0", (("step", record("s", ())), ("exp_avg", record("m", large.shape))), ())
     other = same._replace(tensors=(("exp_avg", record("m", (WINDOW_ELEMENTS, 4))),))
-    assert [piece.elements for piece in pieces_of(OPTIMIZER(same), {"0": large}, "Adam")] == [WINDOW_ELEMENTS] * 4
-    assert [piece.window for piece in pieces_of(OPTIMIZER(other), {"0": large}, "Adam")] == [None]
-    assert [piece.window for piece in pieces_of(OPTIMIZER(same), {"0": large}, "Muon")] == [None]
+    assert [piece.elements for piece in select(OPTIMIZER(same), {"0": large}, "Adam").pieces] == [WINDOW_ELEMENTS] * 4
+    assert [piece.window for piece in select(OPTIMIZER(other), {"0": large}, "Adam").pieces] == [None]
+    assert [piece.window for piece in select(OPTIMIZER(same), {"0": large}, "Muon").pieces] == [None]
 
 
 # --- whole steps -----------------------------------------------------------------------------------------------------
@@ -183,7 +183,10 @@ def test_parameters_without_state_are_said(make, answers):
     tree = make.tree("AdamW")
     drop(tree, 0, 1, 2)
     found = answers(make.save(tree), "cpu")
-    assert found["step"]["detail"].endswith("; 3 parameters without state not stepped: frozen, or lost")
+    evidence = found["step"]["evidence"]
+    assert (evidence["parameters"], evidence["not_stepped"], evidence["proven"]) == (1, 3, False)
+    assert "(model.0.weight, model.0.bias, model.1.weight)" in evidence["unproven"]
+    assert evidence["unproven"] in found["step"]["detail"]
 
 
 def test_state_of_nothing_but_zeros_was_lost(make, answers):
@@ -248,8 +251,9 @@ def test_tensors_without_plain_values_are_not_stepped_and_it_is_said(make, answe
     tree["model"]["0.bias"] = torch.empty(5, device="meta")
     found = answers(make.save(tree), "cpu")
     assert statuses(found) == ["passed"] * 3
-    assert "model.0.weight has no plain values to step and 1 more" in found["step"]["detail"]
-    assert found["step"]["evidence"]["proven"] is False
+    evidence = found["step"]["evidence"]
+    assert (evidence["parameters"], evidence["not_stepped"], evidence["proven"]) == (2, 2, False)
+    assert "(model.0.weight, model.0.bias)" in evidence["unproven"]
 
 
 def test_a_learning_rate_of_zero_is_said_and_no_fault(make, answers):
