@@ -332,6 +332,20 @@ class UneditablePickle(Refused):
         self.offset = offset
 
 
+class UneditableGraph(Refused):
+    """A conversion would leave a ``torch.export`` program that does not run on the target.
+
+    Attributes:
+        detail: what in it does not follow.
+    """
+
+    kind = "uneditable-graph"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"cannot move the graph: {detail}", path=path)
+        self.detail = detail
+
+
 class WriteFailed(CkptMoveError):
     """The output could not be written; nothing is left of it.
 

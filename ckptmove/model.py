@@ -26,13 +26,14 @@ class OneLine:
 
 Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
 ContainerName: TypeAlias = Literal[
-    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "safetensors", "dcp", "pickle", "directory",
-    "archive"]  # fmt: skip
+    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "torch-export", "safetensors", "dcp", "pickle",
+    "directory", "archive"]  # fmt: skip
 OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})  # which any torch.load since 0.1.10 reads
+WITH_CODE: Final = frozenset({"torchscript", "torch-export"})  # which counts on the dtypes of its tensors
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece", "missing-end",
-    "inner-archive"]  # fmt: skip
+    "inner-archive", "graph-device"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are not there: nor in any copy
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
@@ -272,7 +273,8 @@ class ArchiveFact:
         kind: ``short-storage`` is a record smaller than its storage, ``orphan-record`` one that no storage refers to;
             ``stray-bytes`` are in no record, or behind a pickle; ``kept-for-undo`` is there on purpose; an
             ``unnamed-file`` lies beside a ``.metadata`` that does not name it, a ``damaged-piece`` is not what that
-            says; a tar of files may have a ``missing-end``, an archive an ``inner-archive`` that is not looked into.
+            says; a tar of files may have a ``missing-end``, an archive an ``inner-archive`` that is not looked into; a
+            ``graph-device`` is a weight that its graph expects on another device.
         record: the record's name or the storage's key; in a stream, which has no names, what it is.
         nbytes: bytes concerned: missing, unreachable or stored.
     """

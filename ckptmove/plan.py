@@ -12,7 +12,7 @@ from ckptmove.devices import parse_target, same_device, split, unsupported_dtype
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.keep import with_wrappers
-from ckptmove.model import StorageRef, TensorRecord
+from ckptmove.model import WITH_CODE, StorageRef, TensorRecord
 from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
 from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
 
@@ -170,7 +170,7 @@ def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> N
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
     for holder in lost:
         reason = ""
-        if inventory.container == "torchscript":
+        if inventory.container in WITH_CODE:
             reason = _CODE
         elif not inside.isdisjoint(holder.names):
             reason = _SUBCLASS
@@ -216,10 +216,10 @@ def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy:
     if not mentions:
         return
     before, after = _sent_devices(placement.holders.values())
-    leaves_cpu = any(
-        record.role == "model" and holder is not None and holder.storage.device == "cpu" and holder.tag != "cpu"
-        for record, holder, _ in placement.tensors
-    )
+    placed = [(record, holder) for record, holder, _ in placement.tensors if holder is not None]
+    # Without a model all else stands for it: a program of torch.export may have sample inputs alone.
+    model = [holder for record, holder in placed if record.role == "model"] or [holder for _, holder in placed]
+    leaves_cpu = any(holder.storage.device == "cpu" and holder.tag != "cpu" for holder in model)
     for mention in mentions:
         kind, _ = split(mention.value)
         own = None if mention.site is None else placement.holders.get(mention.site)

@@ -41,7 +41,11 @@ STORAGE: Final = (
 def by_target() -> dict[str, list[bytes]]:
     """Seeds for each target by its name."""
     found: dict[str, list[bytes]] = {name: [] for name in ("torch-zip", "torch-legacy", "safetensors", "pickle")}
-    found |= {"torchscript": [_script(), _model_json()], "machine": list(_pickles())}
+    found |= {
+        "torchscript": [_script(), _model_json()],
+        "torch-export": [program(), program(opaque=b"\x80\x02K\x01.")],
+        "machine": list(_pickles()),
+    }
     for path in sorted(_SAMPLES.iterdir()):
         if path.suffix in {".pt", ".pth", ".ckpt", ".pkl", ".safetensors"} and path.stat().st_size <= _LARGEST:
             data = path.read_bytes()
@@ -120,6 +124,43 @@ def _model_json() -> bytes:
     model = {"protoVersion": "2", "mainModule": module, "producerName": "pytorch", "producerVersion": "1.0",
              "tensors": [tensor, tensor]}  # fmt: skip
     return zip_of({"a/model.json": json.dumps(model).encode(), "a/tensors/0": bytes(8)})
+
+
+def program(inputs: bytes = b"", opaque: bytes = b"") -> bytes:
+    """An archive of ``torch.export`` with a weight and a constant.
+
+    Args:
+        inputs: the pickle of its sample inputs; by default a tensor.
+        opaque: that of an object among the constants, with which the graph names a device in a string; by default there
+            is none of either.
+    """
+    device = {"type": "cuda", "index": 0}
+    meta = {"dtype": 7, "sizes": [{"as_int": 2}, {"as_int": 2}], "requires_grad": True, "device": device,
+            "strides": [{"as_int": 2}, {"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7}  # fmt: skip
+    row = {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": meta}
+    thing = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    node = {"target": "torch.ops.aten.add.Tensor", "inputs": [
+        {"name": "device", "arg": {"as_device": device}}, {"name": "device", "arg": {"as_string": "cuda:0"}},
+        {"name": "", "arg": {"as_string": "cuda" if opaque else "sum"}},
+    ], "outputs": [{"as_sym_int": {"as_expr": {"expr_str": "2*s0"}}}], "metadata": {}}  # fmt: skip
+    graph = {"inputs": [{"as_tensor": {"name": "p_w"}}], "outputs": [], "nodes": [node], "tensor_values": {"p_w": meta}}
+    specs = [{"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}}]
+    module = {"graph": graph, "signature": {"input_specs": specs, "output_specs": []}}
+    whole = {"graph_module": module, "schema_version": {"major": 8, "minor": 20}, "torch_version": "2.13",
+             "guards_code": ["L['x'] == 2"]}  # fmt: skip
+    records = {
+        "data/weights/weight_0": bytes(16),
+        "data/weights/model_weights_config.json": json.dumps({"config": {"w": row}}).encode(),
+        "data/constants/tensor_0": bytes(16),
+        "data/constants/opaque_obj_0": opaque,
+        "data/constants/model_constants_config.json": json.dumps(
+            {"config": {"c": row | {"path_name": "tensor_0"}} | ({"thing": thing} if opaque else {})}
+        ).encode(),
+        "models/model.json": json.dumps(whole).encode(),
+        "data/sample_inputs/model.pt": archive_of(inputs or next(tensors()), {"0": bytes(16)}),
+        "archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little",
+    }  # fmt: skip
+    return zip_of({f"a/{name}": data for name, data in records.items()})
 
 
 def table(metadata: dict[str, str] | None = None) -> bytes:

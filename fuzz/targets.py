@@ -37,6 +37,7 @@ TARGETS: Final[dict[str, Target]] = {
     "machine": Target(examine_pickle, mutators.pickle_mutator),
     "torch-zip": Target(examine_file, mutators.zip_mutator),
     "torchscript": Target(examine_file, mutators.zip_mutator),
+    "torch-export": Target(examine_file, mutators.zip_mutator),
     "torch-legacy": Target(examine_file, mutators.legacy_mutator),
     "pickle": Target(examine_file, mutators.bare_mutator),
     "safetensors": Target(examine_file, mutators.safetensors_mutator),

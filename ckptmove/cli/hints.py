@@ -189,6 +189,8 @@ def _(error: errors.UnsupportedContainer) -> str:
         return "it names no devices: safetensors.torch.load_file(path, device='cuda:0') puts it anywhere"
     if error.container == "torchscript":
         return f"torch.jit.load({name!r}, map_location='cpu') moves it"
+    if error.container == "torch-export":
+        return "export the model again with torch 2.8 or newer: torch.export.save(torch.export.export(...), 'x.pt2')"
     return "ckptmove reads what torch.save writes"
 
 
@@ -297,6 +299,12 @@ def _(error: errors.UnsupportedDtype) -> str:
 @hint_for.register(errors.UncastableDtype)
 def _(error: errors.UncastableDtype) -> str:
     return f"leave it where it is with --keep {quoted(error.tensors[0][0])}, or save it again from torch, cast"
+
+
+@hint_for.register(errors.UneditableGraph)
+def _(error: errors.UneditableGraph) -> str:
+    del error
+    return "export the model where it is to run: torch.export.export(model.to('DEVICE'), inputs_on_that_device)"
 
 
 @hint_for.register(errors.UneditablePickle)

@@ -69,10 +69,10 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
         place = outline.find(argument)
         if place is not None and not outline.strings[place].is_text:
             span = outline.strings[place].span
-            found.append(NestedStream(node, _open(PartSource(source, span), limits), place, span.start))
+            found.append(NestedStream(node, open_stream(PartSource(source, span), limits), place, span.start))
         elif type(argument) is Call and argument.name == _ENCODE:
             data = _encoded(argument, outline, source)
-            found.append(NestedStream(node, _open(MemorySource(source.path, data), limits), None, 0))
+            found.append(NestedStream(node, open_stream(MemorySource(source.path, data), limits), None, 0))
     return tuple(sorted(found, key=lambda stream: stream.call.args_start))
 
 
@@ -139,7 +139,12 @@ def _key_name(key: Value, outline: PickleOutline) -> Value:
     return key if place is None else f"<string {place} of {outline.strings[place].span.nbytes} bytes>"
 
 
-def _open(source: ByteSource, limits: Limits) -> Container:
+def open_stream(source: ByteSource, limits: Limits) -> Container:
+    """The stream of ``torch.save`` that some bytes are, opened.
+
+    Raises:
+        DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
+    """
     if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
         directory = read_directory(source, limits)
         if directory.shift:

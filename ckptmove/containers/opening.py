@@ -47,7 +47,7 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
 
     Raises:
         DistributedFile: a file that is not read alone.
-        UnsupportedContainer: it has a dtype that torch lacks.
+        UnsupportedContainer: it has a dtype that torch lacks, or is a form of ``torch.export`` that is not read.
         ArchiveOfFiles: a zip or a tar of files, which may be checkpoints.
         AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
     """
@@ -62,6 +62,10 @@ def _zip_reader(name: ContainerName) -> Callable[[ByteSource, ZipDirectory, Limi
         from ckptmove.containers.model_json import script_container
 
         return script_container
+    if name == "torch-export":
+        from ckptmove.containers.torch_export import TorchExport
+
+        return TorchExport
     from ckptmove.containers.torch_zip import TorchZip
 
     return TorchZip

@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.zip_index import END_BYTES, END_SIGNATURE, ZipDirectory, read_directory
-from ckptmove.containers.zip_names import object_folder
+from ckptmove.containers.zip_names import export_form, object_folder
 from ckptmove.directories import ArchiveOfFiles
 from ckptmove.errors import DamagedArchive, NotACheckpoint
 from ckptmove.limits import Limits
@@ -147,6 +147,8 @@ def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:
     others = [record.name for record in directory.records if not record.name.startswith(storages)]
     if _is_script({name.partition("/")[2] for name in others}):
         return "torchscript"
+    if export_form(directory) is not None:
+        return "torch-export"
     object_folder(directory, path)
     if directory.shift == 0:
         return "torch-zip"

@@ -18,6 +18,13 @@ KNOWN_RECORDS: Final = frozenset({
     "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
     "traced_inputs.pkl", "model.json",
 })  # fmt: skip
+#: In the folder of an archive of ``torch.export``; and what other forms of it have there or at the root, with what they
+#: are.
+EXPORT_RECORD: Final = "archive_format"
+EXPORT_FORMS: Final = {
+    "data/aotinductor/": "an AOTInductor package, compiled for one kind of device",
+    "serialized_exported_program.json": "a torch.export archive of torch 2.7 or older",
+}
 _CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
@@ -41,6 +48,15 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
         found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
         raise ArchiveOfFiles(path, found, "zip")
     return folders[0]
+
+
+def export_form(directory: ZipDirectory) -> str | None:
+    """What a zip is of torch.export: empty for the form that is read, None where it is not of torch.export at all."""
+    names = [part for record in directory.records for part in (record.name, record.name.partition("/")[2])]
+    for start, what in EXPORT_FORMS.items():
+        if any(name.startswith(start) for name in names):
+            return f"{what} ({start.rstrip('/')})"
+    return "" if EXPORT_RECORD in names else None
 
 
 def refuse_doubles(directory: ZipDirectory, path: str) -> None:

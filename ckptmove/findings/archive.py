@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.directories import DirectoryInventory
 from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, file_of, load_whole
-from ckptmove.model import Severity
+from ckptmove.findings.context import convert_command, file_of, load_function, load_whole
+from ckptmove.model import WITH_CODE, Severity
 from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
     facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        is_script = inventory.container == "torchscript"
-        harm = "torch.jit.load inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
+        is_script = inventory.container in WITH_CODE
+        loader = load_function(inventory.container)
+        harm = f"{loader} inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
         finding = found("F803", message, _where(inventory, facts), convert_command(inventory, context))
         yield finding._replace(severity=Severity.INFO) if is_script else finding
@@ -156,7 +157,8 @@ def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
     is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
     path = posixpath.join(inventory.path, file.path) if file is not None and is_folder else inventory.path
     load = load_whole(inventory, place)
-    save = "torch.jit.save" if load.startswith("torch.jit.") else "torch.save"
+    function = load.partition("(")[0]
+    save = function.replace(".load", ".save") if function.startswith(("torch.jit.", "torch.export.")) else "torch.save"
     return f"{save}({load}, {f'{path}{ending}'!r})"
 
 

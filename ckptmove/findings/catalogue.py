@@ -81,7 +81,8 @@ _ENTRIES: Final = (
         name="device-mention",
         severity=Severity.WARNING,
         when="a torch.device, a device string or device_ids in the stored objects names another accelerator than the "
-        "model's device",
+        "model's device; or the graph of a torch.export archive takes a weight on another device than the file has it "
+        "on (an error)",
         why="map_location moves tensors only: after torch.load(map_location='cpu'), args.device is still 'cuda:3'. A "
         "script that reads its device from the checkpoint then goes to the old one, and fails there, or uses the "
         "wrong GPU without a word. The cpu is everywhere, and often meant: it is not counted.",

@@ -129,10 +129,17 @@ def file_of(inventory: Inventory, where: str) -> FileRecord | None:
     return max(around, key=lambda file: len(file.path), default=None)
 
 
+def load_function(container: ContainerName) -> str:
+    """The function of torch that loads a container."""
+    return {"torchscript": "torch.jit.load", "torch-export": "torch.export.load"}.get(container, "torch.load")
+
+
 def _load(source: str, container: ContainerName, keys: Iterable[str]) -> str:
     if container == "pickle":  # torch.load reads none
         return f"pickle.load(open({source}, 'rb')){''.join(f'[{key!r}]' for key in keys)}"
-    load = "torch.jit.load" if container == "torchscript" else "torch.load"
+    load = load_function(container)
+    if container == "torch-export":  # it takes no map_location, and what it returns has no keys
+        return f"{load}({source})"
     return f"{load}({source}, map_location='cpu'){''.join(f'[{key!r}]' for key in keys)}"
 
 

@@ -21,7 +21,8 @@ from ckptmove.findings.context import (
     target_device,
 )
 from ckptmove.inventory.mentions import is_in_code, named_ids
-from ckptmove.wording import amount
+from ckptmove.model import Severity
+from ckptmove.wording import Command, amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,6 +103,7 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D104: a config, a ``torch.device`` or ``device_ids`` names an accelerator on which nothing lies."""
+    yield from _graph_device(inventory)
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
     # Without a model all else stands for it, but RNG states: they lie on the CPU wherever it was.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
@@ -114,6 +116,21 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     named = first.value if first.kind != "device_ids" else f"devices {first.value}"
     message = f"{first.where} names {named}{more}, the model lies on {', '.join(tags)}"
     yield found("D104", message, [mention.where for mention in strays], _mention_fix(inventory, context, strays))
+
+
+def _graph_device(inventory: Inventory) -> Iterator[Finding]:
+    """D104 as well: the graph of a ``torch.export`` archive takes a weight on another device than its own.
+
+    An error, unlike any other mention: the program fails at its first operation, whatever a script does.
+    """
+    names = [fact.record for fact in inventory.facts if fact.kind == "graph-device"]
+    if names:
+        places = [tensor.device for tensor in inventory.tensors if tensor.role == "model"]
+        named = [one.value for one in inventory.mentions if one.kind == "torch.device" and ".values." in one.where]
+        home = next((tag for tag in named if not any(same_device(tag, place) for place in places)), "cpu")
+        message = f"the graph takes {amount(len(names), 'tensor')} on {home}, where the file does not have them"
+        fix = Command(f"ckptmove convert {quoted(inventory.path)} --to {quoted(home)}")
+        yield found("D104", message, names, fix)._replace(severity=Severity.ERROR)
 
 
 # --- what they need --------------------------------------------------------------------------------------------------

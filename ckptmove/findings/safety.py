@@ -54,6 +54,9 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     parts += [f"{amount(len(refused), 'name')}: {_some([*map(_refusal, refused)])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     parts += [f"items in {_some(filled)}"] if filled else []
+    if inventory.container == "torch-export":
+        yield _exported(inventory, refused, parts)
+        return
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
     later = _later(inventory)
     message += f"; before torch {' also '.join(_before(later))}" if later else ""
@@ -72,11 +75,20 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     yield found("S701", message, files or where, fix)
 
 
+def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
+    """``torch.export.load`` asks nobody: what weights-only mode refuses, it loads without that mode."""
+    is_dangerous = any(use.verdict == "dangerous" for use in refused)
+    load = f"import torch; {load_expression(inventory)}  # runs what the file says: only if you trust its origin"
+    message = f"torch.export.load runs, without being allowed to, {' and '.join(parts)}"
+    return found("S701", message, [use.name for use in refused], _distrust(inventory) if is_dangerous else load)
+
+
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S702: the pickle names what no checkpoint needs."""
     names = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if names:
-        message = f"loading without weights_only could run {_some(names)}"
+        loading = "torch.export.load" if inventory.container == "torch-export" else "loading without weights_only"
+        message = f"{loading} could run {_some(names)}"
         yield found("S702", message, names, _distrust(inventory))
 
 

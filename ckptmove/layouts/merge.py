@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ckptmove.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.layouts.places import in_place, place_of
-from ckptmove.model import StateEntry
+from ckptmove.model import WITH_CODE, StateEntry
 from ckptmove.pickles.names import newest
 from ckptmove.scopes import RootKeys
 
@@ -67,7 +67,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
     tensors = tuple(map(mover.tensor, inventory.tensors))
     storages = tuple(map(mover.storage, inventory.storages))
     # Code counts on the dtypes of what it works on: where no class is said to be edited, nothing is cast.
-    is_code = inventory.container == "torchscript"
+    is_code = inventory.container in WITH_CODE
     told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
     moved = replace(
         inventory,

@@ -128,6 +128,9 @@ def check_placement(inventory: Inventory, request: MoveRequest, device_count: in
     misplaced = sum(map(len, moves.values()))
     wrong = [_move_line(*ends, astray) for ends, astray in moves.items() if astray]
     settings = _settings(inventory)
+    apart = [fact.record for fact in inventory.facts if fact.kind == "graph-device"]
+    misplaced += len(apart)
+    wrong += [f"on another device than their graph takes them on: {_some(apart)}"] if apart else []
     tied = dragged_along(plan.kept, request.keep)
     for place in dict.fromkeys(one.device for one in tied):
         stuck = [one.name for one in tied if one.device == place]

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ckptmove.layouts.distributed_part import DistributedPart
 from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
+from ckptmove.verification.program import program_pickles, program_tensors
 from ckptmove.verification.source_file import as_file
 
 if TYPE_CHECKING:
@@ -204,6 +205,8 @@ class LoadedFiles:
     def what(self) -> str:
         """Who returns what was loaded: ``torch.load returns``."""
         parts = self._used.values()
+        if any(part.inventory.container == "torch-export" for part in parts):
+            return "torch's readers return"
         kinds = [part.inventory.container == "safetensors" for part in parts if part.inventory.tensors]
         if any(kinds) and not all(kinds):
             return "torch.load and safetensors return"
@@ -220,6 +223,8 @@ def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
     if part.name and kind == "pickle":
         # By itself it would have been meant for torch.load; beside checkpoints it is something that a script keeps.
         return Loaded(refusal="it is a bare pickle, which pickle.load restores")
+    if kind == "torch-export":
+        return _load_program(part)
     if part.is_file:
         return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
     with as_file(cast("FilePart", part).source) as file:
@@ -273,6 +278,25 @@ def load(
     for name, tensor in named_tensors(root):
         tensors.setdefault(name, []).append(tensor)
     return Loaded(tensors, is_mapped=is_mapped, digests=digests)
+
+
+def _load_program(part: StoredPart) -> Loaded:
+    """Read an archive of ``torch.export``, of whatever device, without running it."""
+    tensors: dict[str, list[torch.Tensor]] = {}
+    try:
+        with as_file(cast("FilePart", part).source) as file:
+            found = [*program_tensors(part, file)]
+            file.seek(0)
+            for path, root in program_pickles(file):
+                inside = path + "." * (not isinstance(root, torch.Tensor))
+                found += ((f"{inside}{name}", tensor) for name, tensor in named_tensors(root))
+    except UnpicklingError as error:
+        return Loaded(refusal=_reason(error))
+    except _LOAD_ERRORS as error:
+        return Loaded(error=_first_line(error))
+    for name, tensor in found:
+        tensors.setdefault(name, []).append(tensor)
+    return Loaded(tensors)
 
 
 def _load_table(place: str | BinaryIO) -> Loaded:

@@ -13,6 +13,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import exporting
 import old_tar
 import pytest
 import saving
@@ -211,6 +212,30 @@ def look_into_pickle(data, original):
     return Seen(None, storages)
 
 
+class _Program(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name, tensor in _state().items():
+            self.register_buffer(name.replace(".", "_"), tensor)
+
+    def forward(self, x):
+        return x + self.mask.sum()
+
+
+def _exported():
+    return exporting.saved(_Program(), (torch.ones(1),))
+
+
+def look_into_export(data, original):
+    """What stands for its pickle is written nowhere; sample inputs are an archive in the archive."""
+    found = exporting.records(data)
+    storages = {
+        name.removeprefix("data/"): raw for name, raw in found.items() if "/weight_" in name or "/tensor_" in name
+    }
+    inner = look_into_zip(found["data/sample_inputs/model.pt"], b"").storages
+    return Seen(None, storages | {f"0:{key}": raw for key, raw in inner.items()})
+
+
 def _tar(form=tarfile.PAX_FORMAT, protocol=2):
     return old_tar.tar_of(_state(), form=form, protocol=protocol)
 
@@ -295,6 +320,7 @@ TARS = {
     ),
 }
 PLAIN = {
+    "torch-export": replace(_ZIP, make=_exported, look=look_into_export, name="torch-export"),
     "safetensors": replace(_LEGACY, make=_table, look=look_into_safetensors, name="safetensors"),
     **{
         f"pickle-protocol-{one}": replace(

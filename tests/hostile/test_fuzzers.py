@@ -86,7 +86,7 @@ def test_what_was_found_by_verifying_is_mended(name) -> None:
 def test_every_seed_holds(target) -> None:
     outcomes = {guarded(TARGETS[target].run, data) for data in SEEDS[target]}
     assert "ok" in outcomes
-    assert outcomes <= {"ok", "unsupported-dtype", "uncastable-dtype", "uneditable-pickle"}
+    assert outcomes <= {"ok", "unsupported-dtype", "uncastable-dtype", "uneditable-pickle", "uneditable-graph"}
 
 
 @pytest.mark.parametrize("target", TARGETS)

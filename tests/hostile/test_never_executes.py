@@ -21,7 +21,7 @@ from ckptmove.pickles.scan import operations
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 from fuzz.payloads import BODIES, PERSISTENT, body, text
-from fuzz.seeds import STORAGE, archive_of, zip_of
+from fuzz.seeds import STORAGE, archive_of, program, zip_of
 from fuzz.whole_seeds import old_members, saved, tar_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # of torch, which then goes on
@@ -94,6 +94,8 @@ HOSTS = {
         f"torchscript, {record}": lambda payload, record=record: script_with(record, b"\x80\x02" + payload + b".")
         for record in ("data.pkl", "constants.pkl", "bytecode.pkl", "traced_inputs.pkl")
     },
+    "torch-export, sample inputs": lambda payload: program(inputs=beside(payload)),
+    "torch-export, an object": lambda payload: program(opaque=b"\x80\x02" + payload + b"."),
     "pickle": lambda payload: b"\x80\x02" + payload + b".",
     "pickle, a stream in it": lambda payload: pickle.dumps(
         {"weight": Stream(legacy_with(3, b"\x80\x02" + payload + b"."))}, 4
@@ -188,6 +190,7 @@ def test_no_payload_runs_whatever_is_asked(host, unmoved) -> None:
         "torch-legacy, pickle 3",
         "pickle, an archive in it",
         "torch-tar, in the object",
+        "torch-export, sample inputs",
         "a tar of checkpoints",
     ],
 )
