@@ -40,7 +40,8 @@ _TORCH: Final = frozenset({"torch-zip", "torch-legacy", "torch-tar", "torchscrip
 _SUFFIXES: Final[dict[str, frozenset[str]]] = {
     ".safetensors": frozenset({"safetensors"}),
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".pkl"), _TORCH),
-    ".zip": frozenset({"zip", "torch-zip", "torchscript"}),
+    ".pt2": frozenset({"torch-export"}),
+    ".zip": frozenset({"zip", "torch-zip", "torchscript", "torch-export"}),
     ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
     **dict.fromkeys((".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
 }

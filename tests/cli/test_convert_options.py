@@ -198,6 +198,7 @@ def test_what_stays_is_named_where_something_moves_or_was_to_be_kept(say) -> Non
         ("legacy-adamw-cuda1.pth", "x.npz"),
         ("weights.safetensors", "x.pth"),
         ("weights.safetensors", "x.bin"),
+        ("adamw-cuda3.pth", "x.pt2"),
         ("hf-trainer-cuda3", "x.safetensors"),
         ("hf-trainer-cuda3", "x.tar"),
     ],
