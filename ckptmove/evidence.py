@@ -111,8 +111,8 @@ class VerifyResult:
     sample: SampleSize | None = None
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether the verdict is no: a check failed, or :func:`fails_run` says so."""
-        return not self.passed or fails_run(self.findings, strict=strict, proven=self.proven)
+        """Whether the verdict is no: a check failed, which every error makes; or ``strict`` as :func:`fails_run`."""
+        return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
 
     def __str__(self) -> str:
         """The verdict, in one line."""

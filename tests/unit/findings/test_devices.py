@@ -67,13 +67,13 @@ class TestDevices:
     def test_more_devices_make_room(self, make) -> None:
         inventory = make.inventory(make.model(device="cuda:3"))
 
-        assert codes(make.findings(inventory)) == ["D103"]
+        assert codes(make.findings(inventory, device_count=3)) == ["D103"]
         assert make.findings(inventory, device_count=4) == ()
 
     def test_an_object_alone_has_a_bad_index(self, make) -> None:
         mention = Mention("cfg.device", "torch.device", "cuda:7")
 
-        [finding] = make.findings(make.inventory(mentions=(mention,)), "D103")
+        [finding] = make.findings(make.inventory(mentions=(mention,)), "D103", device_count=1)
 
         assert finding.where == ("cfg.device",)
         assert finding.message == "torch.device objects for cuda:7 (1), but the target machine has 1 cuda device"
@@ -82,7 +82,7 @@ class TestDevices:
         mention = Mention("cfg.device", "torch.device", "cuda:7")
 
         [finding] = make.findings(
-            make.inventory(make.model(device="cuda:7"), mentions=(mention,)), "D103", target="cpu"
+            make.inventory(make.model(device="cuda:7"), mentions=(mention,)), "D103", target="cpu", device_count=1
         )
 
         assert finding.message.startswith("tensors on cuda:7 (4) and torch.device objects for cuda:7 (1)")
@@ -148,7 +148,7 @@ class TestMentions:
         lines = (Mention("code/a.py:3", "torch.device", "cuda:7"), Mention("code/a.py:9", "torch.device", "cuda:7"))
         model = make.model(device="cpu")
 
-        found = make.findings(make.inventory(model, mentions=lines, container="torchscript"))
+        found = make.findings(make.inventory(model, mentions=lines, container="torchscript"), device_count=1)
 
         assert codes(found) == ["D103", "D104"]
         assert found[0].message == "code for cuda:7 (2), but the target machine has 1 cuda device"
@@ -167,7 +167,7 @@ class TestMentions:
         device = make.replace(line, where="home", site=4)
         inventory = make.inventory(make.model(device="cpu"), mentions=(line, device), container="torchscript")
 
-        found = make.findings(inventory)
+        found = make.findings(inventory, device_count=1)
 
         assert found[0].message.startswith("torch.device objects for cuda:7 (1) and code for cuda:7 (1), but")
         assert {one.fix for one in found} == {"ckptmove convert 'runs/my run.pth' --to cpu"}
