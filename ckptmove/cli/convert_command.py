@@ -136,7 +136,9 @@ def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
 def _tell(path: str, result: ConvertResult, out: Output, options: ConvertOptions, code: int) -> None:
     for one in result.unmatched if out.format is not Format.GITHUB else ():
         # Mistyped, as a rule: --quiet does not hide what was not done.
-        say(f"{'error' if code else 'warning'}: {sentence(str(one))}{', which --strict fails' if code else ''}")
+        say(f"{'error' if code else 'warning'}: {sentence(str(one))}")
+    if code and out.format is not Format.GITHUB:
+        say("hint: with --strict nothing was written: correct the option, or leave out --strict")
     if out.format is Format.JSON:
         from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
 
