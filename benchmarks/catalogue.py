@@ -23,6 +23,7 @@ import torch
 from faults import FAULTS
 from trained import LAYOUTS, LOW_BIT, OPTIMIZERS, Training, device_by_path, low_bit_tree
 
+import ckptmove
 from ckptmove.api import convert
 from ckptmove.model import Severity
 from ckptmove.verification import child, run, worker
@@ -31,11 +32,12 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.request import VerifyRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from faults import Fault
 
     from ckptmove.evidence import VerifyResult
+    from ckptmove.model import Finding
 
 #: Those that a step can be made for: torch before 2.10 simulates no device.
 TARGETS = tuple(target for target in ("cpu", "cuda:0", "mps") if not find_site(target).reason)
@@ -92,6 +94,41 @@ HEALTHY = tuple(
 _NEEDS_IMPORT = "S701"
 
 
+@dataclass(frozen=True)
+class OneOfSeveral:
+    """A healthy run on one GPU of a machine with several: in its file, that index and an RNG state for each GPU.
+
+    Attributes:
+        optimizer: class in ``torch.optim``.
+        layout: how it is saved.
+        device: where it was trained.
+        states: how many per-device RNG states ``torch.cuda.get_rng_state_all`` returned.
+    """
+
+    optimizer: str
+    layout: str
+    device: str
+    states: int
+
+    def __str__(self) -> str:
+        return f"{self.optimizer}, {self.layout}, {self.device}, {self.states} RNG states"
+
+    def make(self, folder: Path) -> str:
+        """The file."""
+        tree = Training(self.optimizer).train(3).tree()
+        tree["rng"]["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(self.states)]
+        return LAYOUTS[self.layout](tree, folder, device_by_path(self.device, self.optimizer))
+
+
+#: The layouts are those that keep the RNG states of a tree.
+ON_ONE_OF_SEVERAL = tuple(
+    itertools.starmap(
+        OneOfSeveral,
+        itertools.product(("AdamW", "SGD", "ASGD"), ("plain", "lightning"), ("cuda:1", "cuda:3"), (1, 4, 8)),
+    )
+)
+
+
 def verdict(path: str, **options: Any) -> VerifyResult:
     """What ``verify`` says, its steps made in this process."""
 
@@ -121,34 +158,47 @@ def is_found(fault: Fault, folder: Path) -> bool:
     return any(finding.code == fault.caught_by for finding in result.findings)
 
 
-def alarms(healthy: Healthy, folder: Path) -> list[str]:
+def alarms(healthy: Healthy | OneOfSeveral, folder: Path) -> list[str]:
     """What is said against a healthy checkpoint."""
-    named: dict[str, Any] = {"optimizer": healthy.optimizer} if healthy.is_low_bit else {}
-    with torch.compiler.set_stance("force_eager") if named else nullcontext():
-        result = verdict(healthy.make(folder), to=healthy.target, **named)
+    path = healthy.make(folder)
+    if isinstance(healthy, Healthy):
+        named: dict[str, Any] = {"optimizer": healthy.optimizer} if healthy.is_low_bit else {}
+        with torch.compiler.set_stance("force_eager") if named else nullcontext():
+            told = _against(verdict(path, to=healthy.target, **named))
+        needs_import = healthy.optimizer.startswith("torchao.")
+        return [text for text in told if not (needs_import and text.startswith(_NEEDS_IMPORT))]
+    found = [finding for count in (None, 8) for finding in ckptmove.inspect(path, device_count=count).findings]
+    asked: tuple[dict[str, Any], ...] = ({}, {"devices": 8}, {"to": healthy.device})
+    told = [text for options in asked for text in _against(verdict(path, **options))] if TARGETS != ("cpu",) else []
+    return [*_loud(found), *told]
+
+
+def _against(result: VerifyResult) -> list[str]:
     failed = [f"{check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
-    loud = [f"{one.code}: {one.message}" for one in result.findings if one.severity is not Severity.INFO]
-    if healthy.optimizer.startswith("torchao."):
-        loud = [text for text in loud if not text.startswith(_NEEDS_IMPORT)]
-    return [*failed, *loud, *["the resume is not proven"] * (not result.proven)]
+    return [*failed, *_loud(result.findings), *["the resume is not proven"] * (not result.proven)]
+
+
+def _loud(findings: Iterable[Finding]) -> list[str]:
+    return [f"{one.code}: {one.message}" for one in findings if one.severity is not Severity.INFO]
 
 
 def main() -> int:
     """Print the table; returns the exit code."""
     missed: list[str] = []
     false: list[str] = []
+    every: tuple[Healthy | OneOfSeveral, ...] = (*HEALTHY, *ON_ONE_OF_SEVERAL)
     with tempfile.TemporaryDirectory() as scratch:
         for index, fault in enumerate(FAULTS):
             if is_found(fault, Path(scratch) / f"fault{index}") == bool(fault.unseen):
                 missed.append(f"{'found after all' if fault.unseen else 'not found'}: {fault.name} ({fault.caught_by})")
-        for index, healthy in enumerate(HEALTHY):
+        for index, healthy in enumerate(every):
             false += [f"{healthy}: {text}" for text in alarms(healthy, Path(scratch) / f"healthy{index}")]
     unseen = [fault for fault in FAULTS if fault.unseen]
     found = len(FAULTS) - len(unseen) - len(missed)
     print("| catalogue | checkpoints | found | false alarms |")
     print("|---|---:|---:|---:|")
     print(f"| faults made on purpose | {len(FAULTS)} | {found} of {len(FAULTS)} | |")
-    print(f"| healthy: optimizer, layout, dtype, device | {len(HEALTHY)} | | {len(false)} |")
+    print(f"| healthy: optimizer, layout, dtype, device | {len(every)} | | {len(false)} |")
     print(f"\nwith torch {torch.__version__}, steps on {', '.join(TARGETS)}")
     print("\nNot told by a file alone:")
     print("\n".join(f"* {fault.name}: {fault.unseen}" for fault in unseen))

@@ -216,7 +216,13 @@ _NO_ORIGINAL = "nothing in the file says what it was: --against its original doe
 FAULTS = (
     Fault("a layer on another device", "D101", place=_on("cpu", "1.weight")),
     Fault("the optimizer left on the CPU", "D102", place=_on("cpu", "exp_avg", "exp_avg_sq")),
-    Fault("a device that the machine lacks", "D103", place=device_by_path("cuda:3", "AdamW"), to=None),
+    Fault(
+        "a device that the machine lacks",
+        "D103",
+        place=device_by_path("cuda:3", "AdamW"),
+        to=None,
+        options={"devices": 1},
+    ),
     Fault("a config that names another device", "D104", _set(lambda tree: tree, "device", torch.device("cuda:1"))),
     Fault("step counts dragged to the GPU", "O201", place=_on("cuda:0", "step")),
     Fault("capturable for the CPU", "O202", _flag("capturable"), place=lambda _: "cpu", to="cpu"),
@@ -234,6 +240,7 @@ FAULTS = (
         "random states of four GPUs",
         "R303",
         _set(lambda tree: tree["rng"], "cuda", [torch.zeros(16, dtype=torch.uint8)] * 4),
+        options={"devices": 1},
     ),
     Fault("a scheduler of another learning rate", "R304", _set(_group, "lr", 0.5)),
     Fault("float64 for mps", "T401", _double, place=device_by_path("mps", "AdamW"), to="mps"),

@@ -90,7 +90,7 @@ def inspect(
     *,
     target: Device | None = None,
     expect: Device | None = None,
-    device_count: int = 1,
+    device_count: int | None = None,
     check: bool = False,
     outline: bool = False,
     keep_going: bool = False,
@@ -104,7 +104,7 @@ def inspect(
         target: device that the findings judge the file for; without it, the device that is expected, and without
             that, the device where the model lies.
         expect: device where everything that should move is expected to be; without it, there is no plan.
-        device_count: how many devices of one type the target machine has.
+        device_count: how many devices of one type the target machine has; None where that is not known.
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         keep_going: whether files of a directory or an archive that cannot be read are left out; their errors are then
@@ -262,7 +262,7 @@ def verify(
 
     Args:
         path: a file, or a directory or an archive of files, which is one checkpoint.
-        to: the target; by default the device where the model lies.
+        to: the target; by default every tensor stays on its device, and the step is made where the model is.
         against: the original that the values must equal, in whichever of these forms.
         optimizer: class to use in place of the one that the keys point to: of ``torch.optim`` by its name, or any other
             as ``pkg.mod:CLASS``, which is imported and run in a process of its own.
@@ -270,7 +270,7 @@ def verify(
         seed: of the gradient.
         ignore: codes of findings that are no failure.
         keep: globs of tensor names that may lie where they are.
-        devices: how many devices the target machine has; by default one, or as many as ``to`` speaks of.
+        devices: how many devices the target machine has; by default as many as ``to`` and the file name.
         case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``:
             your model is stepped from the stored state, too. Another process imports the function by its name.
         timeout: seconds that torch may take for its checks; by default as many as they need.

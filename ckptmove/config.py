@@ -26,7 +26,7 @@ class Config(NamedTuple):
         to: the device that checkpoints are for, or None.
         case: the function that returns the project's case, its file as seen from the working directory; or None.
         ignore: codes of findings that do not count here.
-        strict: whether ``verify`` fails where a resume is not proven.
+        strict: whether warnings, and a resume that is not proven, fail every command that has ``--strict``.
     """
 
     path: str | None = None

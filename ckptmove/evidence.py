@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ckptmove.model import OneLine
+from ckptmove.model import OneLine, Severity
 from ckptmove.wording import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckptmove.model import Finding
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -32,6 +34,18 @@ class CheckResult(NamedTuple):
     status: CheckStatus
     detail: str
     evidence: tuple[tuple[str, object], ...] = ()
+
+
+def fails_run(findings: Iterable[Finding], *, strict: bool, proven: bool = True) -> bool:
+    """Whether findings fail a run: errors do. ``--strict`` of every command adds warnings and what is not proven.
+
+    Args:
+        findings: those that count.
+        strict: whether ``--strict`` was asked for.
+        proven: whether a resume was proven, where a command proves one.
+    """
+    grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    return any(finding.severity in grave for finding in findings) or (strict and not proven)
 
 
 class SampleSize(NamedTuple):
@@ -95,6 +109,10 @@ class VerifyResult(OneLine):
     checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...]
     sample: SampleSize | None = None
+
+    def fails(self, *, strict: bool) -> bool:
+        """Whether the verdict is no: a check failed, which every error makes; or ``strict`` as :func:`fails_run`."""
+        return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
 
     def __str__(self) -> str:
         """The verdict, in one line."""

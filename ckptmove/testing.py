@@ -31,6 +31,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     ignore: Sequence[str] = (),
     require_device: bool = False,
     require_proof: bool = True,
+    strict: bool = False,
 ) -> VerifyResult:
     """Verify a checkpoint, and fail the test that calls this where it does not resume.
 
@@ -39,12 +40,13 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         to: the target; by default the device where the model lies.
         against: the original that the values must equal.
         optimizer: class of the optimizer in place of the one that the keys point to.
-        devices: how many devices the target machine has.
+        devices: how many devices the target machine has; by default as many as ``to`` and the file name.
         case: a function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
         keep: globs of tensor names that may lie where they are.
         ignore: codes of findings that are no failure.
         require_device: whether a simulated target is a failure.
         require_proof: whether it is a failure, too, where no step could be made: without optimizer state for example.
+        strict: as ``--strict`` of every command: warnings are a failure too, and what is not proven.
 
     Returns:
         The verdict, for whoever wants its figures.
@@ -68,7 +70,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         )
     except CkptMoveError as error:
         raise error.with_traceback(None) from None  # where in here it was seen says nothing to the test
-    if not result.passed or (require_proof and not result.proven):
+    if result.fails(strict=strict) or (require_proof and not result.proven):
         failed = [f"  {check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
-        raise AssertionError("\n".join([brief_line(result), *failed]))
+        raise AssertionError("\n".join([brief_line(result, strict=strict), *failed]))
     return result

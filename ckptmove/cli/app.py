@@ -55,7 +55,7 @@ def inspect(
     names: options.Globals = False,
     check: options.Check = False,
     expect: options.Expect = None,
-    devices: options.Devices = 1,
+    devices: options.Devices = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
@@ -81,7 +81,7 @@ def inspect(
         limits=Limits().times(limit_factor),
         match=match,
         check=check,
-        strict=strict,
+        strict=strict or config.strict,
         selection=selection(select or (), (*config.ignore, *(ignore or ()))),
         detail=Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=verbose),
     )
@@ -103,6 +103,7 @@ def convert(
     cast: options.Cast = False,
     rewrite_strings: options.RewriteStrings = False,
     no_check: options.NoCheck = False,
+    strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
     form: options.Form = None,
@@ -123,7 +124,7 @@ def convert(
     out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
     limits = Limits().times(limit_factor)
     if undo:
-        asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check)
+        asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check, strict)
         convert_command.require_alone(*asked_besides)
         named = single_path(path, config, "convert")
         raise typer.Exit(convert_command.run_undo(named, out, dry_run=dry_run, limits=limits))
@@ -138,6 +139,7 @@ def convert(
         cast=cast,
         rewrite_strings=rewrite_strings,
         check=not no_check,
+        strict=strict or config.strict,
         limits=limits,
     )
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
@@ -152,11 +154,11 @@ def verify(
     require_device: options.RequireDevice = False,
     seed: options.Seed = 0,
     keep: options.Keep = None,
-    devices: options.TargetDevices = None,
+    devices: options.Devices = None,
     case: options.Case = None,
     timeout: options.Timeout = None,
     sample: options.Sample = None,
-    strict: options.Proven = False,
+    strict: options.Strict = False,
     junit: options.JUnit = None,
     limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,

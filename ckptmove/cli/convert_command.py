@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove import api
-from ckptmove.cli.next_command import devices_needed, verify_command
-from ckptmove.cli.outcome import YES
+from ckptmove.cli.next_command import verify_command
+from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.signals import settle
 from ckptmove.cli.streams import Format, say, suggest
@@ -43,6 +43,7 @@ class ConvertOptions(NamedTuple):
         cast: whether dtypes that the target lacks are cast down.
         rewrite_strings: whether device strings in configs follow their tensors.
         check: whether the bytes that are copied are compared with their CRCs.
+        strict: whether nothing is written where an option met nothing.
         limits: what a file may ask for.
     """
 
@@ -56,6 +57,7 @@ class ConvertOptions(NamedTuple):
     cast: bool
     rewrite_strings: bool
     check: bool
+    strict: bool
     limits: Limits
 
 
@@ -69,8 +71,20 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
     """
     if options.output == "-":
         raise OutputIsStdout
+    result = _convert(path, options._replace(dry_run=options.dry_run or options.strict), out)
+    code = NO if options.strict and result.unmatched else YES
+    if options.strict and not options.dry_run and code == YES:
+        result = _convert(path, options, out)
+    try:
+        _tell(path, result, out, options, code)
+    except StdoutFailed as error:
+        raise StdoutFailed(error.reason, output=result.output) from error
+    return code
+
+
+def _convert(path: str, options: ConvertOptions, out: Output) -> ConvertResult:
     with ProgressBar(wanted=out.is_watched) as progress:
-        result = api.convert(
+        return api.convert(
             path,
             to=options.to,
             map_location=dict(map(parse_mapping, options.maps)),
@@ -86,11 +100,6 @@ def run_convert(path: str, options: ConvertOptions, out: Output) -> int:
             settle=settle,
             limits=options.limits,
         )
-    try:
-        _tell(path, result, out, options.limits)
-    except StdoutFailed as error:
-        raise StdoutFailed(error.reason, output=result.output) from error
-    return YES
 
 
 def require_alone(*others: object) -> None:
@@ -124,23 +133,26 @@ def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
     return YES
 
 
-def _tell(path: str, result: ConvertResult, out: Output, limits: Limits) -> None:
+def _tell(path: str, result: ConvertResult, out: Output, options: ConvertOptions, code: int) -> None:
     for one in result.unmatched if out.format is not Format.GITHUB else ():
-        say(f"warning: {sentence(str(one))}")  # mistyped, as a rule: --quiet does not hide what was not done
+        # Mistyped, as a rule: --quiet does not hide what was not done.
+        say(f"{'error' if code else 'warning'}: {sentence(str(one))}")
+    if code and out.format is not Format.GITHUB:
+        say("hint: with --strict nothing was written: correct the option, or leave out --strict")
     if out.format is Format.JSON:
         from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
 
-        out.document(convert_document(result))
+        out.document(convert_document(result, code))
     elif out.format is Format.GITHUB:
         from ckptmove.report.github import conversion_lines  # noqa: PLC0415  # each format pays for itself alone
 
-        out.lines(conversion_lines(path, result))
+        out.lines(conversion_lines(path, result, strict=bool(code)))
     elif out.quiet:
         out.lines([conversion.brief_line(path, result)])
     else:
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         if result.output is not None:
-            _suggest(result.output, result, limits)
+            _suggest(result.output, result, options.limits)
 
 
 def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
@@ -165,9 +177,9 @@ def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
     except CkptMoveError:
         return  # taken away meanwhile: the conversion is done all the same
     if _is_in_place(inventory, kept):
-        suggest(verify_command(output, options, devices=devices_needed(inventory)))
+        suggest(verify_command(output, options))
     else:
-        suggest(command_line(["ckptmove", "inspect", output]))  # verify would fail, for it lies on several devices
+        suggest(command_line(["ckptmove", "inspect", output]))  # which says what is on several devices now
 
 
 def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
-from ckptmove.cli.next_command import devices_needed, verify_command
+from ckptmove.cli.next_command import verify_command
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, suggest
-from ckptmove.devices import NO_DEVICE
+from ckptmove.devices import NO_DEVICE, parse_target
 from ckptmove.directories import DirectoryInventory
+from ckptmove.evidence import fails_run
+from ckptmove.findings.context import Context, within_reach
 from ckptmove.model import Severity
 from ckptmove.report import inspection
 from ckptmove.report.answers import Expectation, InspectAnswer
@@ -42,7 +44,7 @@ class InspectOptions(NamedTuple):
     Attributes:
         target: device that the findings judge for, or None.
         expect: device where everything that should move has to be, or None.
-        device_count: how many devices the target machine has.
+        device_count: how many devices the target machine has, or None where that was not said.
         limits: what a file may ask for.
         match: glob over tensor names, or None.
         check: whether every record is read.
@@ -53,7 +55,7 @@ class InspectOptions(NamedTuple):
 
     target: str | None
     expect: str | None
-    device_count: int
+    device_count: int | None
     limits: Limits
     match: str | None
     check: bool
@@ -105,10 +107,7 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
     tensors = found.inventory.tensors
     if options.match is not None:
         tensors = tuple(tensor for tensor in tensors if fnmatchcase(tensor.name, options.match))
-    fails = {Severity.ERROR, Severity.WARNING} if options.strict else {Severity.ERROR}
-    is_no = any(finding.severity in fails for finding in findings) or (
-        expectation is not None and bool(expectation.misplaced)
-    )
+    is_no = fails_run(findings, strict=options.strict) or (expectation is not None and bool(expectation.misplaced))
     return InspectAnswer(
         inspection=replace(found, findings=findings),
         tensors=tensors,
@@ -127,20 +126,22 @@ def _tell(answer: InspectAnswer, options: InspectOptions, out: Output) -> None:
         out.lines([inspection.brief_line(answer), *inspection.asked_lines(out.page, answer, detail)])
     else:
         out.report(inspection.inspection_lines(out.page, answer, detail))
-        command = _next_command(answer, options.device_count)
+        command = _next_command(answer, options)
         if command:
             suggest(command)
 
 
-def _next_command(answer: InspectAnswer, device_count: int) -> str:
+def _next_command(answer: InspectAnswer, options: InspectOptions) -> str:
     inventory = answer.inspection.inventory
     path = inventory.path
     findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
     if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
-        return command_line(["ckptmove", "convert", path, "--to", answer.expectation.device])
+        target = within_reach(parse_target(answer.expectation.device), Context(device_count=options.device_count))
+        return command_line(["ckptmove", "convert", path, "--to", target])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
     fix = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
-    return fix or verify_command(path, devices=max(device_count, devices_needed(inventory)))
+    judged = options.expect or options.target
+    return fix or verify_command(path, ["--to", judged] if judged else [], devices=options.device_count)

@@ -73,6 +73,14 @@ LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Let a file that is trusted ask for N times as much (exit 4)."),
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too, and where a resume is not proven.")]
+Devices = Annotated[
+    int | None,
+    typer.Option(
+        "--devices", metavar="N", min=1, help="How many devices the target machine has.",
+        show_default="as many as the file and the target name",
+    ),
+]  # fmt: skip
 Version = Annotated[
     bool,
     typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
@@ -98,8 +106,6 @@ Expect = Annotated[
         metavar="DEV", help="Exit 1 unless every tensor that should move is on this device.", show_default=False
     ),
 ]
-Devices = Annotated[int, typer.Option(metavar="N", min=1, help="How many devices the target machine has.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")]
 
 # --- convert ---------------------------------------------------------------------------------------------------------
 
@@ -150,12 +156,6 @@ Optimizer = Annotated[
     ),
 ]
 RequireDevice = Annotated[bool, typer.Option("--require-device", help="A simulated device is a failure.")]
-TargetDevices = Annotated[
-    int | None,
-    typer.Option(
-        "--devices", metavar="N", min=1, help="How many devices the target machine has.", show_default="1, or as --to"
-    ),
-]
 Case = Annotated[
     str | None,
     typer.Option(
@@ -164,7 +164,6 @@ Case = Annotated[
         show_default=False,
     ),
 ]
-Proven = Annotated[bool, typer.Option("--strict", help="Exit 1 also where a resume is not proven: weights alone.")]
 JUnit = Annotated[
     str | None,
     typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML too.", show_default=False),

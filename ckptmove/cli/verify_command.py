@@ -49,7 +49,7 @@ class VerifyOptions(NamedTuple):
         timeout: seconds that torch may take, or None.
         sample: how many parameters of each optimizer, and how many other tensors, are looked at, or None.
         limits: what each file may ask for.
-        strict: whether a resume that is not proven is a failure.
+        strict: whether warnings, and a resume that is not proven, are a failure.
         junit: file that takes the verdicts as JUnit XML, or None.
         selection: the findings that are reported.
     """
@@ -89,7 +89,7 @@ def run_verify(paths: Sequence[str], options: VerifyOptions, out: Output) -> int
         results.append(result)
         if out.format is not Format.JSON:
             _tell(result, options, out)
-        return (YES if result.passed and (result.proven or not options.strict) else NO), ()
+        return (NO if result.fails(strict=options.strict) else YES), ()
 
     batch = for_each(paths, work, out)
     if options.junit is not None:

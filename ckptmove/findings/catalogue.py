@@ -19,7 +19,7 @@ class Entry(NamedTuple):
     Attributes:
         code: stable code.
         name: its kebab-case name.
-        severity: of each of its findings.
+        severity: of its findings, but for those whose ``when`` names another one.
         when: what the file must hold for it, in one line.
         why: what the user sees; torch's own words where it has some.
         mend: how to mend it.
@@ -57,8 +57,8 @@ _ENTRIES: Final = (
     Entry(
         code="D102",
         name="optimizer-device",
-        severity=Severity.WARNING,
-        when="optimizer state lies on another device than its parameter",
+        severity=Severity.ERROR,
+        when="optimizer state is on another device than its parameter",
         why="The model was moved after the optimizer was built, or only one of them was mapped. load_state_dict of a "
         "torch.optim class moves moments to its parameter, so it hides this when it runs after model.to(device). "
         "Where it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
@@ -70,11 +70,11 @@ _ENTRIES: Final = (
         code="D103",
         name="device-index",
         severity=Severity.ERROR,
-        when="a tag names an index that the target machine does not have (--devices N, default 1)",
+        when="a tag names an index that the target machine lacks (by --devices, --to or --expect); if unknown, a note",
         why="torch.load without map_location raises 'Attempting to deserialize object on CUDA device 3 but "
         "torch.cuda.device_count() is 1'. A torch.device object with such an index loads, and fails at its first "
         "use; map_location does not change it.",
-        mend="'ckptmove convert PATH --to cuda:0', or tell the number of devices with --devices.",
+        mend="'ckptmove convert PATH --to cuda:0', or correct the number that --devices gives.",
     ),
     Entry(
         code="D104",
@@ -208,9 +208,9 @@ _ENTRIES: Final = (
         code="R303",
         name="rng-count",
         severity=Severity.WARNING,
-        when="the number of per-device RNG states is not the number of target devices (--devices N, default 1)",
-        why="torch.cuda.set_rng_state_all sets one state on each device and fails at the first device that is not "
-        "there. With fewer states than devices, the others keep their own: the run is not the same.",
+        when="there are more per-device RNG states than the target machine has devices, as --devices N says",
+        why="torch.cuda.set_rng_state_all sets a state on each device, from the first on, and fails at the first one "
+        "that is not there: 'IndexError: tuple index out of range'. Fewer states than devices are all set.",
         mend="Set as many states as there are devices.",
     ),
     Entry(

@@ -18,7 +18,7 @@ from ckptmove.scopes import RootKeys
 from ckptmove.wording import Command, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ckptmove.directories import FileRecord
     from ckptmove.model import ContainerName, Inventory, TensorRecord
@@ -29,14 +29,17 @@ class Context(NamedTuple):
     """The machine that a file is judged for.
 
     Attributes:
-        target: device that training is to resume on, or None to judge the file as it lies.
-        device_count: how many devices of one type that machine has.
+        target: device that training is to resume on, or None for the devices in the file.
+        device_count: how many devices of one type that machine has, where the user said so; None for a machine with
+            the devices that the target and the file name.
+        kept: names of the tensors that may stay on their device.
         home: device where most bytes of the model lie; every rule asks, so it is looked up once for all.
         pairings: the parameters of each optimizer, matched with the model; likewise.
     """
 
     target: str | None = None
-    device_count: int = 1
+    device_count: int | None = None
+    kept: Collection[str] = frozenset()
     home: str | None = None
     pairings: tuple[Pairing, ...] = ()
 
@@ -74,10 +77,31 @@ def is_placed(tensor: TensorRecord) -> bool:
     return tensor.device not in {"meta", NO_DEVICE}
 
 
+def devices_needed(tags: Iterable[str]) -> int:
+    """Number of devices of one type on a machine that has all of these; at least 1."""
+    return max((1 + (split(tag)[1] or 0) for tag in tags if is_accelerator(tag)), default=1)
+
+
+def known_count(kind: str, context: Context) -> int | None:
+    """Number of devices of a type on the target machine, or None where nothing was said about it.
+
+    A target ``cuda:3`` without a number means a machine with four cuda devices, and says nothing about other types.
+    """
+    if context.device_count is not None or context.target is None or split(context.target)[0] != kind:
+        return context.device_count
+    return devices_needed([context.target])
+
+
 def is_out_of_range(tag: str, context: Context) -> bool:
-    """Whether a tag has an index that the target machine lacks."""
-    index = split(tag)[1]
-    return index is not None and index >= context.device_count and is_accelerator(tag)
+    """Whether a tag has an index that the target machine lacks, as far as its number of devices is known."""
+    kind, index = split(tag)
+    count = known_count(kind, context)
+    return count is not None and index is not None and index >= count and is_accelerator(tag)
+
+
+def within_reach(tag: str, context: Context) -> str:
+    """The tag, or the first device of its type where the target machine lacks it."""
+    return f"{split(tag)[0]}:0" if is_out_of_range(tag, context) else tag
 
 
 def convert_command(inventory: Inventory, context: Context, *options: str) -> str:
@@ -87,11 +111,8 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
     """
     if inventory.container == "dcp":
         return "no conversion changes a distributed checkpoint: mend it in the script, once it is loaded"
-    target = target_device(inventory, context) or "cpu"
-    if is_out_of_range(target, context):
-        target = f"{split(target)[0]}:0"
     try:
-        target = parse_target(target)
+        target = parse_target(within_reach(target_device(inventory, context) or "cpu", context))
     except UsageError:
         target = "cpu"
     return Command(" ".join(["ckptmove convert", quoted(inventory.path), "--to", quoted(target), *options]))

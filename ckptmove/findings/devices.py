@@ -14,9 +14,11 @@ from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
     census,
     convert_command,
+    devices_needed,
     fullest_device,
     is_out_of_range,
     is_placed,
+    known_count,
     load_whole,
     target_device,
 )
@@ -25,7 +27,7 @@ from ckptmove.model import Severity
 from ckptmove.wording import Command, amount, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory, Mention, OptimizerRecord, TensorRecord
@@ -37,7 +39,11 @@ def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
     Several checkpoints in one folder are not used together: each is judged by itself.
     """
-    tensors = [tensor for tensor in inventory.tensors if tensor.role in {"model", "criterion"} and is_placed(tensor)]
+    tensors = [
+        tensor
+        for tensor in inventory.tensors
+        if tensor.role in {"model", "criterion"} and is_placed(tensor) and tensor.name not in context.kept
+    ]
     for together in inventory.by_checkpoint(tensors) if isinstance(inventory, DirectoryInventory) else [tensors]:
         yield from _mixed(together, inventory, context)
 
@@ -57,20 +63,23 @@ def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) 
 
 
 def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """D102: a moment lies elsewhere than its parameter.
+    """D102: a moment is on another device than its parameter.
 
     Where the whole model is on one device, no pairing is needed to know where a parameter is. Where it is not, only a
-    certain pairing tells; without one, a moment is only wrong on a device that has no part of the model at all.
+    certain pairing tells; without one, a moment is only wrong on a device that has no part of the model at all. A
+    moment that is kept, or whose parameter is kept, is where the user wants it.
     """
     model = [tensor for tensor in inventory.tensors if tensor.role == "model" and is_placed(tensor)]
     homes = _distinct(model)
-    if not homes or (isinstance(inventory, DirectoryInventory) and inventory.sharding):
+    if all(tensor.name in context.kept for tensor in model):
+        return
+    if isinstance(inventory, DirectoryInventory) and inventory.sharding:
         return  # each rank has the moments of its own share, and its own device
     pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
     if len(homes) > 1:
         pairings = tuple(pairing if pairing.is_certain else None for pairing in context.pairings)
     for optimizer, pairing in zip(inventory.optimizers, pairings, strict=True):
-        strays = list(_strays(optimizer, pairing, homes))
+        strays = list(_strays(optimizer, pairing, homes, context.kept))
         if strays:
             named = f"{optimizer.where}: " if len(inventory.optimizers) > 1 else ""
             message = named + _stray_message(optimizer, [(device, home) for _, device, home in strays])
@@ -78,14 +87,18 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
 
 
 def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """D103: ``torch.load`` without ``map_location`` raises for an index that the machine does not have."""
-    beyond = {tag for tag in {tensor.device for tensor in inventory.tensors} if is_out_of_range(tag, context)}
-    tensors = [tensor for tensor in inventory.tensors if tensor.device in beyond]
-    objects = [
-        mention
-        for mention in inventory.mentions
-        if mention.kind == "torch.device" and is_out_of_range(mention.value, context)
-    ]
+    """D103: ``torch.load`` without ``map_location`` raises for an index that the machine does not have.
+
+    Nothing is wrong with an index on a machine of which nothing is known: the finding then says what the file needs.
+    """
+    tags = {tensor.device for tensor in inventory.tensors} | {mention.value for mention in inventory.mentions}
+    one_device = context._replace(device_count=1)
+    missing = {tag for tag in tags if is_out_of_range(tag, context)}
+    beyond = missing or {
+        tag for tag in tags if known_count(split(tag)[0], context) is None and is_out_of_range(tag, one_device)
+    }
+    tensors = [tensor for tensor in inventory.tensors if tensor.device in beyond and tensor.name not in context.kept]
+    objects = [mention for mention in inventory.mentions if mention.kind == "torch.device" and mention.value in beyond]
     if not tensors and not objects:
         return
     held = [census(tensor.device for tensor in tensors)] if tensors else []
@@ -94,11 +107,18 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
     held += [f"torch.device objects for {census(mention.value for mention in others)}"] if others else []
     held += [f"code for {census(mention.value for mention in lines)}"] if lines else []
     kind = split(tensors[0].device if tensors else objects[0].value)[0]
-    has = amount(context.device_count, f"{kind} device")
-    message = f"{'tensors on ' if tensors else ''}{' and '.join(held)}, but the target machine has {has}"
+    count = known_count(kind, context)
+    if count is None:
+        needed = devices_needed(tag for tag in beyond if split(tag)[0] == kind)
+        end = f": needs a machine with {amount(needed, f'{kind} device')}"
+    else:
+        end = f", but the target machine has {amount(count, f'{kind} device')}"
+    message = f"{'tensors on ' if tensors else ''}{' and '.join(held)}{end}"
     where = [*(tensor.name for tensor in tensors), *(mention.where for mention in objects)]
-    fix = convert_command(inventory, context) if tensors or others else _code_fix(lines)
-    yield found("D103", message, where, fix)
+    machine = context if missing or context.target is not None else one_device
+    fix = convert_command(inventory, machine) if tensors or others else _code_fix(lines)
+    finding = found("D103", message, where, fix)
+    yield finding if missing else finding._replace(severity=Severity.INFO)
 
 
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -145,14 +165,18 @@ def _distinct(tensors: Iterable[TensorRecord]) -> list[str]:
     return tags
 
 
-def _strays(optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Moments that lie elsewhere than their parameter: name, device, and the parameter's device."""
+def _strays(
+    optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str], kept: Collection[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Moments on another device than their parameter: name, device, and the parameter's device."""
     parameters = pairing.by_key() if pairing is not None else {}
     for entry in optimizer.state:
         parameter = parameters.get(entry.key)
+        if parameter is not None and parameter.name in kept:
+            continue
         possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
         for _, tensor in entry.tensors:
-            if not tensor.shape or not is_placed(tensor) or tensor.device in possible:
+            if not tensor.shape or not is_placed(tensor) or tensor.device in possible or tensor.name in kept:
                 continue
             if not any(same_device(tensor.device, home) for home in possible):
                 yield tensor.name, tensor.device, " or ".join(possible)
@@ -173,7 +197,8 @@ def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
     The CPU is on every machine, and what names it beside a model on a GPU mostly means it (``offload_device``).
     ``cuda`` without an index fits every index. ``map_location`` says where a file is read to, not where anything is.
     A bare number under ``gpus`` or ``devices`` counts devices (Lightning) and names none. Device ids of DataParallel
-    name replicas besides the device that holds the model, so one of them has to fit, and all have to exist.
+    name replicas besides the device that holds the model, so one of them has to fit, and all have to exist on a machine
+    of which that is known.
     """
     key = mention.where.rpartition(".")[2]
     if mention.kind != "device_ids":
@@ -187,8 +212,11 @@ def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
     ids = named_ids(mention)
     if not ids:
         return True
-    indices = {split(tag)[1] or 0 for tag in tags if is_accelerator(tag)}
-    return bool(ids & indices) and max(ids) < max(context.device_count, *(index + 1 for index in indices))
+    homes = [tag for tag in tags if is_accelerator(tag)]
+    if not homes or ids.isdisjoint(split(tag)[1] or 0 for tag in homes):
+        return False
+    count = known_count(split(homes[0])[0], context)
+    return count is None or max(ids) < max(count, devices_needed(homes))
 
 
 def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) -> str:

@@ -187,9 +187,10 @@ def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
     for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
         if pairing.how == "permuted":
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
+            to = f" --to {quoted(context.target)}" if context.target is not None else ""
             fix = (
                 "save it again from the run; where the script lists its parameters in this order: "
-                f"ckptmove verify {quoted(inventory.path)} --ignore O208"
+                f"ckptmove verify {quoted(inventory.path)}{to} --ignore O208"
             )
             yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, fix)
 

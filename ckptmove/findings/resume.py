@@ -59,18 +59,22 @@ def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Findin
 
 
 def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """R303: as many per-device RNG states as devices, or they cannot all be set."""
-    target = target_device(inventory, context)
-    if target is None or not is_accelerator(target):
+    """R303: more per-device RNG states than devices cannot all be set; fewer can, and leave the others as they were.
+
+    A list has a state for each device of the machine, whether the run used it or not (``get_rng_state_all``). So only
+    a number of devices that the user said is compared with it, and not the least number that the target implies.
+    """
+    target, devices = target_device(inventory, context), context.device_count
+    if target is None or devices is None or not is_accelerator(target):
         return
     kind = split(target)[0]
-    lists = [(where, count) for where, count in inventory.rng_devices if count not in {0, context.device_count}]
+    lists = [(where, count) for where, count in inventory.rng_devices if count > devices]
     if not lists:
         return
     where, count = lists[0]
-    has = amount(context.device_count, f"{kind} device")
+    has = amount(devices, f"{kind} device")
     message = f"{where} holds {amount(count, 'RNG state')}, and the target machine has {has}"
-    states = f"{load_expression(inventory, where)}[:{context.device_count}]"
+    states = f"{load_expression(inventory, where)}[:{devices}]"
     fix = f"for index, state in enumerate({states}): torch.{kind}.set_rng_state(state, index)"
     yield found("R303", message, [path for path, _ in lists], fix)
 

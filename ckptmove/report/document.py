@@ -72,9 +72,9 @@ def inspect_document(answers: Iterable[InspectAnswer], exit_code: int, failures:
     return document
 
 
-def convert_document(result: ConvertResult) -> Json:
-    """The document of a ``convert`` that did what it was asked for."""
-    return envelope("convert", 0, ()) | {
+def convert_document(result: ConvertResult, exit_code: int = 0) -> Json:
+    """The document of ``convert``."""
+    return envelope("convert", exit_code, ()) | {
         "plan": _plan(result.plan),
         "output": result.output,
         "in_place": result.in_place,

@@ -43,10 +43,10 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
         yield _annotation("error", path, "inspect", inspection.brief_line(answer))
 
 
-def conversion_lines(path: str, result: ConvertResult) -> Iterator[str]:
-    """A warning for each option that met nothing, and a notice that says what was done."""
+def conversion_lines(path: str, result: ConvertResult, *, strict: bool = False) -> Iterator[str]:
+    """A warning for each option that met nothing, which ``strict`` makes an error; a notice that says what was done."""
     for one in result.unmatched:
-        yield _annotation("warning", path, f"convert --{one.option}", str(one))
+        yield _annotation("error" if strict else "warning", path, f"convert --{one.option}", str(one))
     yield _annotation("notice", result.output or path, "convert", conversion.brief_line(path, result))
 
 
@@ -64,9 +64,8 @@ def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterato
             yield _annotation("error", path, f"verify {check.name}", check.detail, line if type(line) is int else None)
     for finding in result.findings:
         yield _finding(result.path, finding)
-    level = "notice" if result.proven else "error" if strict else "warning"
-    verdict = outcome(result, strict=strict)
-    yield _annotation(level if result.passed else "error", result.path, "verify", verdict)
+    level = "error" if result.fails(strict=strict) else "notice" if result.proven else "warning"
+    yield _annotation(level, result.path, "verify", outcome(result, strict=strict))
 
 
 def difference_lines(result: DiffResult) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from ckptmove.report.text import clean, sentence
-from ckptmove.report.verification import outcome
+from ckptmove.report.verification import outcome, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,8 @@ def junit_document(results: Iterable[VerifyResult], failures: Iterable[Failure],
     Args:
         results: the verdicts.
         failures: of checkpoints that could not be verified: each is a suite with one case, in error.
-        strict: whether a resume that is not proven is a failure: it is then one of the case ``proven``.
+        strict: whether a resume that is not proven is a failure, of the case ``proven``, and a warning one of the
+            case ``warnings``.
     """
     root = Element("testsuites", name="ckptmove verify")
     for result in results:
@@ -37,6 +38,11 @@ def junit_document(results: Iterable[VerifyResult], failures: Iterable[Failure],
         proven = SubElement(suite, "testcase", classname=clean(result.path), name="proven")
         if not result.proven:
             SubElement(proven, "failure" if strict else "skipped", message=outcome(result, strict=strict))
+        if strict:
+            codes = ", ".join(warned(result))
+            warnings = SubElement(suite, "testcase", classname=clean(result.path), name="warnings")
+            if codes:
+                SubElement(warnings, "failure", message=f"--strict fails on warnings: {codes}")
         _count(suite)
     for failure in failures:
         path = failure.path or "ckptmove"

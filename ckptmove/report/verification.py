@@ -58,7 +58,7 @@ def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
 
 
 def _status(result: VerifyResult, *, strict: bool) -> str:
-    if not result.passed or (strict and not result.proven):
+    if result.fails(strict=strict):
         return "failed"
     return "passed" if result.proven else "unproven"
 
@@ -69,12 +69,17 @@ def brief_line(result: VerifyResult, *, strict: bool = False) -> str:
     return f"{clean(result.path)}: {outcome(result, strict=strict)}{f' ({failed})' if failed else ''}"
 
 
+def warned(result: VerifyResult) -> list[str]:
+    """The codes of the warnings among the findings."""
+    return list(dict.fromkeys(one.code for one in result.findings if one.severity is Severity.WARNING))
+
+
 def outcome(result: VerifyResult, *, strict: bool = False) -> str:
     """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``.
 
     Args:
         result: the checks, and what they come to.
-        strict: whether a resume that is not proven is a failure.
+        strict: whether warnings, and a resume that is not proven, are a failure.
     """
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     if not result.passed:
@@ -85,7 +90,9 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         place = f"{place}, by a sample: {result.sample}"
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
     if result.proven:
-        return f"passed, {place}{', not compared with what torch.load returns' if 'restore' in reasons else ''}"
+        rest = ", not compared with what torch.load returns" if "restore" in reasons else ""
+        rest += f", but --strict fails it: {', '.join(warned(result))}" if result.fails(strict=strict) else ""
+        return f"passed, {place}{rest}"
     skipped = reasons.get("step") or reasons.get("fresh", "")
     doubts = [str(dict(check.evidence).get("unproven") or "") for check in result.checks if check.name == "step"]
     reason = skipped.partition("; ")[0] or "".join(doubts) or "something stood in for what the file does not hold"

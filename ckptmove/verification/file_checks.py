@@ -9,14 +9,16 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import is_accelerator, split
+from ckptmove.devices import is_accelerator
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
+from ckptmove.findings.context import Context, within_reach
 from ckptmove.keep import dragged_along
+from ckptmove.model import Severity
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
-from ckptmove.wording import amount
+from ckptmove.wording import Command, amount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +39,7 @@ _HOW: Final = {
 }
 #: The check that a finding fails. Every error is here, and the warning with which nothing is proven.
 FAILED_BY: Final = {
-    "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
+    "D102": "placement", "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
     "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
     "S702": "file", "F801": "file", "F802": "file", "F803": "restore",
     "N501": "numbers", "N502": "numbers",
@@ -77,19 +79,26 @@ def _counted(parts: Sequence[StoredPart]) -> str:
 
 
 def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:
-    """A check, failed by the findings that belong to it; one that has failed by itself keeps its own words."""
+    """A check, failed by the findings that belong to it; one that has failed by itself keeps its own words.
+
+    A note of such a code fails nothing.
+    """
     faults = Offenders()
+    fix = ""
     for finding in findings:
-        if FAILED_BY.get(finding.code) == check.name:
+        if FAILED_BY.get(finding.code) == check.name and finding.severity is not Severity.INFO:
             unnamed = finding.where[:1] if not any(path in finding.message for path in finding.where) else ()
             faults.add(": ".join([f"{finding.message} ({finding.code})", *unnamed]))
+            fix = fix or (f"; fix: {finding.fix}" if isinstance(finding.fix, Command) else "")
     if check.status == "failed" or not faults:
         return check
-    return failed(check.name, str(faults), **dict(check.evidence))
+    return failed(check.name, f"{faults}{fix}", **dict(check.evidence))
 
 
-def check_placement(inventory: Inventory, request: MoveRequest, device_count: int | None = None) -> CheckResult:
-    """Whether the file as it lies is placed for the target: a conversion would change nothing.
+def check_placement(
+    inventory: Inventory, request: MoveRequest, device_count: int | None = None, *, as_saved: bool = False
+) -> CheckResult:
+    """Whether the file is placed for the target: a conversion would change nothing.
 
     A script's own ``map_location`` is not reckoned with, because for an accelerator it spoils what it moves
     (``step``, RNG states); for the CPU it does all but the flags, and the detail says so.
@@ -98,18 +107,22 @@ def check_placement(inventory: Inventory, request: MoveRequest, device_count: in
         inventory: the checkpoint.
         request: the conversion, with its target.
         device_count: devices of the target machine: the fix names no other one; None where that is not known.
+        as_saved: whether nobody asked for this target, so that each tensor is right on the device that it was saved
+            from: misplaced is then what belongs on another one by its nature (``step``, RNG states). A moment apart
+            from its parameter is a finding (D102).
     """
-    target = request.to
-    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {_at_hand(target, device_count)}"
+    target = request.to or "cpu"
+    home = within_reach(target, Context(device_count=device_count))
+    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {home}"
     mend += "".join(f" --keep {shlex.quote(glob)}" for glob in request.keep)
     try:
-        plan = plan_move(inventory, request)
+        plan = plan_move(inventory, request._replace(to=None) if as_saved else request)
     except UnsupportedDtype as error:
         lacking = Offenders()
         for name, dtype in error.tensors:
             lacking.add(f"{name} is {dtype}")
         way = error.reason if isinstance(error, UncastableDtype) else f"{mend} --cast"
-        return failed("placement", f"{target} has no such dtype: {lacking}; {way}", misplaced=lacking.count)
+        return failed("placement", f"{error.target} has no such dtype: {lacking}; {way}", misplaced=lacking.count)
     if not inventory.storages:
         return skipped("placement", "there are no tensors")
     # Training does not compute with a metric on the CPU, beside a model: the resume does not care.
@@ -144,7 +157,9 @@ def check_placement(inventory: Inventory, request: MoveRequest, device_count: in
         rest = f"; load_state_dict itself moves {amount(mended, 'counter')}" if mended else ""
         rest += f"; {amount(left, 'tensor')} of no known role may stay on the CPU" if left else ""
         total = amount(len(inventory.tensors) - left, "tensor")
-        return passed("placement", f"{total} placed as {target} wants it{rest}", **figures)
+        tags = {tensor.device for tensor in inventory.tensors if is_accelerator(tensor.device)} if as_saved else set()
+        wanted = f"as {target} wants it" if tags <= {target} else f"on {' and '.join(sorted(tags))}, as saved"
+        return passed("placement", f"{total} placed {wanted}{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
     parts += [f"{amount(flags.count, 'option')} to follow: {flags}"] * bool(flags)
     if target == "cpu" and not flags:
@@ -175,12 +190,6 @@ def _move_line(source: str, target: str, names: Sequence[str]) -> str:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""  # noqa: PLR2004  # two examples will do
     return f"{', '.join(names[:2])}{more}"
-
-
-def _at_hand(target: str | None, device_count: int | None) -> str:
-    """The target, or the first device of its type where the target machine has not so many."""
-    kind, index = split(target or "")
-    return f"{kind}:0" if device_count is not None and (index or 0) >= device_count else f"{target}"
 
 
 def check_structure(

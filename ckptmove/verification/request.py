@@ -24,7 +24,7 @@ class VerifyRequest(NamedTuple):
         seed: of the gradient.
         ignore: codes of findings that are no failure.
         keep: globs of tensor names that may lie where they are.
-        devices: how many devices the target machine has, or None for one, or as many as ``to`` speaks of.
+        devices: how many devices the target machine has, or None for as many as ``to`` and the file name.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
         timeout: seconds that the child may take, or None for as many as it needs.
         sample: how many parameters of each optimizer, and how many other tensors, are looked at; None for all.

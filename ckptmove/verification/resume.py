@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptmove.devices import supports_capturable
 from ckptmove.directories import DirectoryInventory
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
+from ckptmove.findings.context import Context, within_reach
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.optimizers import BY_NAME, keeps_state_on_first
@@ -118,7 +119,8 @@ def _mend(bench: Bench) -> str:
 
 
 def _command(bench: Bench) -> str:
-    return f"ckptmove convert {shlex.quote(bench.request.path)} --to {bench.site.target}"
+    target = within_reach(bench.site.target, Context(device_count=bench.request.devices))
+    return f"ckptmove convert {shlex.quote(bench.request.path)} --to {target}"
 
 
 def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:

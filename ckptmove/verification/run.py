@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ckptmove.case import CaseUnusable
 from ckptmove.counterparts import find_counterparts
-from ckptmove.devices import parse_target, split
+from ckptmove.devices import parse_target
 from ckptmove.errors import TorchBroken, TorchMissing, UsageError
 from ckptmove.evidence import VerifyResult
-from ckptmove.findings.context import Context, target_device
+from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.keep import kept_tensors
 from ckptmove.layouts.stored import check_bytes, open_stored, side_by_side
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ckptmove.layouts.listing import DiskPlace
     from ckptmove.layouts.stored import StoredCheckpoint
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, Finding
+    from ckptmove.model import ArchiveFact, Finding, Inventory
     from ckptmove.verification.child import Answers
     from ckptmove.verification.request import VerifyRequest
 
@@ -89,13 +89,12 @@ def verify_checkpoint(
         if request.against is not None:
             _refuse_stranger(checkpoint, request.against, kind, limits)
         refuse_excess(checkpoint, limits)
-        to = request.to if request.to is not None else target_device(checkpoint.inventory, Context()) or "cpu"
         nbytes += checkpoint.nbytes
-        asked = request._replace(to=parse_target(to), devices=_device_count(request), nbytes=nbytes)
+        asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes)
         # torch takes seconds to import: meanwhile the CRCs are compared here.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
-            findings, here, sample = checks_without_torch(checkpoint, facts, asked)
+            findings, here, sample = checks_without_torch(checkpoint, facts, request)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
         # Whatever the child says of files that have changed meanwhile, it may have seen some of each.
         for place in (*read_from, *checkpoint.read_from):
@@ -142,15 +141,15 @@ def checks_without_torch(
     Args:
         checkpoint: what is verified.
         facts: about its bytes; None where they were not compared with their CRCs.
-        asked: what for.
+        asked: what the user asked for: without a target, the devices of the file are taken as they are.
     """
-    inventory, target = checkpoint.inventory, asked.to or "cpu"
-    kept = kept_tensors(inventory, asked.keep)
-    context = Context(target=target, device_count=asked.devices or 1)
+    inventory = checkpoint.inventory
+    target = None if asked.to is None else parse_target(asked.to)
+    context = Context(target=target, device_count=asked.devices, kept=kept_tensors(inventory, asked.keep))
     findings = tuple(
         one
         for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)
-        if one.code not in asked.ignore and not (one.code == "D103" and kept.issuperset(one.where))
+        if one.code not in asked.ignore
     )
     pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
@@ -160,7 +159,12 @@ def checks_without_torch(
         check_file(checkpoint.parts, is_checked=facts is not None),
         skipped("placement", without_devices[0])
         if all(without_devices)
-        else check_placement(inventory, MoveRequest(to=target, keep=asked.keep), asked.devices),
+        else check_placement(
+            inventory,
+            MoveRequest(to=_target(asked, inventory), keep=asked.keep),
+            asked.devices,
+            as_saved=target is None,
+        ),
         check_structure(inventory, pairings, asked.ignore),
     )
     return findings, checks, sample
@@ -188,8 +192,14 @@ def _verdict(
     )
 
 
-def _device_count(request: VerifyRequest) -> int:
-    """How many devices the target machine has: what the user says, or speaks of."""
-    if request.devices is not None:
-        return request.devices
-    return 1 + (split(parse_target(request.to))[1] or 0) if request.to is not None else 1
+def _target(request: VerifyRequest, inventory: Inventory) -> str:
+    """The device that the step is made for."""
+    return parse_target(request.to if request.to is not None else target_device(inventory, Context()) or "cpu")
+
+
+def _settled(request: VerifyRequest, inventory: Inventory) -> VerifyRequest:
+    """The request with its target, and with as many devices as the machine needs where the user said no number."""
+    target = _target(request, inventory)
+    tags = (tensor.device for tensor in inventory.tensors)
+    devices = request.devices if request.devices is not None else devices_needed((target, *tags))
+    return request._replace(to=target, devices=devices)

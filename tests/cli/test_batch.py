@@ -80,7 +80,7 @@ def test_a_line_for_each_checkpoint_has_one_for_what_cannot_be_read(say, monkeyp
 def test_an_error_stands_apart_from_the_report_before_it(say) -> None:
     hint = "hint: check the path; relative ones start at the working directory\n"
     assert say("inspect", "run.pth", "none.pth", "--ignore", "D103").err.endswith(
-        f"next: ckptmove verify run.pth --devices 4\n\nerror: none.pth: no such file\n{hint}"
+        f"next: ckptmove verify run.pth\n\nerror: none.pth: no such file\n{hint}"
     )
     assert say("inspect", "none.pth", "run.pth", "-q").err == f"error: none.pth: no such file\n{hint}"
 

@@ -320,7 +320,7 @@ def test_names_cannot_speak_to_the_terminal(say, ask, bench) -> None:
         for text in (said.out, said.err):
             assert text.replace("\n", "").isprintable()
         assert "[red]\\x1b[31m\\x0a\\u202e" in said.out + said.err
-    line = say("inspect", name, "--format", "github", "--select", "D103").out
+    line = say("inspect", name, "--format", "github", "--select", "D103", "--devices", "1").out
     assert line.startswith("::error file=%25%3A%3A%2C[red]\\x1b[31m\\x0a\\u202e.pth,title=D103 device-index::")
     assert line.count("\n") == 1
     assert ask("inspect", name)["checkpoints"][0]["path"] == name
@@ -385,7 +385,7 @@ def run(*words) -> int:
 def test_a_reader_who_leaves_does_not_change_the_answer(monkeypatch, broken, capsys, extra) -> None:
     monkeypatch.setattr(sys, "stdout", broken(BrokenPipeError(errno.EPIPE, "Broken pipe")))
     assert run("inspect", "dragged.pth", "--select", "N", *extra) == 0
-    assert run("inspect", "run.pth", "--select", "D103", *extra) == 1
+    assert run("inspect", "run.pth", "--select", "D103", "--devices", "1", *extra) == 1
     assert "Traceback" not in capsys.readouterr().err
 
 

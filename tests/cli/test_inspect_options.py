@@ -48,7 +48,7 @@ def test_strict_fails_on_warnings(say, bench) -> None:
 
 
 def test_devices_is_the_size_of_the_target(say) -> None:
-    assert say("inspect", "run.pth", "--select", "D103").code == 1
+    assert say("inspect", "run.pth", "--select", "D103", "--devices", "3").code == 1
     assert say("inspect", "run.pth", "--select", "D103", "--devices", "4").code == 0
 
 
@@ -157,6 +157,6 @@ def test_a_name_with_brackets_is_a_name_where_it_is_there(say, bench) -> None:
 
 
 def test_the_next_command_is_what_mends_or_verifies(say) -> None:
-    assert say("inspect", "run.pth").err == "next: ckptmove convert run.pth --to cuda:0\n"
-    assert say("inspect", "run.pth", "--ignore", "D103").err == "next: ckptmove verify run.pth --devices 4\n"
+    assert say("inspect", "run.pth").err == "next: ckptmove verify run.pth\n"
+    assert say("inspect", "run.pth", "--devices", "1").err == "next: ckptmove convert run.pth --to cuda:0\n"
     assert say("inspect", "run.pth", "-q").err == ""

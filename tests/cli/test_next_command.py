@@ -133,7 +133,7 @@ def test_a_name_that_begins_as_an_option_can_be_typed_as_it_is_shown(say, bench)
 def test_a_newline_in_a_name_does_not_break_a_command(say, bench):
     (bench / "run.pth").rename(bench / "a\nb.pth")
     assert say("convert", "a\nb.pth", "--to", "cpu").err == "next: ckptmove verify $'a\\x0ab.cpu.pth' --to cpu\n"
-    said = say("inspect", "a\nb.pth")
+    said = say("inspect", "a\nb.pth", "--devices", "1")
     assert "  fix ckptmove convert $'a\\x0ab.pth' --to cuda:0\n" in said.out
     assert said.err == "next: ckptmove convert $'a\\x0ab.pth' --to cuda:0\n"
 
@@ -155,7 +155,7 @@ def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
     ("words", "code"),
     [
         ("inspect adam-mps.pt", 0),
-        ("inspect adamw-cuda3.pth", 1),
+        ("inspect adamw-cuda3.pth --devices 1", 1),
         ("inspect none.pth", 3),
         ("inspect --bogus", 2),
         ("convert adam-mps.pt --to cpu -o {}/out.pt", 0),

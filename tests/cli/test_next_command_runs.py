@@ -29,29 +29,35 @@ def follow(say):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("inspect run.pth", "convert run.pth --to cuda:0"),
+        ("inspect run.pth", "verify run.pth"),
+        ("inspect run.pth --devices 1", "convert run.pth --to cuda:0"),
+        ("inspect two.pth --ignore D101,K601", "verify two.pth"),
         ("inspect run.pth --devices 4", "verify run.pth --devices 4"),
         ("inspect run.pth --devices 8", "verify run.pth --devices 8"),
-        ("inspect run.pth --ignore D103", "verify run.pth --devices 4"),
-        ("inspect run.pth --expect cuda:3 --devices 4", "verify run.pth --devices 4"),
+        ("inspect run.pth --expect cuda:3", "verify run.pth --to cuda:3"),
+        ("inspect run.pth --expect cuda:3 --devices 4", "verify run.pth --to cuda:3 --devices 4"),
+        ("inspect run.pth --expect cuda:3 --devices 2", "convert run.pth --to cuda:0"),
+        ("inspect cpu.pth --expect cuda:3", "convert cpu.pth --to cuda:3"),
+        ("inspect cpu.pth --expect cuda:3 --devices 2", "convert cpu.pth --to cuda:0"),
         ("inspect run.pth --expect cpu", "convert run.pth --to cpu"),
         ("inspect cpu.pth", "verify cpu.pth"),
         ("convert run.pth --to cuda:3", "verify run.cuda3.pth --to cuda:3"),
         ("convert run.pth --to cpu --keep model.*", "verify run.cpu.pth --to cpu --keep 'model.*'"),
-        ("convert run.pth --map cuda:3=cuda:2", "verify run.moved.pth --devices 3"),
-        ("convert run.pth --map cpu=cuda:0", "verify run.moved.pth --devices 4"),
-        ("convert cpu.pth --map cpu=cuda:1", "verify cpu.moved.pth --devices 2"),
+        ("convert run.pth --map cuda:3=cuda:2", "verify run.moved.pth"),
+        ("convert run.pth --map cpu=cuda:0", "verify run.moved.pth"),
+        ("convert cpu.pth --map cpu=cuda:1", "verify cpu.moved.pth"),
         ("convert run.pth --map cuda:3=mps", "verify run.moved.pth"),
-        ("convert run.pth --to cuda:0 --map cuda:3=cuda:1", "verify run.cuda0.pth --devices 2"),
-        ("convert metric.pth --map cuda:3=cuda:2", "verify metric.moved.pth --devices 3"),
+        ("convert run.pth --to cuda:0 --map cuda:3=cuda:1", "verify run.cuda0.pth"),
+        ("convert metric.pth --map cuda:3=cuda:2", "verify metric.moved.pth"),
         (
             "convert run.pth --map cuda:3=cuda:2 --keep *.exp_avg",
-            "verify run.moved.pth --keep '*.exp_avg' --devices 4",
+            "verify run.moved.pth --keep '*.exp_avg'",
         ),
     ],
 )
 def test_what_is_named_next_does_not_fail(follow, bench, words, named, simulates):
     api.convert("run.pth", to="cpu", output="cpu.pth")
+    shutil.copy(SAMPLES / "dataparallel-two-gpus.pth", bench / "two.pth")
     torch = pytest.importorskip("torch")
     torch.save({**torch.load("cpu.pth"), "best": torch.tensor([0.5])}, bench / "cpu-metric.pth")
     api.convert("cpu-metric.pth", to="cuda:3", keep=["best"], output="metric.pth")

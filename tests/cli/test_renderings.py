@@ -34,10 +34,10 @@ def test_inspect_without_findings(check) -> None:
 
 
 def test_inspect_with_an_error(check) -> None:
-    (finding,) = (finding for finding in api.inspect("run.pth").findings if finding.code == "D103")
+    (finding,) = (finding for finding in api.inspect("run.pth", device_count=1).findings if finding.code == "D103")
     at = finding.where
     check(
-        "inspect", "run.pth", "--select", "device-index", "--match", "*.step",
+        "inspect", "run.pth", "--select", "device-index", "--match", "*.step", "--devices", "1",
         code=1,
         human=(
             "run.pth\n"

@@ -34,7 +34,7 @@ def test_a_fault_is_found(fault, tmp_path):
     assert catalogue.is_found(fault, tmp_path)
 
 
-@pytest.mark.parametrize("healthy", SAMPLE, ids=str)
+@pytest.mark.parametrize("healthy", [*SAMPLE, *catalogue.ON_ONE_OF_SEVERAL], ids=str)
 def test_a_healthy_checkpoint_raises_no_alarm(healthy, tmp_path):
     assert catalogue.alarms(healthy, tmp_path) == []
 
@@ -43,6 +43,7 @@ def test_the_table_counts_what_was_missed(tmp_path, monkeypatch, capsys):
     good, bad = SEEN[0], catalogue.HEALTHY[0]
     monkeypatch.setattr(catalogue, "FAULTS", [good])
     monkeypatch.setattr(catalogue, "HEALTHY", [bad])
+    monkeypatch.setattr(catalogue, "ON_ONE_OF_SEVERAL", [])
     assert catalogue.main() == 0
     assert "| faults made on purpose | 1 | 1 of 1 | |" in capsys.readouterr().out
     monkeypatch.setattr(catalogue, "is_found", lambda fault, folder: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -75,7 +76,25 @@ class TestResume:
     def test_states_for_each_device(self, make, device, count, expected) -> None:
         inventory = make.inventory(make.model(device=device), rng_devices=(("rng.cuda", count),))
 
-        assert codes(make.findings(inventory)) == expected
+        assert codes(make.findings(inventory, device_count=1)) == expected
+
+    @pytest.mark.parametrize("target", [None, "cuda:0", "cuda:3"])
+    def test_a_machine_that_nobody_has_counted_may_have_a_device_for_each_state(self, make, target) -> None:
+        """A run on one GPU of a machine with eight saves eight states (``get_rng_state_all``)."""
+        assert make.findings(make.inventory(rng_devices=(("rng.cuda", 8),)), target=target) == ()
+
+    @pytest.mark.parametrize("states", [1, 4, 8])
+    @pytest.mark.parametrize("devices", [1, 3, 4, 8])
+    def test_torch_fails_where_states_are_left_over_and_nowhere_else(self, make, monkeypatch, states, devices) -> None:
+        torch = pytest.importorskip("torch")
+        generators = tuple(torch.Generator() for _ in range(devices))
+        monkeypatch.setattr(torch.cuda, "default_generators", generators)
+        monkeypatch.setattr("torch.cuda.random._lazy_call", lambda call, **_: call())
+        found = make.findings(make.inventory(rng_devices=(("rng.cuda", states),)), device_count=devices)
+
+        with pytest.raises(IndexError) if found else nullcontext():
+            torch.cuda.set_rng_state_all([torch.get_rng_state()] * states)
+        assert codes(found) == (["R303"] if states > devices else [])
 
     def test_as_many_states_as_devices(self, make) -> None:
         inventory = make.inventory(rng_devices=(("state.rng", 4),), root_keys=("state", "model"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.model import Mention
+from ckptmove.model import Mention, Severity
 
 
 def codes(findings) -> list[str]:
@@ -67,13 +67,93 @@ class TestDevices:
     def test_more_devices_make_room(self, make) -> None:
         inventory = make.inventory(make.model(device="cuda:3"))
 
-        assert codes(make.findings(inventory)) == ["D103"]
+        assert codes(make.findings(inventory, device_count=3)) == ["D103"]
         assert make.findings(inventory, device_count=4) == ()
+
+    def test_an_index_on_an_unknown_machine_is_a_note_of_what_the_file_needs(self, make) -> None:
+        model = (*make.model(device="cuda:1"), make.tensor("model.x", device="cuda:3"))
+
+        [finding] = make.findings(make.inventory(model), "D103")
+
+        assert finding.severity is Severity.INFO
+        assert finding.message.endswith(": needs a machine with 4 cuda devices")
+        assert len(finding.where) == 5
+        assert finding.fix.endswith("--to cuda:0"), "for a machine with fewer"
+
+    @pytest.mark.parametrize(
+        ("context", "severity", "to"),
+        [
+            ({"target": "cuda:3"}, Severity.ERROR, "cuda:3"),
+            ({"target": "cuda:5"}, None, ""),
+            ({"device_count": 6}, None, ""),
+            ({"device_count": 5}, Severity.ERROR, "cuda:0"),
+            ({"target": "cuda:3", "device_count": 5}, Severity.ERROR, "cuda:3"),
+            ({"target": "cuda:3", "device_count": 2}, Severity.ERROR, "cuda:0"),
+            ({"target": "xpu:1"}, Severity.INFO, "xpu:1"),
+            ({"target": "cpu"}, Severity.INFO, "cpu"),
+            ({"target": "mps"}, Severity.INFO, "mps"),
+        ],
+    )
+    def test_a_target_says_how_many_devices_of_its_type_there_are(self, make, context, severity, to) -> None:
+        found = make.findings(make.inventory(make.model(device="cuda:5")), "D103", **context)
+
+        assert [one.severity for one in found] == ([severity] if severity else [])
+        assert all(one.fix.endswith(f"--to {to}") for one in found)
+
+    def test_the_first_device_needs_no_note(self, make) -> None:
+        assert make.findings(make.inventory(make.model(device="cuda:0")), "D103") == ()
+
+    def test_what_is_kept_may_be_on_a_device_that_is_not_there(self, make) -> None:
+        model = make.model(device="cuda:3")
+
+        [finding] = make.findings(make.inventory(model), "D103", device_count=1, kept={"model.0.weight"})
+
+        assert finding.where == tuple(tensor.name for tensor in model[1:])
+        kept = {tensor.name for tensor in model}
+        assert make.findings(make.inventory(model), "D103", device_count=1, kept=kept) == ()
+
+    def test_what_is_kept_is_not_misplaced(self, make) -> None:
+        left = make.inventory(optimizers=[make.optimizer(device="cpu")])
+        moments = [tensor.name for tensor in left.tensors if tensor.role == "optimizer"]
+        model = [tensor.name for tensor in left.tensors if tensor.role == "model"]
+
+        [finding] = make.findings(left, "D102", kept={"model.0.weight", *moments[3:]})
+        assert finding.where == tuple(moments[1:3])
+        assert make.findings(left, "D102", kept=moments) == make.findings(left, "D102", kept=model) == ()
+
+    def test_the_moments_of_a_kept_parameter_are_where_the_user_wants_them(self, make) -> None:
+        first, *rest = make.model()
+        model = (make.replace(first, device="cpu"), *rest)
+        inventory = make.inventory(model, [make.optimizer()])
+
+        assert codes(make.findings(inventory)) == ["D101", "D102"]
+        assert make.findings(inventory, kept={first.name}) == ()
+
+    @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+    def test_a_model_parallel_run_is_a_warning_at_most(self, make, device) -> None:
+        """Each moment is beside its parameter, on several devices; or a whole model and optimizer on another one."""
+        model = [make.replace(one, device="cuda:1" if "2." in one.name else device) for one in make.model()]
+        optimizer = make.optimizer(device=device)
+        state = tuple(
+            entry._replace(
+                tensors=tuple(
+                    (key, make.replace(one, device="cuda:1") if one.shape else one) for key, one in entry.tensors
+                )
+            )
+            if entry.key in "23"
+            else entry
+            for entry in optimizer.state
+        )
+
+        found = make.findings(make.inventory(model, [optimizer._replace(state=state)]))
+
+        loud = [(one.code, one.severity) for one in found if one.severity is not Severity.INFO]
+        assert loud == ([("D101", Severity.WARNING)] if device == "cuda:0" else [])
 
     def test_an_object_alone_has_a_bad_index(self, make) -> None:
         mention = Mention("cfg.device", "torch.device", "cuda:7")
 
-        [finding] = make.findings(make.inventory(mentions=(mention,)), "D103")
+        [finding] = make.findings(make.inventory(mentions=(mention,)), "D103", device_count=1)
 
         assert finding.where == ("cfg.device",)
         assert finding.message == "torch.device objects for cuda:7 (1), but the target machine has 1 cuda device"
@@ -82,7 +162,7 @@ class TestDevices:
         mention = Mention("cfg.device", "torch.device", "cuda:7")
 
         [finding] = make.findings(
-            make.inventory(make.model(device="cuda:7"), mentions=(mention,)), "D103", target="cpu"
+            make.inventory(make.model(device="cuda:7"), mentions=(mention,)), "D103", target="cpu", device_count=1
         )
 
         assert finding.message.startswith("tensors on cuda:7 (4) and torch.device objects for cuda:7 (1)")
@@ -117,6 +197,15 @@ class TestMentions:
 
         assert bool(make.findings(inventory, "D104", device_count=1)) is is_found
 
+    @pytest.mark.parametrize(
+        ("context", "is_found"),
+        [({}, False), ({"device_count": 2}, False), ({"device_count": 1}, True), ({"target": "cuda:0"}, True)],
+    )
+    def test_replicas_of_data_parallel_exist_on_an_unknown_machine(self, make, context, is_found) -> None:
+        mentions = (Mention("args.device_ids", "device_ids", "[0, 1]"),)
+
+        assert bool(make.findings(make.inventory(mentions=mentions), "D104", **context)) is is_found
+
     def test_counters_and_rng_there_do_not_excuse_a_mention(self, make) -> None:
         rng = make.tensor("rng", (16,), dtype="uint8", role="rng", device="cuda:0")
         model = make.model(device="cpu")
@@ -148,7 +237,7 @@ class TestMentions:
         lines = (Mention("code/a.py:3", "torch.device", "cuda:7"), Mention("code/a.py:9", "torch.device", "cuda:7"))
         model = make.model(device="cpu")
 
-        found = make.findings(make.inventory(model, mentions=lines, container="torchscript"))
+        found = make.findings(make.inventory(model, mentions=lines, container="torchscript"), device_count=1)
 
         assert codes(found) == ["D103", "D104"]
         assert found[0].message == "code for cuda:7 (2), but the target machine has 1 cuda device"
@@ -167,7 +256,7 @@ class TestMentions:
         device = make.replace(line, where="home", site=4)
         inventory = make.inventory(make.model(device="cpu"), mentions=(line, device), container="torchscript")
 
-        found = make.findings(inventory)
+        found = make.findings(inventory, device_count=1)
 
         assert found[0].message.startswith("torch.device objects for cuda:7 (1) and code for cuda:7 (1), but")
         assert {one.fix for one in found} == {"ckptmove convert 'runs/my run.pth' --to cpu"}

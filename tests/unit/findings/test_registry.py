@@ -37,7 +37,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
     ),
     "D103": (
         lambda make: make.inventory(make.model(device="cuda:1")),
-        {},
+        {"device_count": 1},
         lambda make: make.inventory(make.model(device="cuda:0")),
     ),
     "D104": (
@@ -97,7 +97,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
     ),
     "R303": (
         lambda make: make.inventory(rng_devices=(("rng.cuda", 4),)),
-        {},
+        {"device_count": 3},
         lambda make: make.inventory(rng_devices=(("rng.cuda", 1),)),
     ),
     "R304": (

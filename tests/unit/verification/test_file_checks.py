@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import saving
@@ -11,7 +12,7 @@ import ckptmove
 from ckptmove.checkpoint import open_checkpoint
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE, found
-from ckptmove.findings.context import Context
+from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
@@ -22,6 +23,8 @@ from ckptmove.pickles.names import judge
 from ckptmove.verification.checks import CHECKS, failed, passed
 from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.optimizers import check_override
+
+SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 
 
 def placement(path, target, keep=()):
@@ -263,6 +266,46 @@ def test_counters_that_load_state_dict_moves_are_not_misplaced(make):
     assert check.status == "passed"
     assert check.detail == "16 tensors placed as cuda:0 wants it; load_state_dict itself moves 4 counters"
     assert placement(make("NAdam", device="cuda:0"), "cuda:0").status == "passed"
+
+
+def as_saved(path, device_count=None):
+    """The placement of a file, where nobody names a target."""
+    with open_checkpoint(path) as checkpoint:
+        inventory, context = checkpoint.inventory, Context(device_count=device_count)
+        request = MoveRequest(to=target_device(inventory, context))
+        check = check_placement(inventory, request, device_count, as_saved=True)
+        return hold_against(check, find_all(inventory, context))
+
+
+def test_without_a_target_each_device_of_the_file_is_right(make):
+    tree = make.tree("AdamW")
+    whole = as_saved(make.save(tree, device="cuda:3"))
+    assert (whole.status, dict(whole.evidence)["misplaced"]) == ("passed", 0)
+    assert whole.detail == "16 tensors placed as cuda:3 wants it"
+    tree["ema"] = {"0.average": torch.ones(5, 6)}
+    averaged = make.save(tree, stay=("step", "average"))
+    assert as_saved(averaged).status == "passed"
+    assert placement(averaged, "cuda:0").status == "failed"
+
+
+def test_a_model_on_several_devices_is_right_as_it_was_saved(make):
+    two = SAMPLES / "dataparallel-two-gpus.pth"
+    check = as_saved(str(two))
+    assert (check.status, check.detail) == ("passed", "8 tensors placed on cuda:0 and cuda:1, as saved")
+    assert as_saved(str(two), 8).status == "passed"
+    assert as_saved(str(two), 1).status == "failed"
+    assert placement(str(two), "cuda:0").status == "failed"
+
+
+def test_without_a_target_what_belongs_elsewhere_by_its_nature_is_misplaced(make):
+    dragged = as_saved(make.save(make.tree("AdamW"), device="cuda:3", stay=()))
+    assert dragged.status == "failed"
+    assert "4 tensors misplaced; cuda:3 -> cpu: optimizer.state.0.step" in dragged.detail
+    assert dragged.detail.endswith("--to cuda:3")
+    left = as_saved(make.save(make.tree("AdamW"), device="cuda:3", stay=("step", "exp_avg", "exp_avg_sq")))
+    assert left.status == "failed"
+    assert "(D102): optimizer.state.0.exp_avg; fix: ckptmove convert" in left.detail
+    assert left.detail.endswith("--to cuda:3")
 
 
 def test_a_random_state_that_is_no_bytes_is_misplaced(make):
