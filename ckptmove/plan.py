@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.devices import parse_target, same_device, split, unsupported_dtypes
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
-from ckptmove.keep import with_wrappers
+from ckptmove.keep import mesh_owners, with_wrappers
 from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
-from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
+from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ckptmove.model import Inventory, Mention
 
@@ -98,11 +98,12 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     if lost:
         _require_cast(lost, inventory, cast=request.cast)
     casts = frozenset(holder.storage.key for holder in lost)
+    owners = mesh_owners(inventory)
     return MovePlan(
         request=request,
         edits=tuple(_edits(placement.holders.values(), casts)),
         kept=tuple(_kept(placement.tensors, policy)),
-        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, placement, policy)),
+        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, owners, placement, policy)),
         inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
     )
 
@@ -212,9 +213,20 @@ def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
     return (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
 
 
-def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy: Policy) -> Iterator[FlagEdit]:
+def _mention_edits(
+    mentions: Collection[Mention], owners: Mapping[str, str], placement: _Placement, policy: Policy
+) -> Iterator[FlagEdit]:
+    """What follows the tensors.
+
+    Args:
+        mentions: devices named outside of tensors.
+        owners: by the path of a mesh's device type, the name of its DTensor.
+        placement: where the tensors go.
+        policy: says what may be edited.
+    """
     if not mentions:
         return
+    wrappers = {record.name: holder for record, holder, _ in placement.tensors if record.kind == "wrapper-subclass"}
     before, after = _sent_devices(placement.holders.values())
     leaves_cpu = any(
         record.role == "model" and holder is not None and holder.storage.device == "cpu" and holder.tag != "cpu"
@@ -223,6 +235,8 @@ def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy:
     for mention in mentions:
         kind, _ = split(mention.value)
         own = None if mention.site is None else placement.holders.get(mention.site)
+        if mention.where in owners and mention.site is not None and not policy.keeps_site(mention.site):
+            own = wrappers[owners[mention.where]]
         if own is not None:  # the device of one tensor, which follows no other
             target = mention.value if same_device(own.tag, mention.value) else own.tag
         elif not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
@@ -231,8 +245,11 @@ def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy:
             target = _follow(mention.value, before, policy)
             if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
                 target = _follow(target, after, policy)
+        reason = DEVICE_MENTION
+        if mention.kind == "device_mesh":
+            target, reason = split(target)[0], MESH_TYPE
         if target != mention.value:
-            yield FlagEdit(mention.where, mention.value, target, DEVICE_MENTION.name, mention)
+            yield FlagEdit(mention.where, mention.value, target, reason.name, mention)
 
 
 def _is_editable(mention: Mention, policy: Policy) -> bool:
@@ -240,7 +257,7 @@ def _is_editable(mention: Mention, policy: Policy) -> bool:
         return False
     if mention.kind == "torch.device":
         return mention.tuple_site is not None
-    return mention.kind == "string" and policy.request.rewrite_strings
+    return mention.kind == "device_mesh" or (mention.kind == "string" and policy.request.rewrite_strings)
 
 
 def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str, bool]]:

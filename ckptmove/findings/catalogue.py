@@ -81,12 +81,14 @@ _ENTRIES: Final = (
         name="device-mention",
         severity=Severity.WARNING,
         when="a torch.device, a device string or device_ids in the stored objects names another accelerator than the "
-        "model's device",
+        "model's device, or the DeviceMesh of a DTensor another device type than the DTensor's",
         why="map_location moves tensors only: after torch.load(map_location='cpu'), args.device is still 'cuda:3'. A "
         "script that reads its device from the checkpoint then goes to the old one, and fails there, or uses the "
-        "wrong GPU without a word. The cpu is everywhere, and often meant: it is not counted.",
-        mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects; --rewrite-strings moves strings too. "
-        "Device ids are for your script to set.",
+        "wrong GPU without a word. The cpu is everywhere, and often meant: it is not counted. A DTensor of a mesh with "
+        "another device type than the model's raises at the first copy: 'Cannot run aten.copy_.default on inputs with "
+        "different meshes'.",
+        mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects and meshes; --rewrite-strings moves "
+        "strings too. Device ids are for your script to set.",
     ),
     Entry(
         code="O201",

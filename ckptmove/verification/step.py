@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.optimizers import magnitudes, wants_sparse
-from ckptmove.verification.entries import leaves, nested_state
+from ckptmove.verification.entries import each_tensor, leaves, nested_state
 from ckptmove.verification.objective import needs_closure, quadratic
 from ckptmove.verification.recipe import NOISE_PERIOD
 from ckptmove.verification.state import dtype_of
@@ -21,7 +21,8 @@ from ckptmove.verification.state import dtype_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckptmove.model import StateEntry, TensorRecord
+    from ckptmove.model import StateEntry
+    from ckptmove.verification.entries import TensorOption
     from ckptmove.verification.pieces import Piece, TensorSource
     from ckptmove.verification.place import Place
     from ckptmove.verification.recipe import Recipe
@@ -248,8 +249,11 @@ def _state(
     return nested_state(entry, tensors)
 
 
-def _options(tensors: Mapping[str, TensorRecord], source: TensorSource, place: Place) -> dict[str, torch.Tensor]:
-    return {name: put(source.tensor(record), record.device, place) for name, record in tensors.items()}
+def _options(options: Mapping[str, TensorOption], source: TensorSource, place: Place) -> dict[str, object]:
+    return {
+        name: each_tensor(option, lambda record: put(source.tensor(record), record.device, place))
+        for name, option in options.items()
+    }
 
 
 def _devices(state: Mapping[str, Any], place: Place) -> dict[str, str]:
