@@ -229,10 +229,13 @@ _ENTRIES: Final = (
         code="T401",
         name="dtype-unsupported",
         severity=Severity.ERROR,
-        when="the target has no such dtype (float64 and complex128 on mps)",
+        when="the target has no such dtype (on mps: float64, complex128, float8, float4, quantized and bits dtypes)",
         why="torch.load and .to raise 'Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
-        "support float64'.",
-        mend="'ckptmove convert PATH --to mps --cast' makes them float32 and complex64, moments too.",
+        "support float64'. A float8 tensor loads, and the first operation raises 'Trying to convert Float8_e4m3fn to "
+        "the MPS backend but it does not have support for that dtype'; so does a cast. (torch 2.15 begins to take it.)",
+        mend="'ckptmove convert PATH --to mps --cast' makes float64 float32 and complex128 complex64, moments too. It "
+        "takes no other dtype: load the file on the CPU and cast there; bfloat16 holds each value of a float8 dtype. "
+        "--keep leaves a tensor on the CPU.",
     ),
     Entry(
         code="N501",

@@ -19,7 +19,7 @@ from ckptmove.verification.recipe import NOISE_PERIOD
 from ckptmove.verification.state import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ckptmove.model import StateEntry
     from ckptmove.verification.entries import TensorOption
@@ -179,8 +179,14 @@ def take_step(
                 entry = draft.piece.entry
                 optimizer.state[parameter] = {} if entry is None else _state(draft.piece, entry, source, place, planted)
         _step(optimizer, parameters, drafts)
+        rates = frozenset(
+            place.device_of(value)
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, torch.Tensor)
+        )
         stepped = [
-            _stepped(parameter, leaves(optimizer.state.get(parameter, {})), place, before[index])
+            _stepped(parameter, leaves(optimizer.state.get(parameter, {})), place, before[index], rates)
             for index, parameter in enumerate(parameters)
         ]
     for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
@@ -279,7 +285,18 @@ def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Pla
     return found
 
 
-def _stepped(parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str]) -> Stepped:
+def _stepped(
+    parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str], rates: Collection[str]
+) -> Stepped:
+    """The outcome for one parameter.
+
+    Args:
+        parameter: after the step.
+        state: after the step, by path.
+        place: where the step was made.
+        before: the device of each tensor of the state before it.
+        rates: devices of options that are tensors. A scalar that is made of one is there: LBFGS has ``t = lr``.
+    """
     stepped = Stepped(place.to_cpu(parameter))
     home = place.device_of(parameter)
     for key, value in state.items():
@@ -289,6 +306,6 @@ def _stepped(parameter: torch.Tensor, state: Mapping[str, Any], place: Place, be
         stepped.state[key] = place.to_cpu(value)
         device = place.device_of(value)
         belongs = home if value.dim() else before.get(key, device)
-        if device != belongs:
+        if device != belongs and (value.dim() or device not in rates):
             stepped.strays.append(f"{key} is on {device} and belongs on {belongs}")
     return stepped
