@@ -32,7 +32,7 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.request import VerifyRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from faults import Fault
 
@@ -53,12 +53,14 @@ class Healthy:
         layout: how it is saved.
         dtype: of the model, and so of its moments.
         target: where it was trained, and is to go on.
+        tensors: options of the optimizer that are tensors, which torch leaves on the CPU.
     """
 
     optimizer: str
     layout: str
     dtype: str
     target: str
+    tensors: tuple[str, ...] = ()
 
     @property
     def is_low_bit(self) -> bool:
@@ -66,7 +68,8 @@ class Healthy:
         return ":" in self.optimizer
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, {self.layout}, {self.dtype}, {self.target}"
+        options = "".join(f", tensor {name}" for name in self.tensors)
+        return f"{self.optimizer}, {self.layout}, {self.dtype}, {self.target}{options}"
 
     def make(self, folder: Path) -> str:
         """The file or directory."""
@@ -75,18 +78,27 @@ class Healthy:
             tree = low_bit_tree(self.optimizer, getattr(torch, self.dtype))
             path = LAYOUTS[self.layout](tree, folder, lambda _: "cpu")
             return path if self.target == "cpu" else str(convert(path, to=self.target).output)
-        tree = Training(self.optimizer, getattr(torch, self.dtype)).train(3).tree()
+        options: dict[str, Any] = {name: _TENSORS[name]() for name in self.tensors}
+        tree = Training(self.optimizer, getattr(torch, self.dtype), **options).train(3).tree()
         return LAYOUTS[self.layout](tree, folder, device_by_path(self.target, self.optimizer))
 
 
+_TENSORS: dict[str, Callable[[], Any]] = {
+    "lr": lambda: torch.tensor(1e-3),
+    "betas": lambda: (torch.tensor(0.9), torch.tensor(0.99)),
+}
+#: Layouts of files. A distributed checkpoint keeps a tuple of tensors as an object, which is not read: not proven.
+_FILES = tuple(layout for layout in LAYOUTS if layout != "distributed")
 #: Layouts that are files, whose wrapper subclasses torch.load returns.
-_FILES = ("plain", "lightning", "hf-trainer")
+_LOADED = ("plain", "lightning", "hf-trainer")
 HEALTHY = tuple(
     itertools.starmap(
         Healthy,
         [
             *itertools.product(OPTIMIZERS, LAYOUTS, DTYPES, TARGETS),
-            *itertools.product(LOW_BIT, _FILES, DTYPES, TARGETS),
+            *itertools.product(LOW_BIT, _LOADED, DTYPES, TARGETS),
+            *itertools.product(OPTIMIZERS, LAYOUTS, DTYPES[:1], TARGETS, [("lr",)]),
+            *itertools.product(("Adam", "AdamW"), _FILES, DTYPES[:1], TARGETS, [("lr", "betas")]),
         ],
     )
 )

@@ -48,6 +48,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 _KEPT = 0.8
 #: Bookkeeping that torch leaves on the CPU.
 _ON_CPU = frozenset({"step", "mu_product"})
+#: Where a tensor lr is kept: in the groups, and in the copies of a scheduler. torch never moves it.
+_RATES = frozenset({"param_groups", "base_lrs", "_last_lr"})
 _PLACED: dict[int, tuple[torch.Tensor, str]] = {}
 
 
@@ -82,12 +84,12 @@ class Training:
         steps: how many were made.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+    def __init__(self, name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", **options: Any) -> None:
         torch.manual_seed(0)
         self.name, self.device = name, device
         self.model = model_for(name, dtype).to(device)
         self.optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(
-            self.model.parameters(), **OPTIONS.get(name, {})
+            self.model.parameters(), **(OPTIONS.get(name, {}) | options)
         )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
         # torch's kernel for the CPU knows no half precision, whose runs need no scaler on it.
@@ -188,7 +190,7 @@ def device_by_path(device: str, name: str) -> Callable[[tuple[str, ...]], str]:
     """Where torch itself would have each tensor, in a run on a device."""
 
     def place(path: tuple[str, ...]) -> str:
-        stays = "rng" in path or (path[-1] in _ON_CPU and name != "ASGD")
+        stays = "rng" in path or (path[-1] in _ON_CPU and name != "ASGD") or not _RATES.isdisjoint(path)
         return "cpu" if stays else device
 
     return place

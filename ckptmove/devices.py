@@ -14,7 +14,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ckptmove.dtypes import CAST_DOWN
+from ckptmove.dtypes import ITEM_BYTES, MPS_DTYPES
 from ckptmove.errors import UnknownDevice, UsageError
 
 #: Stands for the device of a tensor where the format keeps none.
@@ -34,6 +34,8 @@ _TAGGED: Final = frozenset({"cpu", "cuda", "mps", "xpu", "hpu", "mtia", "private
 _UNINDEXED: Final = frozenset({"cpu", "mps"})
 _CAPTURABLE: Final = frozenset({"cuda", "xpu", "hpu", "xla", "privateuseone"})
 _FUSED: Final = frozenset({"mps", "cuda", "xpu", "hpu", "cpu", "mtia", "privateuseone"})
+
+_NOT_ON_MPS: Final = frozenset(ITEM_BYTES) - MPS_DTYPES
 
 #: torch keeps an index in eight bits; it takes a larger one without a word and makes another index of it.
 _MAX_INDEX: Final = 127
@@ -107,8 +109,8 @@ def _is_listed(tag: str, types: frozenset[str]) -> bool:
 
 
 def unsupported_dtypes(tag: str) -> frozenset[str]:
-    """The dtypes that a device cannot hold at all."""
-    return frozenset(CAST_DOWN) if split(tag)[0] == "mps" else frozenset()
+    """The dtypes that a device cannot compute with at all."""
+    return _NOT_ON_MPS if split(tag)[0] == "mps" else frozenset()
 
 
 def matches(glob: str, tag: str) -> bool:

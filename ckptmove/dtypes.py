@@ -46,5 +46,16 @@ SCRIPT_STORAGE_DTYPE: Final[dict[str, str]] = {
     },
 }  # fmt: skip
 
-#: What a device cannot hold, and the dtype that a cast puts in its place.
+#: The dtypes of mps: the cases of ``getMPSDataType`` in aten/src/ATen/native/mps/OperationUtils.mm that return one, in
+#: torch 2.4 to 2.14; uint16, uint32 and uint64 since 2.9. ``empty_mps`` (aten/src/ATen/mps/EmptyTensor.cpp) refuses
+#: float64, and complex128 since 2.12. It allocates the others, and ``torch.load`` fills them with their bytes, but the
+#: first operation raises, a cast to another dtype too. A quantized tensor is not even made, because
+#: ``_empty_affine_quantized`` has no kernel there. float8_e4m3fn has its first operations in torch 2.15
+#: (pytorch/pytorch#194074).
+MPS_DTYPES: Final = frozenset({
+    "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "complex32", "complex64",
+})  # fmt: skip
+
+#: What a device lacks, and the dtype that a cast puts in its place; there is no cast for the others that it lacks.
 CAST_DOWN: Final[dict[str, str]] = {"float64": "float32", "complex128": "complex64"}

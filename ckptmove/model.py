@@ -128,15 +128,15 @@ class Mention(NamedTuple):
 
     Attributes:
         where: path from the root.
-        kind: ``torch.device``, ``string`` or ``device_ids``.
-        value: as written: ``cuda:0``, or ``[0, 1]`` for device ids.
+        kind: ``torch.device``, ``string``, ``device_ids``, or ``device_mesh`` for the device type of a ``DeviceMesh``.
+        value: as written: ``cuda:0``, ``cuda`` for a mesh, or ``[0, 1]`` for device ids.
         site: start of the operation that pushes the device string, or None where it cannot be edited.
         index_site: for a ``torch.device`` with an index: start of the operation that pushes the index.
         tuple_site: for a ``torch.device``: start of what makes its argument tuple; in TorchScript, ``site`` itself.
     """
 
     where: str
-    kind: Literal["torch.device", "string", "device_ids"]
+    kind: Literal["torch.device", "string", "device_ids", "device_mesh"]
     value: str
     site: int | None = None
     index_site: int | None = None

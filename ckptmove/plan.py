@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.devices import parse_target, same_device, split, unsupported_dtypes
 from ckptmove.dtypes import CAST_DOWN
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
-from ckptmove.keep import with_wrappers
+from ckptmove.keep import mesh_owners, with_wrappers
 from ckptmove.model import WITH_CODE, StorageRef, TensorRecord
 from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
-from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
+from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ckptmove.model import Inventory, Mention
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Why a dtype cannot be changed.
 _SUBCLASS: Final = "a subclass of Tensor states its dtype once more"
 _NO_CLASS: Final = "it is not the dtype of a storage"
+_NO_CAST: Final = "--cast only takes float64 and complex128"
 _CODE: Final = "the code in the archive counts on its dtype"
 
 
@@ -37,20 +38,25 @@ class _Holder:
             sites where that device is a mention.
         rank: of the rule that decides: the highest of all tensors that view it.
         tag: where it goes.
-        names: the tensors that view it.
+        names: the tensors that view it, each with the dtype of its view: an untyped storage has none of its own.
     """
 
     storage: StorageRef
     rank: int
     tag: str
-    names: list[str]
+    names: dict[str, str]
 
-    def take(self, rank: int, tag: str, name: str) -> None:
+    def take(self, rank: int, tag: str, name: str, dtype: str) -> None:
         """Add a tensor that views it; between answers of one rank the first in the file counts."""
         if rank < self.rank:
             self.rank, self.tag = rank, tag
-        if self.names[-1] != name:
-            self.names.append(name)
+        self.names.setdefault(name, dtype)
+
+    def lacking(self) -> list[tuple[str, str]]:
+        """The tensors, by name and dtype, whose dtype is not to be had where they go."""
+        absent = unsupported_dtypes(self.tag)
+        views = self.names or {self.storage.key: self.storage.dtype}
+        return [(name, dtype) for name, dtype in views.items() if dtype in absent]
 
 
 #: A tensor, what holds its tag (None where nothing can be moved), and the rank of the rule that decides on it alone.
@@ -66,12 +72,13 @@ class _Placement:
 
 
 def plan_for(inventory: Inventory, device: str) -> MovePlan:
-    """What a conversion would still have to move to a device; a cast keeps it from refusing to say so.
+    """What a conversion would still have to move to a device, also where it would refuse a dtype.
 
     Raises:
         UnknownDevice: torch knows no such target.
     """
-    return plan_move(inventory, MoveRequest(to=parse_target(device), cast=True))
+    policy = Policy(inventory, MoveRequest(to=parse_target(device), cast=True))
+    return _planned(inventory, policy, _place(inventory, policy))
 
 
 def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
@@ -97,12 +104,19 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     lost = _out_of_place(placement.holders.values())
     if lost:
         _require_cast(lost, inventory, cast=request.cast)
-    casts = frozenset(holder.storage.key for holder in lost)
+    return _planned(inventory, policy, placement)
+
+
+def _planned(inventory: Inventory, policy: Policy, placement: _Placement) -> MovePlan:
+    """Every change, now that it is known where each tensor goes."""
+    lost = _out_of_place(placement.holders.values())
+    casts = frozenset(holder.storage.key for holder in lost if holder.storage.dtype in CAST_DOWN)
+    owners = mesh_owners(inventory)
     return MovePlan(
-        request=request,
+        request=policy.request,
         edits=tuple(_edits(placement.holders.values(), casts)),
         kept=tuple(_kept(placement.tensors, policy)),
-        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, placement, policy)),
+        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, owners, placement, policy)),
         inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
     )
 
@@ -123,30 +137,35 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
         site = policy.device_site(record)
         if site is not None:
             values_only.update(part.storage for part in record.dense())
-            _hold(holders, site, _device_of(record), answer, record.name)
+            _hold(holders, site, _device_of(record), answer, (record.name, record.dtype))
         else:
             for part in record.parts or (record,):
                 if part.storage is not None:
                     part_answer = policy.decide(part) if part.name in policy.nested_sizes else answer
-                    _hold(holders, part.storage, storages[part.storage], part_answer, record.name)
+                    _hold(holders, part.storage, storages[part.storage], part_answer, (record.name, part.dtype))
         key = record.storage if site is None else site
         tensors.append((record, None if key is None else holders[key], answer[0]))
     for unseen, storage in storages.items():
         if unseen not in holders:
             # No tensor views it: what only feeds a tensor of another device stays, the rest goes as its device does.
             rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
-            holders[unseen] = _Holder(storage, rank, tag, [])
+            holders[unseen] = _Holder(storage, rank, tag, {})
     return _Placement(holders, tensors)
 
 
 def _hold(
-    holders: dict[str | int, _Holder], key: str | int, storage: StorageRef, answer: tuple[int, str], name: str
+    holders: dict[str | int, _Holder],
+    key: str | int,
+    storage: StorageRef,
+    answer: tuple[int, str],
+    view: tuple[str, str],
 ) -> None:
+    """Add a tensor, by name and dtype, to what holds its tag."""
     holder = holders.get(key)
     if holder is None:
-        holders[key] = _Holder(storage, *answer, [name])
+        holders[key] = _Holder(storage, *answer, dict([view]))
     else:
-        holder.take(*answer, name)
+        holder.take(*answer, *view)
 
 
 def _device_of(record: TensorRecord) -> StorageRef:
@@ -160,30 +179,31 @@ def _nameless(storage: StorageRef) -> TensorRecord:
 
 def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
     """What would go where its dtype is not to be had."""
-    lacking = {tag: unsupported_dtypes(tag) for tag in {holder.tag for holder in holders}}
-    lost = (holder for holder in holders if holder.storage.dtype in lacking[holder.tag])
-    return list(lost) if any(lacking.values()) else []
+    poor = {tag for tag in {holder.tag for holder in holders} if unsupported_dtypes(tag)}
+    return [holder for holder in holders if holder.tag in poor and holder.lacking()] if poor else []
 
 
 def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> None:
     """Refuse, unless a cast was asked for and all of it is possible."""
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
+    refused: dict[str, list[_Holder]] = {}
     for holder in lost:
-        reason = ""
         if inventory.container in WITH_CODE:
-            reason = _CODE
+            refused.setdefault(_CODE, []).append(holder)
         elif not inside.isdisjoint(holder.names):
-            reason = _SUBCLASS
+            refused.setdefault(_SUBCLASS, []).append(holder)
         elif not holder.storage.class_sites:
-            reason = _NO_CLASS
-        if reason:
-            raise UncastableDtype(holder.tag, _dtypes([holder]), reason)
+            refused.setdefault(_NO_CLASS, []).append(holder)
+        elif holder.storage.dtype not in CAST_DOWN:
+            refused.setdefault(_NO_CAST, []).append(holder)
+    for reason, holders in refused.items():
+        raise UncastableDtype(holders[0].tag, _dtypes(holders), reason)
     if not cast:
         raise UnsupportedDtype(lost[0].tag, _dtypes(lost))
 
 
 def _dtypes(holders: Iterable[_Holder]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, one.storage.dtype) for one in holders for name in one.names or (one.storage.key,))
+    return tuple(pair for holder in holders for pair in holder.lacking())
 
 
 def _edits(holders: Iterable[_Holder], casts: Collection[str]) -> Iterator[StorageEdit]:
@@ -212,9 +232,20 @@ def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
     return (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
 
 
-def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy: Policy) -> Iterator[FlagEdit]:
+def _mention_edits(
+    mentions: Collection[Mention], owners: Mapping[str, str], placement: _Placement, policy: Policy
+) -> Iterator[FlagEdit]:
+    """What follows the tensors.
+
+    Args:
+        mentions: devices named outside of tensors.
+        owners: by the path of a mesh's device type, the name of its DTensor.
+        placement: where the tensors go.
+        policy: says what may be edited.
+    """
     if not mentions:
         return
+    wrappers = {record.name: holder for record, holder, _ in placement.tensors if record.kind == "wrapper-subclass"}
     before, after = _sent_devices(placement.holders.values())
     placed = [(record, holder) for record, holder, _ in placement.tensors if holder is not None]
     # Without a model all else stands for it: a program of torch.export may have sample inputs alone.
@@ -223,6 +254,8 @@ def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy:
     for mention in mentions:
         kind, _ = split(mention.value)
         own = None if mention.site is None else placement.holders.get(mention.site)
+        if mention.where in owners and mention.site is not None and not policy.keeps_site(mention.site):
+            own = wrappers[owners[mention.where]]
         if own is not None:  # the device of one tensor, which follows no other
             target = mention.value if same_device(own.tag, mention.value) else own.tag
         elif not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
@@ -231,8 +264,11 @@ def _mention_edits(mentions: Collection[Mention], placement: _Placement, policy:
             target = _follow(mention.value, before, policy)
             if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
                 target = _follow(target, after, policy)
+        reason = DEVICE_MENTION
+        if mention.kind == "device_mesh":
+            target, reason = split(target)[0], MESH_TYPE
         if target != mention.value:
-            yield FlagEdit(mention.where, mention.value, target, DEVICE_MENTION.name, mention)
+            yield FlagEdit(mention.where, mention.value, target, reason.name, mention)
 
 
 def _is_editable(mention: Mention, policy: Policy) -> bool:
@@ -240,7 +276,7 @@ def _is_editable(mention: Mention, policy: Policy) -> bool:
         return False
     if mention.kind == "torch.device":
         return mention.tuple_site is not None
-    return mention.kind == "string" and policy.request.rewrite_strings
+    return mention.kind == "device_mesh" or (mention.kind == "string" and policy.request.rewrite_strings)
 
 
 def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str, bool]]:

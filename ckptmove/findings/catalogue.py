@@ -81,13 +81,15 @@ _ENTRIES: Final = (
         name="device-mention",
         severity=Severity.WARNING,
         when="a torch.device, a device string or device_ids in the stored objects names another accelerator than the "
-        "model's device; or the graph of a torch.export archive takes a weight on another device than the file has it "
-        "on (an error)",
+        "model's device, or the DeviceMesh of a DTensor another device type than the DTensor's; or the graph of a "
+        "torch.export archive takes a weight on another device than the file has it on (an error)",
         why="map_location moves tensors only: after torch.load(map_location='cpu'), args.device is still 'cuda:3'. A "
         "script that reads its device from the checkpoint then goes to the old one, and fails there, or uses the "
-        "wrong GPU without a word. The cpu is everywhere, and often meant: it is not counted.",
-        mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects; --rewrite-strings moves strings too. "
-        "Device ids are for your script to set.",
+        "wrong GPU without a word. The cpu is everywhere, and often meant: it is not counted. A DTensor of a mesh with "
+        "another device type than the model's raises at the first copy: 'Cannot run aten.copy_.default on inputs with "
+        "different meshes'.",
+        mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects and meshes; --rewrite-strings moves "
+        "strings too. Device ids are for your script to set.",
     ),
     Entry(
         code="O201",
@@ -228,10 +230,13 @@ _ENTRIES: Final = (
         code="T401",
         name="dtype-unsupported",
         severity=Severity.ERROR,
-        when="the target has no such dtype (float64 and complex128 on mps)",
+        when="the target has no such dtype (on mps: float64, complex128, float8, float4, quantized and bits dtypes)",
         why="torch.load and .to raise 'Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
-        "support float64'.",
-        mend="'ckptmove convert PATH --to mps --cast' makes them float32 and complex64, moments too.",
+        "support float64'. A float8 tensor loads, and the first operation raises 'Trying to convert Float8_e4m3fn to "
+        "the MPS backend but it does not have support for that dtype'; so does a cast. (torch 2.15 begins to take it.)",
+        mend="'ckptmove convert PATH --to mps --cast' makes float64 float32 and complex128 complex64, moments too. It "
+        "takes no other dtype: load the file on the CPU and cast there; bfloat16 holds each value of a float8 dtype. "
+        "--keep leaves a tensor on the CPU.",
     ),
     Entry(
         code="N501",

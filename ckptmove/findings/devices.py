@@ -23,6 +23,7 @@ from ckptmove.findings.context import (
     target_device,
 )
 from ckptmove.inventory.mentions import is_in_code, named_ids
+from ckptmove.keep import mesh_owners
 from ckptmove.model import Severity
 from ckptmove.wording import Command, amount, quoted
 
@@ -122,19 +123,35 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """D104: a config, a ``torch.device`` or ``device_ids`` names an accelerator on which nothing lies."""
+    """D104: a config, a ``torch.device``, ``device_ids`` or a DeviceMesh names another device than the model's.
+
+    The mesh of a DTensor is compared with that DTensor, which cannot be used on another device type than its mesh.
+    """
     yield from _graph_device(inventory)
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
     # Without a model all else stands for it, but RNG states: they lie on the CPU wherever it was.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
     tags = list(dict.fromkeys(tensor.device for tensor in model if is_placed(tensor)))
-    strays = [mention for mention in inventory.mentions if tags and not _agrees(mention, tags, context)]
+    owners = mesh_owners(inventory)
+    homes = {tensor.name: tensor.device for tensor in inventory.tensors if tensor.kind == "wrapper-subclass"}
+    strays = [
+        mention
+        for mention in inventory.mentions
+        if (
+            split(homes[owners[mention.where]])[0] != mention.value
+            if mention.where in owners
+            else tags and not _agrees(mention, tags, context)
+        )
+    ]
     if not strays:
         return
     first = strays[0]
     more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
     named = first.value if first.kind != "device_ids" else f"devices {first.value}"
-    message = f"{first.where} names {named}{more}, the model lies on {', '.join(tags)}"
+    if first.where in owners:
+        message = f"{first.where} names {named}{more}, its DTensor is on {homes[owners[first.where]]}"
+    else:
+        message = f"{first.where} names {named}{more}, the model lies on {', '.join(tags)}"
     yield found("D104", message, [mention.where for mention in strays], _mention_fix(inventory, context, strays))
 
 

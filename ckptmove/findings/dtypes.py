@@ -51,5 +51,5 @@ def _fix(inventory: Inventory, context: Context, target: str) -> str:
         plan_move(inventory, MoveRequest(to=target, cast=True))
     except UncastableDtype as error:
         name, dtype = error.tensors[0]
-        return f"checkpoint = {load_whole(inventory, name)}  # and cast {name} from {dtype}: here {error.reason}"
+        return f"checkpoint = {load_whole(inventory, name)}  # and cast {name} from {dtype}: {error.reason}"
     return convert_command(inventory, context, "--cast")

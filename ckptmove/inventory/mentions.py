@@ -31,6 +31,13 @@ _MOST_DEVICES: Final = 1024
 _CODE_DEVICE: Final = re.compile(r"""torch\.device\("([^"\n]{1,31})"\)|\btorch\.(cuda|cpu)\(""")
 
 
+#: ``DeviceMesh`` under the names that it has had, and the attribute for its device type: ``device_type`` until 2.8.
+_MESHES: Final = frozenset(
+    {"torch.distributed.device_mesh.DeviceMesh", "torch.distributed._tensor.device_mesh.DeviceMesh"}
+)
+_MESH_TYPE: Final = frozenset({"_device_type", "device_type"})
+
+
 def names_device(key: str, value: str) -> bool:
     """Whether a string names a device.
 
@@ -73,6 +80,16 @@ def device_mention(call: Call, where: str) -> Mention | None:
         return None
     starts = call.args.starts
     return Mention(where, "torch.device", text, starts[0], starts[1] if len(starts) > 1 else None, call.args_start)
+
+
+def is_mesh(call: Call) -> bool:
+    """Whether an object is a ``DeviceMesh``, which every DTensor refers to."""
+    return call.name in _MESHES
+
+
+def is_mesh_type(key: str, value: str) -> bool:
+    """Whether an attribute of a ``DeviceMesh`` is its device type (``DeviceMesh.__getstate__``)."""
+    return key in _MESH_TYPE and is_device_string(value)
 
 
 def is_in_code(inventory: Inventory, mention: Mention) -> bool:

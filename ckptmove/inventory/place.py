@@ -29,6 +29,7 @@ class Place:
         entry: the optimizer state that tensors in here belong to, or None.
         entry_length: length of the prefix that the names in ``entry`` leave out.
         repeats: whether this is a module's plain attribute: what the module has registered may come again.
+        is_mesh: whether the container is a ``DeviceMesh``.
     """
 
     prefix: str = ""
@@ -38,6 +39,7 @@ class Place:
     entry: EntryDraft | None = None
     entry_length: int = 0
     repeats: bool = False
+    is_mesh: bool = False
 
     @property
     def path(self) -> str:

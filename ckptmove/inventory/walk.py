@@ -186,7 +186,9 @@ class Walk:
             self._budget.spend(_SCALAR)
             place.entry.scalars.append((self._below(key, place), value))
         elif type(value) is str:
-            if mentions.names_device(key, value):
+            if place.is_mesh and mentions.is_mesh_type(key, value):
+                self._mention(Mention(self._name(key, place), "device_mesh", value, start))
+            elif mentions.names_device(key, value):
                 self._mention(Mention(self._name(key, place), "string", value, start))
         elif type(value) is int:
             if key in _COUNTERS and place.depth <= _COUNTER_DEPTH and place.role in {None, "other"}:
@@ -329,7 +331,9 @@ class Walk:
             self._enter_optimizer(state, optimizer, call, inner)
             return
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
-        if role is not None:  # a pickled scheduler or scaler
+        if mentions.is_mesh(call):  # its tensors are ranks: of no model, and no state of an optimizer
+            inner = Place(inner.prefix, "other", inner.depth, is_mesh=True)
+        elif role is not None:  # a pickled scheduler or scaler
             inner.role = role
             self.contents.add(role)
         self._push(objects.object_members(call), inner, call)

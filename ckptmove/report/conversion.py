@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.policy import DEVICE_MENTION, GROUP_FLAG, RULES
+from ckptmove.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
 from ckptmove.report.page import Column, table
 from ckptmove.report.text import clean, sentence, size
 from ckptmove.wording import Command, amount
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptmove.report.page import Page
 
 _REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
-    rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION)
+    rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION, MESH_TYPE)
 }
 #: The rule of ``--keep``.
 _KEEP: Final = "keep"

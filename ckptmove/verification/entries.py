@@ -5,12 +5,18 @@ Never copies a tensor, and never recurses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ckptmove.model import TensorRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from ckptmove.model import StateEntry
+    from ckptmove.model import ParamGroup, StateEntry
+
+    #: An option that is a tensor, or a tuple of tensors (``betas``).
+    TensorOption: TypeAlias = TensorRecord | list[TensorRecord]
 
 _KINDS: Final = frozenset({"dict", "list", "tuple"})
 
@@ -37,6 +43,34 @@ def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[str, 
         if kind in _KINDS:
             members[parent][key] = _made(kind, members[path])
     return members[""]
+
+
+def tensor_options(group: ParamGroup, records: Mapping[str, TensorRecord]) -> dict[str, TensorOption]:
+    """The options of a group that are tensors, or tuples of tensors.
+
+    Args:
+        group: the group.
+        records: tensors by name.
+    """
+    found: dict[str, TensorOption] = {}
+    for key, _ in group.options:
+        path = f"{group.where}.{key}"
+        items = [records[item] for item in takewhile(records.__contains__, (f"{path}.{n}" for n in count()))]
+        if path in records:
+            found[key] = records[path]
+        elif items:
+            found[key] = items
+    return found
+
+
+def tensors_of(option: TensorOption) -> list[TensorRecord]:
+    """The tensors of an option."""
+    return [option] if isinstance(option, TensorRecord) else option
+
+
+def each_tensor(option: TensorOption, convert: Callable[[TensorRecord], Any]) -> Any:
+    """An option as its optimizer keeps it, with something for each tensor: for a tuple a tuple."""
+    return convert(option) if isinstance(option, TensorRecord) else tuple(map(convert, option))
 
 
 def leaves(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,11 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
+#: Scalars of the state, besides ``step``, that are on the CPU in healthy runs: ``mu_product`` of NAdam, and the step
+#: size ``t`` of LBFGS where ``lr`` is a CPU tensor.
+_MENDED: Final = frozenset({"mu_product", "t"})
+
+
 def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> CheckResult:
     """What the parts are, and whether their bytes were compared with checksums; findings about them fail the check.
 
@@ -180,7 +185,7 @@ def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:
     a parameter whose group is capturable or fused, and any other tensor of the state in any case.
     """
     to_accelerator = edit.reason == "optimizer-scalar" and is_accelerator(edit.target)
-    return to_accelerator or name.rpartition(".")[2] == "mu_product"
+    return to_accelerator or (".state." in f".{name}" and name.rpartition(".")[2] in _MENDED)
 
 
 def _move_line(source: str, target: str, names: Sequence[str]) -> str:

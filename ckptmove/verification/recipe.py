@@ -14,13 +14,15 @@ import torch
 
 from ckptmove.model import OPAQUE
 from ckptmove.optimizers import keeps_state_on_first
+from ckptmove.verification.entries import each_tensor, tensor_options, tensors_of
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.pieces import WINDOW_ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.model import Inventory, OptimizerRecord
+    from ckptmove.verification.entries import TensorOption
     from ckptmove.verification.pieces import TensorSource
 
 #: Values before they repeat.
@@ -38,7 +40,8 @@ class Recipe(NamedTuple):
         name: class in ``torch.optim``, or another one as ``pkg.mod:CLASS``.
         optimizer: what makes one from its groups: the class, with the arguments that it cannot do without.
         groups: plain options of every group, flags included.
-        tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change).
+        tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change), or tuples
+            of tensors.
         noise: values that gradients are made of.
         assumed: options that the file holds as objects, and not as plain values: the class's defaults stand in.
         cut: of what it is given less than the file asks for, for people; empty where that is nothing.
@@ -47,7 +50,7 @@ class Recipe(NamedTuple):
     name: str
     optimizer: Callable[..., torch.optim.Optimizer]
     groups: tuple[dict[str, object], ...]
-    tensors: tuple[dict[str, TensorRecord], ...]
+    tensors: tuple[dict[str, TensorOption], ...]
     noise: torch.Tensor
     assumed: tuple[str, ...]
     cut: str
@@ -70,7 +73,7 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     assumed: dict[str, None] = {}
     for group in optimizer.groups:
         options = dict(group.options)
-        own = {key: records[f"{group.where}.{key}"] for key in options if f"{group.where}.{key}" in records}
+        own = tensor_options(group, records)
         for key, value in options.items():
             if value is OPAQUE and key not in own:
                 options[key] = defaults.get(key)
@@ -120,7 +123,11 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
     defaults = recipe.optimizer([torch.zeros(1, 1)]).defaults
     taken: set[str] = set()
     for group, stored, tensors in zip(optimizer.groups, recipe.groups, recipe.tensors, strict=True):
-        scalars = {key: source.tensor(record).item() for key, record in tensors.items() if not record.shape}
+        scalars = {
+            key: each_tensor(option, lambda record: source.tensor(record).item())
+            for key, option in tensors.items()
+            if not any(record.shape for record in tensors_of(option))
+        }
         options = {**stored, **scalars}
         plain = {key: value for key, value in options.items() if key in known and key not in HOW}
         for key, value in plain.items():

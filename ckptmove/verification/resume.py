@@ -18,6 +18,7 @@ from ckptmove.moves import MoveRequest
 from ckptmove.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME
+from ckptmove.verification.entries import tensors_of
 from ckptmove.verification.optimizers import choose
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
@@ -249,7 +250,7 @@ def _written_over(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) 
     """A large tensor whose values lie over each other: no optimizer writes to one, and a copy of it may fit nowhere."""
     parameters = (record for _, record in pairing.matches if record is not None)
     state = (record for entry in optimizer.state for _, record in entry.tensors)
-    options = (record for group in recipe.tensors for record in group.values())
+    options = (record for group in recipe.tensors for option in group.values() for record in tensors_of(option))
     for record in (*parameters, *state, *options):
         count = prod(record.shape)
         if count > WINDOW_ELEMENTS and is_dense(record) and overlaps(record):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckptmove.devices import unsupported_dtypes
+from ckptmove.dtypes import SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
 from ckptmove.verification.simulated_scalars import takes_scalar
 
 if TYPE_CHECKING:
@@ -54,11 +56,16 @@ WHOLE_OPS: tuple[Any, ...] = (
     torch.ops.aten.rnn_tanh.input,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
-# `empty_mps` and `getMPSDataType` of ATen refuse these with a TypeError, in these words.
-_NOT_ON_MPS = {
-    torch.float64: "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
-    "Please use float32 instead.",
-    torch.complex128: "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype.",
+# `empty_mps` and `getMPSDataType` of ATen refuse a dtype with a TypeError, in these words.
+_NO_FLOAT64 = (
+    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
+    "Please use float32 instead."
+)
+# The names of c10's ScalarType, which those of the storage classes are made of.
+_SCALAR_TYPES = {
+    dtype: name.removesuffix("Storage")
+    for name, dtype in {**SCRIPT_STORAGE_DTYPE, **STORAGE_DTYPE}.items()
+    if name != "UntypedStorage"
 }
 
 
@@ -107,9 +114,17 @@ class WrongGradient(CrossDeviceError):
 
 
 def refuse_dtype(target: str, dtype: torch.dtype) -> None:
-    """Raise torch's TypeError where `target` has no such dtype (float64 and complex128 on mps)."""
-    if target.partition(":")[0] == "mps" and dtype in _NOT_ON_MPS:
-        raise TypeError(_NOT_ON_MPS[dtype])
+    """Raise torch's TypeError where `target` has no such dtype.
+
+    Torch lets some of them be made there, and raises at the first operation.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in unsupported_dtypes(target):
+        return
+    if dtype == torch.float64:
+        raise TypeError(_NO_FLOAT64)
+    scalar_type = _SCALAR_TYPES.get(name, name)
+    raise TypeError(f"Trying to convert {scalar_type} to the MPS backend but it does not have support for that dtype.")
 
 
 def schema_of(func: Operation) -> torch.FunctionSchema:

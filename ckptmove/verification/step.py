@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.optimizers import magnitudes, wants_sparse
-from ckptmove.verification.entries import leaves, nested_state
+from ckptmove.verification.entries import each_tensor, leaves, nested_state
 from ckptmove.verification.objective import needs_closure, quadratic
 from ckptmove.verification.recipe import NOISE_PERIOD
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.wrappers import copied, is_wrapper, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from ckptmove.model import StateEntry, TensorRecord
+    from ckptmove.model import StateEntry
+    from ckptmove.verification.entries import TensorOption
     from ckptmove.verification.pieces import Piece, TensorSource
     from ckptmove.verification.place import Place
     from ckptmove.verification.recipe import Recipe
@@ -180,8 +181,14 @@ def take_step(
                 entry = draft.piece.entry
                 optimizer.state[parameter] = {} if entry is None else _state(draft.piece, entry, source, place, planted)
         _step(optimizer, parameters, drafts)
+        rates = frozenset(
+            place.device_of(value)
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, torch.Tensor)
+        )
         stepped = [
-            _stepped(parameter, opened(leaves(optimizer.state.get(parameter, {}))), place, before[index])
+            _stepped(parameter, opened(leaves(optimizer.state.get(parameter, {}))), place, before[index], rates)
             for index, parameter in enumerate(parameters)
         ]
     for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
@@ -259,8 +266,11 @@ def _multiplied(value: torch.Tensor, factor: float) -> torch.Tensor:
     return value.copy_(value.dequantize() * factor) if is_wrapper(value) else value * factor
 
 
-def _options(tensors: Mapping[str, TensorRecord], source: TensorSource, place: Place) -> dict[str, torch.Tensor]:
-    return {name: put(source.tensor(record), record.device, place) for name, record in tensors.items()}
+def _options(options: Mapping[str, TensorOption], source: TensorSource, place: Place) -> dict[str, object]:
+    return {
+        name: each_tensor(option, lambda record: put(source.tensor(record), record.device, place))
+        for name, option in options.items()
+    }
 
 
 def _devices(state: Mapping[str, Any], place: Place) -> dict[str, str]:
@@ -286,7 +296,18 @@ def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Pla
     return found
 
 
-def _stepped(parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str]) -> Stepped:
+def _stepped(
+    parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str], rates: Collection[str]
+) -> Stepped:
+    """The outcome for one parameter.
+
+    Args:
+        parameter: after the step.
+        state: after the step, by path.
+        place: where the step was made.
+        before: the device of each tensor of the state before it.
+        rates: devices of options that are tensors. A scalar that is made of one is there: LBFGS has ``t = lr``.
+    """
     stepped = Stepped(place.to_cpu(parameter))
     home = place.device_of(parameter)
     for key, value in state.items():
@@ -297,6 +318,6 @@ def _stepped(parameter: torch.Tensor, state: Mapping[str, Any], place: Place, be
         stepped.state |= {name: place.to_cpu(inner) for name, inner in opened({key: place.to_cpu(value)}).items()}
         device = place.device_of(value)
         belongs = home if value.dim() else before.get(key, device)
-        if device != belongs:
+        if device != belongs and (value.dim() or device not in rates):
             stepped.strays.append(f"{key} is on {device} and belongs on {belongs}")
     return stepped

@@ -13,6 +13,7 @@ from ckptmove.directories import DirectoryInventory
 from ckptmove.model import OPAQUE
 from ckptmove.scopes import strip_wrappers
 from ckptmove.verification.checks import Offenders
+from ckptmove.verification.entries import each_tensor, tensor_options
 from ckptmove.verification.pieces import is_dense
 
 if TYPE_CHECKING:
@@ -87,13 +88,9 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     groups = []
     for group in optimizer.groups:
-        options: dict[str, object] = {}
-        for key, value in group.options:
-            record = records.get(f"{group.where}.{key}")
-            if record is not None:
-                options[key] = source.tensor(record)
-            elif value is not OPAQUE:
-                options[key] = value
+        options = {key: value for key, value in group.options if value is not OPAQUE}
+        for key, option in tensor_options(group, records).items():
+            options[key] = each_tensor(option, source.tensor)
         groups.append({**options, "params": list(group.params)})
     state = {entry.key: _values(entry, source) for entry in optimizer.state}
     if optimizer.algorithm == "LBFGS":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.verification.checks import Offenders
+from ckptmove.verification.entries import tensors_of
 
 if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord
@@ -42,9 +43,10 @@ class Trial(NamedTuple):
 
     def is_idle(self, group: int) -> bool:
         """Whether a group has a learning rate of 0, be it a number or a tensor."""
-        record = self.recipe.tensors[group].get("lr")
-        rate = self.recipe.groups[group].get("lr") if record is None else self.source.tensor(record).item()
-        return rate == 0
+        option = self.recipe.tensors[group].get("lr")
+        if option is None:
+            return self.recipe.groups[group].get("lr") == 0
+        return all(self.source.tensor(record).item() == 0 for record in tensors_of(option))
 
 
 @dataclass(slots=True)

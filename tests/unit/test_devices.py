@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove import devices
+from ckptmove.dtypes import ITEM_BYTES, MPS_DTYPES
 from ckptmove.errors import UnknownDevice, UsageError
 
 RENAMED = ("npu", "mlu", "musa", "gcu", "sdaa", "ocl", "neuron", "spyre", "rbln", "openreg")
@@ -176,7 +177,7 @@ def test_an_odd_tag_raises_nowhere(first, second):
     devices.is_device_string(first)
     devices.supports_capturable(first)
     devices.supports_fused(first)
-    assert devices.unsupported_dtypes(first) <= {"float64", "complex128"}
+    assert {"float32", "int64"}.isdisjoint(devices.unsupported_dtypes(first))
 
 
 def test_one_device_under_two_names():
@@ -196,7 +197,8 @@ def test_what_an_accelerator_is(tag, expected):
 
 
 def test_what_mps_lacks():
-    assert devices.unsupported_dtypes("mps:0") == {"float64", "complex128"}
+    assert devices.unsupported_dtypes("mps:0") == set(ITEM_BYTES) - MPS_DTYPES
+    assert {"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "qint8"} < devices.unsupported_dtypes("mps")
     assert devices.unsupported_dtypes("cuda:0") == frozenset()
 
 

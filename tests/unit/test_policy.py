@@ -4,7 +4,7 @@ import pytest
 
 from ckptmove.model import FlagValue, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
 from ckptmove.moves import MoveRequest
-from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, RULES, Policy
+from ckptmove.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 
 
 def tensor(name, device="cuda:0", role="model", shape=(2,), **fields):
@@ -48,9 +48,10 @@ def decide(policy, record):
 
 def test_the_rules_can_be_printed_in_their_order():
     assert [rule.name for rule in RULES] == [
-        "keep", "without-bytes", "rng-state", "nested-sizes", "optimizer-scalar", "map", "target", "unmapped",
+        "keep", "without-bytes", "rng-state", "nested-sizes", "device-mesh", "optimizer-scalar", "param-group", "map",
+        "target", "unmapped",
     ]  # fmt: skip
-    assert all(rule.reason and "\n" not in rule.reason for rule in (*RULES, GROUP_FLAG, DEVICE_MENTION))
+    assert all(rule.reason and "\n" not in rule.reason for rule in (*RULES, GROUP_FLAG, DEVICE_MENTION, MESH_TYPE))
     assert {rule.name for rule in RULES} > DESTINATION_RULES
 
 
@@ -181,3 +182,88 @@ def test_an_unknown_device_is_sent_nowhere_without_a_target():
     assert policy.destination("cuda:0") == "cpu"
     assert policy.destination("cuda:1") is None
     assert policy.mapped("cuda:1") is None
+
+
+# --- options that are tensors ----------------------------------------------------------------------------------------
+
+
+def with_option(name="lr", device="cpu", *, moments="cuda:0", flags=(), shape=(), entries=True, **fields):
+    """An optimizer with an option that is a tensor, and that option."""
+    entry = [adam_entry(device=moments, step_device="cpu")] if entries else []
+    option = tensor(f"opt.param_groups.0.{name}", device, "optimizer", shape, **fields)
+    return optimizer("Adam", entry, flags=flags), option
+
+
+@pytest.mark.parametrize(
+    ("option", "to", "expected"),
+    [
+        # A CPU lr stays, beside parameters of an accelerator and beside those that leave the CPU.
+        ({}, "cuda:0", ("param-group", "cpu")),
+        ({}, "mps", ("param-group", "cpu")),
+        ({"moments": "cpu"}, "cuda:0", ("param-group", "cpu")),
+        ({"moments": "cpu", "shape": (1,)}, "cuda:0", ("param-group", "cpu")),
+        ({"name": "betas.0", "moments": "cpu"}, "cuda:0", ("param-group", "cpu")),
+        ({"entries": False}, "cuda:0", ("param-group", "cpu")),
+        # A captured graph reads it on the device: it goes along with parameters that come from the CPU.
+        ({"moments": "cpu", "flags": (("capturable", True),)}, "cuda:0", ("target", "cuda:0")),
+        ({"moments": "cpu", "flags": (("fused", True),)}, "mps", ("target", "mps")),
+        ({"entries": False, "flags": (("fused", True),)}, "cuda:0", ("target", "cuda:0")),
+        ({"moments": "cpu", "flags": (("capturable", True),)}, "mps", ("param-group", "cpu")),  # the flag is cleared
+        ({"flags": (("capturable", True),)}, "cuda:1", ("param-group", "cpu")),  # the run had it there
+        # Many values beside a parameter have to be where that is.
+        ({"moments": "cpu", "shape": (3,)}, "cuda:0", ("target", "cuda:0")),
+        ({"shape": (3,)}, "cuda:0", ("param-group", "cpu")),
+        # An lr on an accelerator is not left behind on a device that the target machine may lack.
+        ({"device": "cuda:0"}, "cpu", ("target", "cpu")),
+        ({"device": "cuda:0"}, "cuda:3", ("target", "cuda:3")),
+        ({"device": "cuda:0"}, "mps", ("target", "mps")),
+        # The parameters themselves, as a pickled optimizer lists them.
+        ({"name": "params.0", "moments": "cpu"}, "cuda:0", ("target", "cuda:0")),
+    ],
+)
+def test_torch_never_moves_an_option_of_a_group(option, to, expected):
+    record, lr = with_option(**option)
+    assert decide(policy_for(MoveRequest(to=to), record, tensors=(lr,)), lr) == expected
+
+
+def test_a_mapping_does_not_take_an_option_from_the_cpu():
+    record, lr = with_option(moments="cpu")
+    assert decide(policy_for(MoveRequest(to=None, mapping=(("cpu", "cuda:0"),)), record, tensors=(lr,)), lr) == (
+        "param-group", "cpu",
+    )  # fmt: skip
+
+
+def test_a_model_on_an_accelerator_says_where_parameters_without_state_are():
+    record, lr = with_option(entries=False, flags=(("fused", True),))
+    tensors = (tensor("model.w", "cuda:0"), lr)
+    assert decide(policy_for(MoveRequest(to="cuda:0"), record, tensors=tensors), lr) == ("param-group", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("scheduler.base_lrs.0", (), ("param-group", "cpu")),
+        ("scheduler._last_lr.0", (), ("param-group", "cpu")),
+        ("scheduler._schedulers.1._last_lr.0", (), ("param-group", "cpu")),
+        ("scheduler.base_lrs.7", (), ("param-group", "cpu")),  # of no group that is known
+        ("scheduler.base_lrs.0", (("fused", True),), ("target", "cuda:0")),
+        ("scheduler.best", (), ("target", "cuda:0")),
+    ],
+)
+def test_the_copies_that_a_scheduler_keeps_follow_the_rates(name, flags, expected):
+    record, _ = with_option(moments="cpu", flags=flags)
+    rate = tensor(name, "cpu", "scheduler", ())
+    assert decide(policy_for(MoveRequest(to="cuda:0"), record, tensors=(rate,)), rate) == expected
+
+
+def test_a_rate_that_the_model_learns_goes_with_the_model():
+    record, lr = with_option(moments="cpu")
+    learned = tensor("model.lr", "cpu", shape=())._replace(storage=lr.storage)
+    policy = policy_for(MoveRequest(to="cuda:0"), record, tensors=(learned, lr))
+    assert not policy.group_options
+    assert decide(policy, lr) == ("target", "cuda:0")
+
+
+def test_an_option_without_a_storage_is_no_rate():
+    record, lr = with_option(moments="cpu")
+    assert not policy_for(MoveRequest(to="cuda:0"), record, tensors=(lr._replace(storage=None),)).group_options

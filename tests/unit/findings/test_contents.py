@@ -181,7 +181,7 @@ class TestDtypes:
         assert finding.where == ("model", "model.w")
         assert finding.fix == (
             "checkpoint = torch.load('runs/my run.pth', map_location='cpu')  "
-            "# and cast model from float64: here a subclass of Tensor states its dtype once more"
+            "# and cast model from float64: a subclass of Tensor states its dtype once more"
         )
 
     def test_without_a_target_only_what_claims_to_be_there(self, make) -> None:
