@@ -237,7 +237,8 @@ def _case(name: str, function: str = "case") -> dict[str, Any]:
 
 #: What only a step of the user's own model shows; on the CPU there is no device to leave anything on.
 _ON_A_DEVICE = (
-    Fault("the images of a discriminator left on the CPU", "case", _of_example("gan", _nothing), to=_STEP, options=_case("gan", "broken")),
+    Fault("the images of a discriminator left on the CPU", "case", _of_example("gan", _nothing), to=_STEP,
+          options=_case("gan", "broken")),
     Fault("the batch of a module with its own loss left on the CPU", "case",
           _of_example("lightning_module", _nothing), to=_STEP, options=_case("lightning_module", "broken")),
 )  # fmt: skip
@@ -325,8 +326,8 @@ FAULTS = (
     Fault("betas of 1", "step", _set(_group, "betas", (1.0, 0.999)), place=_STEPPED, to=_STEP),
     Fault("a moment of integers", "step", _integers, place=_STEPPED, to=_STEP),
     Fault("the two moments of a parameter swapped", "N502", _swap_moments),
-    Fault("the two models of a GAN swapped", "case", _of_example("gan", _swap_keys("netG", "netD")), place=_STEPPED, to=_STEP,
-          options=_case("gan")),
+    Fault("the two models of a GAN swapped", "case", _of_example("gan", _swap_keys("netG", "netD")),
+          place=_STEPPED, to=_STEP, options=_case("gan")),
     Fault("the two optimizers of a GAN swapped", "case", _of_example("gan", _swap_keys("optimizerG", "optimizerD")),
           place=_STEPPED, to=_STEP, options=_case("gan")),
     Fault("the weight of a module's own loss lost", "case",
