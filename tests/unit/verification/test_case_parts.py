@@ -114,7 +114,7 @@ def owned(name, container="state_dict"):
     return {container: module.state_dict(), **saved}
 
 
-@pytest.mark.parametrize("name", ["loss_fn", "criterion", "loss_func", "loss"])
+@pytest.mark.parametrize("name", ["loss_fn", "criterion", "loss_func", "loss_module", "loss"])
 def test_a_module_may_own_its_loss(case_check, name):
     check = case_check(OWNED.format(name=name), owned(name))
     assert (check["status"], check["evidence"]["tensors"]) == ("passed", 3), check["detail"]
@@ -135,6 +135,28 @@ def test_a_loss_that_is_not_in_the_state_dict_is_still_missing(case_check):
     check = case_check(OWNED.format(name="loss_fn"), tree)
     assert check["status"] == "failed"
     assert "missing loss_fn.pos_weight" in check["detail"]
+
+
+def test_a_loss_with_parameters_of_its_own_is_one_of_the_models(case_check, answers, make):
+    body = """
+    def case(device):
+        model, loss = nn.Linear(6, 4).to(device), nn.Linear(4, 3).to(device)
+        optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()])
+        step = lambda batch: loss(model(batch.to(device))).square().mean()
+        return ckptmove.Case({"model": model, "criterion": loss}, optimizer, batch=torch.randn(4, 6), step=step)
+    """
+    both = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    optimizer = torch.optim.AdamW(both.parameters())
+    both(torch.randn(4, 6)).square().sum().backward()
+    optimizer.step()
+    path = make.save(
+        {"model": both[0].state_dict(), "criterion": both[1].state_dict(), "optimizer": optimizer.state_dict()}
+    )
+    check = case_check(body, path)
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
+    assert check["evidence"]["model"] == {"model": "model", "criterion": "criterion"}
+    found = answers(path, "cuda:0")
+    assert (found["step"]["status"], found["step"]["evidence"]["proven"]) == ("passed", True), found
 
 
 # --- a file with several models ---------------------------------------------------------------------------------------
