@@ -32,6 +32,11 @@ class ModelPart(NamedTuple):
     part: str | None
     module: nn.Module
 
+    @property
+    def label(self) -> str:
+        """The subject of a sentence about it: ``the model``, or its name."""
+        return self.name if self.key else "the model"
+
 
 class OptimizerPart(NamedTuple):
     """An optimizer of a case.
@@ -47,6 +52,11 @@ class OptimizerPart(NamedTuple):
     key: str
     part: str | None
     optimizer: torch.optim.Optimizer
+
+    @property
+    def label(self) -> str:
+        """The subject of a sentence about it: ``the optimizer``, or its name."""
+        return self.name if self.key else "the optimizer"
 
     @property
     def parameters(self) -> list[torch.Tensor]:

@@ -84,7 +84,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     """Load a model; returns the path of its state_dict, and how many tensors that has."""
     own: dict[str, Any] = model.module.state_dict(keep_vars=True)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
-    inventory, name = bench.checkpoint.inventory, model.name if model.key else "the model"
+    inventory, name = bench.checkpoint.inventory, model.label
     try:
         where, state = model_state(tensors, inventory, bench.stored, model.part, name=name)
     except Mismatch as error:
@@ -148,7 +148,7 @@ def _matching(
     inside = [(record, pairing) for record, pairing in pairings if is_inside(record.where, own.part)]
     if own.part is not None and not inside:
         names = tuple(record.where for record, _ in pairings if record.where)
-        raise no_part(own.name, own.part, "optimizer_part", names)
+        raise no_part(own.label, own.part, "optimizer_part", names)
     grouped = [(_in_groups(record, case, own), pairing) for record, pairing in inside]
     sizes = [len(group["params"]) for group in own.optimizer.param_groups]
     fitting = [(record, pairing) for record, pairing in grouped if _group_sizes(record) == sizes]
@@ -158,7 +158,7 @@ def _matching(
     beside = [pair for pair in same if _steps(pair[1], models)]
     chosen = [record for record, _ in beside or same]
     if len(chosen) > 1:
-        raise ambiguous(own.name, "optimizer_part", tuple(record.where for record in chosen))
+        raise ambiguous(own.label, "optimizer_part", tuple(record.where for record in chosen))
     return chosen[0] if chosen else fitting[0][0]
 
 
@@ -174,7 +174,7 @@ def _group_sizes(record: OptimizerRecord) -> list[int]:
 
 def _sizes(pairings: list[tuple[OptimizerRecord, Pairing]], sizes: list[int], own: OptimizerPart) -> str:
     stored = [f"{record.where or 'the optimizer'} has {_listed(_group_sizes(record))}" for record, _ in pairings]
-    return f"{own.name} does not fit the checkpoint: {', '.join(stored)}, and the case's has {_listed(sizes)}"
+    return f"{own.label} does not fit the checkpoint: {', '.join(stored)}, and the case's has {_listed(sizes)}"
 
 
 def _listed(sizes: list[int]) -> str:
@@ -239,7 +239,7 @@ def _refuse_other_shapes(record: OptimizerRecord, case: Case, own: OptimizerPart
     which = f"the state of {apart.key} is for {list(apart.shape)}, and {place} at its place is "
     which += str(list(apart.parameter.shape))
     if not apart.is_order:
-        raise Mismatch(f"{own.name} does not fit {place_of(record.where)}: {which}")
+        raise Mismatch(f"{own.label} does not fit {place_of(record.where)}: {which}")
     raise Mismatch(
         f"the case's {own.name} has its parameters in another order than the checkpoint, and load_state_dict goes by "
         f"position: {which}; give them to it in the order of the run that was saved"
