@@ -203,8 +203,9 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     at = f", built at {built}: {built.source}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
+    count = amount(len(strangers[optimizer]), "parameter")
     fault = (
-        f"{optimizer.label}{at} steps {amount(len(strangers[optimizer]), 'parameter')} that the model does not have any more: "
+        f"{optimizer.label}{at} steps {count} that the model does not have any more: "
         f"{model.name}.{name} is not among them{then}"
     )
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
