@@ -16,18 +16,18 @@ import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest.mock import patch
 
 import torch
 from faults import FAULTS
-from trained import LAYOUTS, LOW_BIT, OPTIMIZERS, Training, device_by_path, low_bit_tree
+from trained import EXAMPLES, LAYOUTS, LOW_BIT, OPTIMIZERS, Training, device_by_path, example_tree, low_bit_tree
 
 import ckptmove
 from ckptmove.api import convert
 from ckptmove.model import Severity
 from ckptmove.verification import child, run, worker
-from ckptmove.verification.checks import CHECKS
+from ckptmove.verification.checks import CASE, CHECKS
 from ckptmove.verification.place import find_site
 from ckptmove.verification.request import VerifyRequest
 
@@ -141,6 +141,36 @@ ON_ONE_OF_SEVERAL = tuple(
 )
 
 
+@dataclass(frozen=True)
+class HealthyCase:
+    """A checkpoint of a script in `examples/`, verified with the script's own case.
+
+    Attributes:
+        example: name of the script.
+        target: where it was trained, and is to go on.
+    """
+
+    example: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.example}, {self.target}"
+
+    def make(self, folder: Path) -> str:
+        """The file."""
+        return LAYOUTS["plain"](example_tree(self.example), folder, device_by_path(self.target, "AdamW"))
+
+    @property
+    def case(self) -> str:
+        """The function that returns its case."""
+        return f"{EXAMPLES / self.example}.py:case"
+
+
+AnyHealthy: TypeAlias = "Healthy | OneOfSeveral | HealthyCase"
+
+HEALTHY_CASES = tuple(itertools.starmap(HealthyCase, itertools.product(("gan", "lightning_module"), TARGETS)))
+
+
 def verdict(path: str, **options: Any) -> VerifyResult:
     """What ``verify`` says, its steps made in this process."""
 
@@ -165,14 +195,18 @@ def is_found(fault: Fault, folder: Path) -> bool:
     """Whether a fault is caught by what has to catch it."""
     path, options = fault.make(folder)
     result = verdict(path, **options)
-    if fault.caught_by in CHECKS:
+    if fault.caught_by in {*CHECKS, CASE}:
         return any(check.name == fault.caught_by and check.status == "failed" for check in result.checks)
     return any(finding.code == fault.caught_by for finding in result.findings)
 
 
-def alarms(healthy: Healthy | OneOfSeveral, folder: Path) -> list[str]:
+def alarms(healthy: AnyHealthy, folder: Path) -> list[str]:
     """What is said against a healthy checkpoint."""
     path = healthy.make(folder)
+    if isinstance(healthy, HealthyCase):
+        result = verdict(path, to=healthy.target, case=healthy.case)
+        stepped = {check.name: dict(check.evidence) for check in result.checks}[CASE].get("proven") is True
+        return [*_against(result), *["the case is not proven"] * (not stepped)]
     if isinstance(healthy, Healthy):
         named: dict[str, Any] = {"optimizer": healthy.optimizer} if healthy.is_low_bit else {}
         with torch.compiler.set_stance("force_eager") if named else nullcontext():
@@ -198,7 +232,7 @@ def main() -> int:
     """Print the table; returns the exit code."""
     missed: list[str] = []
     false: list[str] = []
-    every: tuple[Healthy | OneOfSeveral, ...] = (*HEALTHY, *ON_ONE_OF_SEVERAL)
+    every: tuple[AnyHealthy, ...] = (*HEALTHY, *ON_ONE_OF_SEVERAL, *HEALTHY_CASES)
     with tempfile.TemporaryDirectory() as scratch:
         for index, fault in enumerate(FAULTS):
             if is_found(fault, Path(scratch) / f"fault{index}") == bool(fault.unseen):
@@ -210,7 +244,10 @@ def main() -> int:
     print("| catalogue | checkpoints | found | false alarms |")
     print("|---|---:|---:|---:|")
     print(f"| faults made on purpose | {len(FAULTS)} | {found} of {len(FAULTS)} | |")
-    print(f"| healthy: optimizer, layout, dtype, device | {len(every)} | | {len(false)} |")
+    own = [text for text in false if text.startswith(tuple(map(str, HEALTHY_CASES)))]
+    rest = len(every) - len(HEALTHY_CASES)
+    print(f"| healthy: optimizer, layout, dtype, device | {rest} | | {len(false) - len(own)} |")
+    print(f"| healthy: script with a case, device | {len(HEALTHY_CASES)} | | {len(own)} |")
     print(f"\nwith torch {torch.__version__}, steps on {', '.join(TARGETS)}")
     print("\nNot told by a file alone:")
     print("\n".join(f"* {fault.name}: {fault.unseen}" for fault in unseen))

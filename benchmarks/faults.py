@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from trained import LAYOUTS, Training, device_by_path
+from trained import EXAMPLES, LAYOUTS, Training, device_by_path, example_tree
 
 from ckptmove.verification.place import find_site
 
@@ -211,6 +211,38 @@ def _shorten(name: str, content: bytes) -> bytes:
     return content[:8] if name.endswith("data/0") else content
 
 
+def _nothing(_tree: Tree) -> None:
+    pass
+
+
+def _of_example(name: str, spoil: Callable[[Tree], None]) -> Callable[[Tree], Tree]:
+    def other(_tree: Tree) -> Tree:
+        tree = example_tree(name)
+        spoil(tree)
+        return tree
+
+    return other
+
+
+def _swap_keys(one: str, other: str) -> Callable[[Tree], None]:
+    def spoil(tree: Tree) -> None:
+        tree[one], tree[other] = tree[other], tree[one]
+
+    return spoil
+
+
+def _case(name: str, function: str = "case") -> dict[str, Any]:
+    return {"case": f"{EXAMPLES / name}.py:{function}"}
+
+
+#: What only a step of the user's own model shows; on the CPU there is no device to leave anything on.
+_ON_A_DEVICE = (
+    Fault("the images of a discriminator left on the CPU", "case", _of_example("gan", _nothing), to=_STEP,
+          options=_case("gan", "broken")),
+    Fault("the batch of a module with its own loss left on the CPU", "case",
+          _of_example("lightning_module", _nothing), to=_STEP, options=_case("lightning_module", "broken")),
+)  # fmt: skip
+
 _NO_ORIGINAL = "nothing in the file says what it was: --against its original does"
 
 FAULTS = (
@@ -304,6 +336,14 @@ FAULTS = (
     Fault("betas of 1", "step", _set(_group, "betas", (1.0, 0.999)), place=_STEPPED, to=_STEP),
     Fault("a moment of integers", "step", _integers, place=_STEPPED, to=_STEP),
     Fault("the two moments of a parameter swapped", "N502", _swap_moments),
+    Fault("the two models of a GAN swapped", "case", _of_example("gan", _swap_keys("netG", "netD")),
+          place=_STEPPED, to=_STEP, options=_case("gan")),
+    Fault("the two optimizers of a GAN swapped", "case", _of_example("gan", _swap_keys("optimizerG", "optimizerD")),
+          place=_STEPPED, to=_STEP, options=_case("gan")),
+    Fault("the weight of a module's own loss lost", "case",
+          _of_example("lightning_module", _drop(lambda tree: tree["model"], "loss_fn.pos_weight")), place=_STEPPED,
+          to=_STEP, options=_case("lightning_module")),
+    *(_ON_A_DEVICE if _STEP != "cpu" else ()),
     Fault("all moments zero after three steps", "fresh", _zero_moments, place=_STEPPED, to=_STEP),
     # --- what a file alone does not tell ------------------------------------------------------------------------------
     Fault("a weight_decay of another value, without the original", "step", _set(_group, "weight_decay", 0.5),

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import warnings
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from ckptmove import Case
 
     Tree = dict[str, Any]
 
@@ -175,6 +177,43 @@ def low_bit_tree(name: str, dtype: torch.dtype) -> Tree:
         "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
         "scaler": torch.amp.GradScaler("cpu").state_dict(), "rng": {"cpu": torch.get_rng_state()}, "epoch": 3,
     }  # fmt: skip
+
+
+#: Where the scripts are that have a case.
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def case_of(example: str, function: str = "case") -> Case:
+    """The case of a script, on the CPU."""
+    spec = importlib.util.spec_from_file_location(f"example_{example}", EXAMPLES / f"{example}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Case = getattr(module, function)(torch.device("cpu"))
+    return found
+
+
+def parts_of(case: Case) -> dict[str, Any]:
+    """The models and optimizers of a case, each under its key in the checkpoint."""
+    models = case.model if isinstance(case.model, dict) else {"model": case.model}
+    optimizers = case.optimizer if isinstance(case.optimizer, dict) else {"optimizer": case.optimizer}
+    return {**models, **optimizers}
+
+
+def example_tree(example: str) -> Tree:
+    """What a script whose case has a ``step`` would save after three of them."""
+    torch.manual_seed(0)
+    case = case_of(example)
+    assert case.step is not None
+    for _ in range(3):
+        if isinstance(case.optimizer, torch.optim.Optimizer):
+            case.optimizer.zero_grad()
+            case.step(case.batch).backward()
+            case.optimizer.step()
+        else:
+            case.step(case.batch)
+    return {**{key: copy.deepcopy(part.state_dict()) for key, part in parts_of(case).items()}, "epoch": 3}
 
 
 def tensors_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

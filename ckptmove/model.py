@@ -220,12 +220,15 @@ class StateEntry(NamedTuple):
         tensors: state key (``exp_avg``) and tensor, in order.
         scalars: state key and plain value (an ``int`` step of old torch), in order.
         nested: paths of lists and dicts in it, outer before inner, each with its kind; members are above: ``al.0``.
+            The path of the entry itself, which is empty, is listed only where it cannot be rebuilt.
+        keys: paths of dict members whose key is not text, each with its key: ``buf.0`` and 0.
     """
 
     key: str
     tensors: tuple[tuple[str, TensorRecord], ...]
     scalars: tuple[tuple[str, object], ...]
     nested: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, object], ...] = ()
 
     def tensor(self, state_key: str) -> TensorRecord | None:
         """The tensor of a state key, or None."""

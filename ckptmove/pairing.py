@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
@@ -80,23 +81,47 @@ def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
     """
     if isinstance(inventory, DirectoryInventory):
         return _pair_in_directory(inventory)
-    scopes = model_scopes(inventory) if inventory.optimizers else ()
-    return tuple(_pair(optimizer, scopes) for optimizer in inventory.optimizers)
+    scopes = _Scopes(inventory)
+    return tuple(scopes.pair(optimizer) for optimizer in inventory.optimizers)
 
 
 def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
     if inventory.sharding:
         return tuple(_result(optimizer, [], "none", inventory.sharding) for optimizer in inventory.optimizers)
-    scopes: dict[str, tuple[tuple[Scope, ...], str]] = {}
+    scopes: dict[str, tuple[_Scopes, str]] = {}
     pairings = []
     for optimizer in inventory.optimizers:
         folder = inventory.folder_of(optimizer.where)
         if folder not in scopes:
             near = inventory.in_folder(folder)
             beside = near if any("model" in file.roles for file in near.files) else inventory
-            scopes[folder] = model_scopes(beside), beside.order_lost
-        pairings.append(_pair(optimizer, scopes[folder][0], scopes[folder][1]))
+            scopes[folder] = _Scopes(beside), beside.order_lost
+        pairings.append(scopes[folder][0].pair(optimizer, scopes[folder][1]))
     return tuple(pairings)
+
+
+class _Scopes:
+    """The scopes of a checkpoint, without the parameters of a loss and with them, each made when it is first needed."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+
+    @cached_property
+    def _of_model(self) -> tuple[Scope, ...]:
+        return model_scopes(self._inventory)
+
+    @cached_property
+    def _with_loss(self) -> tuple[Scope, ...]:
+        has_loss = any(tensor.role == "criterion" for tensor in self._inventory.tensors)
+        return model_scopes(self._inventory, frozenset({"model", "criterion"})) if has_loss else ()
+
+    def pair(self, optimizer: OptimizerRecord, lost: str = "") -> Pairing:
+        """Match an optimizer with the model, or, where that alone does not fit, with the model and its loss."""
+        pairing = _pair(optimizer, self._of_model, lost)
+        if (pairing.is_certain and not pairing.reason) or not self._with_loss:
+            return pairing
+        wider = _pair(optimizer, self._with_loss, lost)
+        return wider if wider.is_certain and not wider.reason else pairing
 
 
 def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, TensorRecord], ...]:

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import Inventory, Role, TensorRecord
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -152,14 +152,20 @@ def _hashes(path: str) -> Iterator[tuple[int, int]]:
         begin = end + 1
 
 
-def model_scopes(inventory: Inventory) -> tuple[Scope, ...]:
+def model_scopes(inventory: Inventory, roles: Container[Role] = frozenset({"model"})) -> tuple[Scope, ...]:
     """The scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
 
     Scopes without a parameter are left out.
+
+    Args:
+        inventory: of the checkpoint.
+        roles: of the tensors that are looked at.
     """
     roots = RootKeys(inventory)
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
-    for tensor in model_tensors(inventory):
+    for tensor in inventory.tensors:
+        if tensor.role not in roles:
+            continue
         container, key = roots.split(tensor.name)
         parts.setdefault(container, []).append((key, tensor))
     whole = Scope("", [member for inside in parts.values() for member in inside])

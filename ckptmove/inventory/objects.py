@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.inventory.shapes import as_dict, attributes, key_text, members, state_dict_of, string_keys, unique
+from ckptmove.inventory.shapes import (
+    as_dict,
+    attributes,
+    key_fault,
+    key_text,
+    members,
+    state_dict_of,
+    string_keys,
+    unique,
+)
 from ckptmove.pickles.tree import Call, Dict, Node, Sequence, Tuple
 
 if TYPE_CHECKING:
@@ -103,9 +112,10 @@ def object_members(call: Call) -> Iterator[Member]:
 
 
 def dict_kind(node: Node, pairs: Dict) -> str:
-    """``dict`` for one that its members by name make again, else the class of the dict, or of its keys."""
-    if any(type(key) is not str for key in pairs.flat[::2]):
-        return "a dict with keys that are not text"
+    """``dict`` for one that can be rebuilt from its members by name, else its class, or what is wrong with its keys."""
+    fault = key_fault(pairs)
+    if fault:
+        return fault
     return node.name if type(node) is Call and node.name != "collections.OrderedDict" else "dict"
 
 

@@ -32,10 +32,11 @@ class EntryDraft:
     tensors: list[tuple[str, TensorRecord]] = field(default_factory=list)
     scalars: list[tuple[str, object]] = field(default_factory=list)
     nested: list[tuple[str, str]] = field(default_factory=list)
+    keys: list[tuple[str, object]] = field(default_factory=list)
 
     def freeze(self) -> StateEntry:
         """The entry as a value."""
-        return StateEntry(self.key, tuple(self.tensors), tuple(self.scalars), tuple(self.nested))
+        return StateEntry(self.key, tuple(self.tensors), tuple(self.scalars), tuple(self.nested), tuple(self.keys))
 
 
 @dataclass(slots=True)

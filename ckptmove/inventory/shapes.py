@@ -122,6 +122,16 @@ def _node_text(key: Node) -> str:
     return f"<{type(key).__name__.lower()}>"
 
 
+def key_fault(pairs: Dict) -> str:
+    """Why a dict cannot be rebuilt from its members by name; empty where it can."""
+    if len(string_keys(pairs)) * 2 == len(pairs.flat):
+        return ""
+    keys = [key for key, _, _ in unique(pairs)]
+    if any(isinstance(key, Node) for key in keys):
+        return "a dict with keys that are objects"
+    return "" if len(set(map(key_text, keys))) == len(keys) else "a dict with keys that read alike"
+
+
 def attributes(call: Call) -> Dict | None:
     """What BUILD would put into an object's ``__dict__``: its state, or the dicts of a (dict, slots) pair."""
     return state_dict_of(call.state)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.inventory.flattened import FlatOptimizer
-    from ckptmove.inventory.optimizers import OptimizerDraft
+    from ckptmove.inventory.optimizers import EntryDraft, OptimizerDraft
     from ckptmove.inventory.shapes import Member
     from ckptmove.limits import Limits
     from ckptmove.model import Role, TensorRecord
@@ -176,6 +176,17 @@ class Walk:
         if place.entry is not None:
             place.entry.nested.append((self._below(key, place), kind))
 
+    def _note_keys(self, pairs: Dict, entry: EntryDraft, inner: Place) -> None:
+        """Note the keys of a dict in an optimizer's entry that their path does not tell, for the path is text."""
+        fault = shapes.key_fault(pairs)
+        path = inner.prefix[inner.entry_length :]
+        if fault and not path:
+            entry.nested.append(("", fault))
+        for key in () if fault else pairs.keys():
+            if type(key) is not str:
+                self._budget.spend(_SCALAR)
+                entry.keys.append((path + shapes.key_text(key), key))
+
     def _leaf_role(self, key: str, place: Place) -> Role:
         if place.role == "model":
             return role_of_leaf(key) or "model"
@@ -231,7 +242,9 @@ class Walk:
         inner, flat = self._inner(key, place), None
         if place.entry is not None:
             self._nest(key, place, objects.dict_kind(node, pairs))
-        if inner.entry is None:
+        if inner.entry is not None:
+            self._note_keys(pairs, inner.entry, inner)
+        else:
             keys = shapes.string_keys(pairs)
             state = shapes.optimizer_state(pairs) if "param_groups" in keys else None
             if state is not None:

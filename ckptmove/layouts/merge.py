@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ckptmove.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.layouts.places import in_place, place_of
-from ckptmove.model import WITH_CODE, StateEntry
+from ckptmove.model import WITH_CODE
 from ckptmove.pickles.names import newest
 from ckptmove.scopes import RootKeys
 
@@ -211,9 +211,7 @@ class _Mover:
             where=self.name(optimizer.where),
             groups=tuple(map(self._group, optimizer.groups)),
             state=tuple(
-                StateEntry(
-                    entry.key, tuple((key, self.tensor(one)) for key, one in entry.tensors), entry.scalars, entry.nested
-                )
+                entry._replace(tensors=tuple((key, self.tensor(one)) for key, one in entry.tensors))
                 for entry in optimizer.state
             ),
         )

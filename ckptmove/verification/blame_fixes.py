@@ -72,7 +72,7 @@ class Scene(NamedTuple):
         home: the line to speak of where the user's code is not on the way to the fault.
         late: the line that moved the model last, or built the optimizer: to speak of where state is at fault.
         early: the names that there were before the step.
-        built: the line that built the optimizer.
+        built: for each optimizer, by its key in the case, the line that built it.
     """
 
     watch: Watch
@@ -82,12 +82,12 @@ class Scene(NamedTuple):
     home: Line
     late: Line
     early: Mapping[int, NamedTensor] = {}  # never written to
-    built: Line | None = None
+    built: Mapping[str, Line] = {}  # never written to
 
     @property
     def given(self) -> Given | None:
         """What the user's file gives to the case."""
-        return given_to_case(self.home, *([self.built] if self.built is not None else []))
+        return given_to_case(self.home, *self.built.values())
 
 
 def device_at(line: Line, scene: Scene, *known: str) -> str:
@@ -196,9 +196,10 @@ def of_tensor(known: NamedTensor, frames: Frames, root: Origin | None, scene: Sc
         return _of_batch(known, frames, scene)
     if known.kind == "criterion":
         return _of_loss(known, frames, root, scene)
-    if known.name.startswith("optimizer.param_groups") and isinstance(known.tensor, torch.nn.Parameter):
-        return Fix(f"make {known.name} on the device, before the optimizer is built at {scene.built or scene.home}")
-    return model_first(scene)
+    if known.kind == "state" and isinstance(known.tensor, torch.nn.Parameter):
+        built = scene.built.get(known.optimizer, scene.home)
+        return Fix(f"make {known.name} on the device, before the optimizer is built at {built}")
+    return model_first(scene, known)
 
 
 def _of_attribute(known: NamedTensor, frames: Frames, root: Origin | None, scene: Scene) -> Fix:
@@ -226,27 +227,28 @@ def _of_attribute(known: NamedTensor, frames: Frames, root: Origin | None, scene
     return Fix(f"make {known.name} {what} where it is first assigned{_seen(frames)}")
 
 
-def model_first(scene: Scene) -> Fix:
-    """The move of the model, before the optimizer is built."""
-    given = scene.given
+def model_first(scene: Scene, known: NamedTensor) -> Fix:
+    """The move of the model that a tensor belongs to, before its optimizer is built."""
+    given = None if scene.given is None else scene.given.of_parts(known.model, known.optimizer)
     if given is None or given.model is None:
-        return Fix(f"model = model.to(device), before the optimizer is built, in the case at {scene.home}")
+        name = known.model or "model"
+        return Fix(f"{name} = {name}.to(device), before the optimizer is built, in the case at {scene.home}")
     device = device_at(given.line, scene)
     if not isinstance(given.model, (ast.Name, ast.Attribute)):
         return replaced(given.line, (given.model, moved(given.line, given.model, device)))
     name = text_of(given.line, given.model)
     text = f"{name} = {name}.to({device})"
-    fixes = (before_statement(given.line, one, text) for one in _before_which(given, scene))
+    fixes = (before_statement(given.line, one, text) for one in _before_which(given, scene.built.get(known.optimizer)))
     words = Fix(f"{text}, before the optimizer is built, in the case at {given.line}")
     return next((fix for fix in fixes if fix.where), words)
 
 
-def _before_which(given: Given, scene: Scene) -> Iterator[ast.stmt]:
+def _before_which(given: Given, built: Line | None) -> Iterator[ast.stmt]:
     """The statements before which the model may be moved, the best first: before the optimizer, if it is there."""
     optimizer = set_before(given.line, given.statement, given.optimizer)
     if optimizer is not None and isinstance(given.optimizer, ast.Name):
         name = given.optimizer.id
-        lines = [] if scene.built is None else [scene.built]
+        lines = [] if built is None else [built]
         builder = builder_in(given, optimizer, name, *lines) or innermost(optimizer, name)
         model = {one.id for one in ast.walk(given.model or optimizer) if isinstance(one, ast.Name)}
         if not any(model & set_in(one) for one in (builder, *between(given.line, builder, given.statement))):

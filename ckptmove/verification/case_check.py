@@ -22,10 +22,11 @@ from ckptmove.verification.blame import Blame, blame, place_of
 from ckptmove.verification.blame_fixes import Scene, model_first
 from ckptmove.verification.case_check_fixes import as_batch, built_again, unmoved, unsaved
 from ckptmove.verification.case_name import parse_case
+from ckptmove.verification.case_parts import by_key, models_of, optimizers_of, require_usable
 from ckptmove.verification.case_restore import restore
 from ckptmove.verification.case_step import UnusableCase, WholeDataset, one_batch, take_step
 from ckptmove.verification.checks import failed, passed, skipped
-from ckptmove.verification.stored_state import Mismatch
+from ckptmove.verification.stored_state import Mismatch, NotRebuilt
 from ckptmove.verification.tensor_names import leaves, names_of
 from ckptmove.verification.user_code import Entrance, line_of
 from ckptmove.verification.user_code_edits import NO_FIX, Fix
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckptmove.evidence import CheckResult
+    from ckptmove.verification.case_parts import OptimizerPart
     from ckptmove.verification.case_restore import Restored
+    from ckptmove.verification.case_step import Taken
     from ckptmove.verification.place import Place
     from ckptmove.verification.resume import Bench
     from ckptmove.verification.tensor_names import NamedTensor
@@ -109,7 +112,10 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
             targets.at_least(bench.request.devices or 1)
         run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
-        fault = _attempt(run, typed)
+        try:
+            fault = _attempt(run, typed)
+        except NotRebuilt as reason:
+            return skipped(_NAME, str(reason), **run.figures)
     if isinstance(fault, Blame):
         return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
     return passed(_NAME, fault, **run.figures)
@@ -144,7 +150,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
     case: Case = made[0]
     if run.bench.site.mode != "real":
-        for module in case.model.modules():
+        for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
     orphans = _orphans(run, case, home)
@@ -155,7 +161,9 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     except UnreadableInput as error:
         return Blame(str(error))
     except Mismatch as error:
-        return Blame(str(error), unsaved(error, case.model, run.entrance))
+        figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
+        fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)
+        return Blame(str(error), fix, figures)
     run.figures |= restored.figures
     return _step(run, case, home, restored)
 
@@ -171,58 +179,63 @@ def _called(function: Callable[..., Any], device: torch.device, typed: str) -> C
     case = function(device) if takes_device else function()
     if not isinstance(case, Case):
         raise CaseUnusable(f"{typed} returns a {type(case).__name__}, and no ckptmove.Case")
-    if not isinstance(case.model, nn.Module) or not isinstance(case.optimizer, torch.optim.Optimizer):
-        kinds = f"{type(case.model).__name__} and {type(case.optimizer).__name__}"
-        raise CaseUnusable(f"{typed}: model and optimizer are to be a Module and an Optimizer, and are {kinds}")
-    if not takes_device:
-        case.model.to(device)
+    require_usable(case, typed)
+    for part in () if takes_device else models_of(case):
+        part.module.to(device)
     return case
 
 
 def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
-    """Parameters that the optimizer steps in place of the model's: those that were replaced after it was built."""
-    own = {id(one): name for name, one in case.model.named_parameters()}
+    """Parameters that an optimizer steps in place of a model's: those that were replaced after it was built."""
+    models = [(part, name, one) for part in models_of(case) for name, one in part.module.named_parameters()]
+    own = {id(one) for _, _, one in models}
     if isinstance(case.criterion, nn.Module):
-        own |= {id(one): name for name, one in case.criterion.named_parameters()}
-    held = [one for group in case.optimizer.param_groups for one in group["params"]]
-    strangers = [one for one in held if id(one) not in own]
-    forgotten = own.keys() - {id(one) for one in held}
-    trained = [name for name, one in case.model.named_parameters() if one.requires_grad and id(one) in forgotten]
-    if not strangers or not trained:
+        own |= {id(one) for one in case.criterion.parameters()}
+    optimizers = optimizers_of(case)
+    held = {id(one) for part in optimizers for one in part.parameters}
+    trained = [(part, name) for part, name, one in models if one.requires_grad and id(one) not in held]
+    strangers = {part: [one for one in part.parameters if id(one) not in own] for part in optimizers}
+    optimizer = next((part for part in optimizers if strangers[part]), None)
+    if optimizer is None or not trained:
         return None
-    built = run.watch.built.get(id(case.optimizer))
+    model, name = trained[0]
+    built = run.watch.built.get(id(optimizer.optimizer))
     at = f", built at {built}: {built.source}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
+    count = amount(len(strangers[optimizer]), "parameter")
     fault = (
-        f"the optimizer{at} steps {amount(len(strangers), 'parameter')} that the model does not have any more: "
-        f"model.{trained[0]} is not among them{then}"
+        f"{optimizer.label}{at} steps {count} that the model does not have any more: "
+        f"{model.name}.{name} is not among them{then}"
     )
-    figures = {"tensor": f"model.{trained[0]}", "operation": "torch.optim.Optimizer.step"}
-    fix = built_again(home, *([built] if built is not None else []))
+    figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
+    lines = [built] if built is not None else []
+    fix = built_again(home, *lines, model=model.key, optimizer=optimizer.key)
     return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
-    before = {id(one): run.place.to_cpu(one).clone() for one in case.model.parameters()}
-    attempt, losses, moves = Attempt(), [], len(run.watch.moved)
+    before = {id(one): run.place.to_cpu(one).clone() for _, one in _parameters(case)}
+    attempt, moves = Attempt(), len(run.watch.moved)
+    taken: list[Taken] = []
     early: dict[int, NamedTensor] = {}
     started = time.perf_counter()
     # Which line made what a backward refuses is known to whoever asked torch to keep it.
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         early |= names_of(case)
-        losses.append(take_step(case, case.batch, run.place.device))
+        taken.append(take_step(case, case.batch, run.place.device))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
         return _unusable(attempt.error, home)
-    built = run.watch.built.get(id(case.optimizer))
+    lines = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
+    built = {key: line for key, line in lines.items() if line is not None}
     # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
-    late = run.watch.moved[moves:] or [built or home]
+    late = run.watch.moved[moves:] or [home, *built.values()]
     scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
-    return _judge(run, case, float(run.place.to_cpu(losses[0])), before, restored, scene)
+    return _judge(run, case, taken[0], before, restored, scene)
 
 
 def _unusable(error: UnusableCase, home: Line) -> Blame:
@@ -233,35 +246,59 @@ def _unusable(error: UnusableCase, home: Line) -> Blame:
 
 
 def _judge(
-    run: _Run, case: Case, loss: float, before: dict[int, torch.Tensor], restored: Restored, scene: Scene
+    run: _Run, case: Case, taken: Taken, before: dict[int, torch.Tensor], restored: Restored, scene: Scene
 ) -> Blame | str:
-    after = {name: (one, run.place.to_cpu(one)) for name, one in case.model.named_parameters()}
-    moved = [
-        name for name, (one, value) in after.items() if id(one) in before and not torch.equal(before[id(one)], value)
-    ]
+    optimizers = optimizers_of(case)
+    after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
+    changed = {
+        id(one) for one, value in after.values() if id(one) in before and not torch.equal(before[id(one)], value)
+    }
+    moved = {part.key: sum(id(one) in changed for one in part.parameters) for part in optimizers}
+    losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
+    kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
+    idle = [part.name for part in optimizers if part.key not in taken.stepped]
     run.figures |= {
-        "loss": loss if math.isfinite(loss) else str(loss),
-        "optimizer": type(case.optimizer).__name__,
+        "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
+        "optimizer": by_key(kinds),
         "parameters": len(after),
-        "moved": len(moved),
-        "proven": bool(restored.entries and moved),
+        "moved": len(changed),
+        "not_stepped": idle,
+        "proven": not idle and all(restored.entries[key] and moved[key] for key in kinds),
     }
     place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
-    if not math.isfinite(loss):
-        return Blame(f"the loss is {loss} on {place}")
-    broken = [f"model.{name}" for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
+    lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
+    if lost:
+        return Blame(f"{lost[0]} on {place}")
+    broken = [name for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
     if broken:
         return Blame(f"after the step on {place} {broken[0]} is not finite")
-    if after and all(one.device != run.place.device for one, _ in after.values()):
-        first, (one, _) = next(iter(after.items()))
-        fault = f"no parameter of the model is on {run.bench.site.target} after the step: "
-        return Blame(f"{fault}model.{first} is on {run.place.device_of(one)}", model_first(scene))
-    rates = [float(group.get("lr", 1)) for group in case.optimizer.param_groups]
-    if not moved and any(rates):
-        return Blame(f"no parameter of the model changed in the step on {place}")
+    for part in optimizers:
+        away = _off_target(run, part, scene._replace(names=names_of(case)))
+        if away is not None:
+            return away
+        rates = [float(group.get("lr", 1)) for group in part.optimizer.param_groups]
+        if part.key in taken.stepped and not moved[part.key] and any(rates):
+            return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
+    told = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
-    said = [f"{type(case.optimizer).__name__} on {place}: loss {loss:.4g}, {len(moved):,} of {count} moved, all finite"]
-    return "; ".join([*said, restored.detail, *_whole_dataset(run, case)])
+    named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
+    said = f"{named} on {place}: {told}, {len(changed):,} of {count} moved"
+    unproven = [f"not proven, as step() was not called of {' and '.join(idle)}"] * bool(idle)
+    return "; ".join([f"{said}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
+
+
+def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a case's models by name."""
+    return [(f"{part.name}.{name}", one) for part in models_of(case) for name, one in part.module.named_parameters()]
+
+
+def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
+    """That an optimizer steps parameters elsewhere alone."""
+    own = [known for one in part.parameters if (known := scene.names[id(one)]).kind == "model"]
+    if not own or any(known.tensor.device == run.place.device for known in own):
+        return None
+    fault = f"no parameter of the model is on {run.bench.site.target} after the step: "
+    return Blame(f"{fault}{own[0].name} is on {run.place.device_of(own[0].tensor)}", model_first(scene, own[0]))
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:

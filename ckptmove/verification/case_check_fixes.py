@@ -39,20 +39,23 @@ _UNSAVED: Final = (
 _REBUILT: Final = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
 
 
-def built_again(home: Line, *others: Line) -> Fix:
+def built_again(home: Line, *others: Line, model: str = "", optimizer: str = "") -> Fix:
     """The optimizer once more, where all its parameters are the model's.
 
     Args:
         home: the user's function.
         others: the line that built the optimizer, where that is known.
+        model: of several models, the key of the one that it should step.
+        optimizer: of several optimizers, its key.
     """
-    given = given_to_case(home, *others)
+    found = given_to_case(home, *others)
+    given = None if found is None else found.of_parts(model, optimizer)
     if given is None or given.model is None:
         return Fix(f"{_REBUILT}, in the case at {home}")
     built = _builder(given, others)
     if built is None or not _is_of_model(built, given, given.model):
-        model = ast.unparse(given.model)
-        return Fix(f"{_REBUILT}: once more before {given.line}, of what {model}.parameters() gives there")
+        name = ast.unparse(given.model)
+        return Fix(f"{_REBUILT}: once more before {given.line}, of what {name}.parameters() gives there")
     return before_statement(given.line, given.statement, text_of(given.line, built))
 
 

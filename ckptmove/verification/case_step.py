@@ -6,13 +6,15 @@ Never moves more than one batch, and nothing but that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ckptmove.devices import supports_capturable
+from ckptmove.verification.case_parts import optimizers_of
 from ckptmove.verification.simulated_targets import BACKEND, name_of
+from ckptmove.verification.tensor_names import parts
 
 if TYPE_CHECKING:
     from ckptmove.case import Case
@@ -49,6 +51,62 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
+class Taken(NamedTuple):
+    """What a step came to.
+
+    Attributes:
+        losses: by the way to each in what ``step`` returns; empty for one that is returned by itself.
+        stepped: keys of the optimizers that made a step.
+    """
+
+    losses: dict[str, torch.Tensor | float]
+    stepped: frozenset[str]
+
+
+def take_step(case: Case, batch: Any, device: torch.device) -> Taken:
+    """Make a step as a loop does.
+
+    Raises:
+        UnusableCase: what the case holds makes no step.
+    """
+    if not isinstance(case.optimizer, torch.optim.Optimizer):
+        return _whole_step(case, batch)
+    optimizer = case.optimizer
+    losses: list[torch.Tensor] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(case, batch, device)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+        losses.append(loss.detach())
+        return loss
+
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it so
+    else:
+        closure()
+        _refuse_capturable(optimizer)
+        optimizer.step()
+    return Taken({"": losses[0]}, frozenset({""}))
+
+
+def _whole_step(case: Case, batch: Any) -> Taken:
+    """Let the user's step make all of a training step, and see which optimizers it steps."""
+    stepped: set[str] = set()
+    for part in optimizers_of(case):
+        part.optimizer.register_step_pre_hook(lambda optimizer, _args, _kwargs: _refuse_capturable(optimizer))
+        part.optimizer.register_step_post_hook(lambda *_, key=part.key: stepped.add(key))
+    result = None if case.step is None else case.step(batch)
+    if not stepped:
+        raise UnusableCase("step makes no optimizer's step: with a dict of optimizers it is the whole body of the loop")
+    return Taken({way: one for way, one in parts(result) if _is_loss(one)}, frozenset(stepped))
+
+
+def _is_loss(value: object) -> TypeGuard[torch.Tensor | float]:
+    is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+    return is_tensor or isinstance(value, float)
+
+
 def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
     """The loss of a batch, by the user's own step or by the meaning that a batch has without one.
 
@@ -68,26 +126,6 @@ def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
     return result
 
 
-def take_step(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
-    """Make a step as a loop does; returns the loss, detached."""
-    losses: list[torch.Tensor] = []
-
-    def closure() -> torch.Tensor:
-        case.optimizer.zero_grad()
-        loss = loss_of(case, batch, device)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
-        losses.append(loss.detach())
-        return loss
-
-    if isinstance(case.optimizer, torch.optim.LBFGS):
-        case.optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it so
-    else:
-        closure()
-        _refuse_capturable(case.optimizer)
-        case.optimizer.step()
-    return losses[0]
-
-
 def _refuse_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Raise torch's error where `capturable` is set for a device without: under its own name a simulated one has it.
 
@@ -104,14 +142,15 @@ def _refuse_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _plain_loss(case: Case, batch: Any) -> Any:
+    model: Any = case.model
     if case.criterion is None:
-        return _called(case.model, batch)
+        return _called(model, batch)
     if isinstance(batch, Mapping) and "labels" in batch:
         rest = {key: value for key, value in batch.items() if key != "labels"}
-        return case.criterion(case.model(**rest), batch["labels"])
+        return case.criterion(model(**rest), batch["labels"])
     if not isinstance(batch, (tuple, list)) or len(batch) != len(("inputs", "targets")):
         raise UnusableCase("batch is not a pair of inputs and targets: give Case a step(batch) that returns the loss")
-    return case.criterion(_called(case.model, batch[0]), batch[1])
+    return case.criterion(_called(model, batch[0]), batch[1])
 
 
 def _called(model: Any, inputs: Any) -> Any:

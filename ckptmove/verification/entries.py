@@ -22,26 +22,26 @@ _KINDS: Final = frozenset({"dict", "list", "tuple"})
 
 
 def foreign_kind(entry: StateEntry) -> str:
-    """What in an entry cannot be made again, with its path; empty where everything can."""
-    return next((f"{path} ({kind})" for path, kind in entry.nested if kind not in _KINDS), "")
+    """What in an entry cannot be rebuilt, with its path; empty where everything can."""
+    return next((f"{path} ({kind})".lstrip() for path, kind in entry.nested if kind not in _KINDS), "")
 
 
-def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[str, object]:
+def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[Any, object]:
     """An entry as its optimizer keeps it; what holds values and is neither a list, a tuple nor a dict is left out.
 
     Args:
         entry: state of one parameter.
         tensors: its tensors by their paths in the entry.
     """
-    kinds = dict(entry.nested)
-    members: dict[str, dict[str, object]] = {path: {} for path in ("", *kinds)}
+    kinds, keys = dict(entry.nested), dict(entry.keys)
+    members: dict[str, dict[Any, object]] = {path: {} for path in ("", *kinds)}
     for path, value in (*entry.scalars, *tensors.items()):
         parent, key = _split(path, kinds)
-        members[parent][key] = value
+        members[parent][keys.get(path, key)] = value
     for path, kind in reversed(entry.nested):
         parent, key = _split(path, kinds)
         if kind in _KINDS:
-            members[parent][key] = _made(kind, members[path])
+            members[parent][keys.get(path, key)] = _made(kind, members[path])
     return members[""]
 
 
@@ -109,7 +109,7 @@ def _holds(kind: str | None, key: str) -> bool:
     return kind is not None and (kind not in {"list", "tuple"} or key.isdecimal())
 
 
-def _made(kind: str, members: dict[str, object]) -> object:
+def _made(kind: str, members: dict[Any, object]) -> object:
     if kind == "dict":
         return members
     items = [members[key] for key in sorted(members, key=int)]

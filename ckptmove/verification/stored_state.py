@@ -1,4 +1,4 @@
-"""The state_dicts that a script would have loaded from a checkpoint, built from the bytes as they lie in it.
+"""The state_dicts that a script would have loaded from a checkpoint, built from its stored bytes.
 
 Never unpickles, and never guesses in silence: what does not match the user's model is named.
 """
@@ -7,74 +7,118 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.directories import DirectoryInventory
 from ckptmove.model import OPAQUE
-from ckptmove.scopes import strip_wrappers
+from ckptmove.scopes import RootKeys, strip_wrappers
 from ckptmove.verification.checks import Offenders
-from ckptmove.verification.entries import each_tensor, tensor_options
+from ckptmove.verification.entries import each_tensor, foreign_kind, nested_state, tensor_options
 from ckptmove.verification.pieces import is_dense
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     import torch
 
-    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
+    from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
     from ckptmove.verification.pieces import TensorSource
 
 #: What torch.compile and FSDP put before the keys of a module inside another one.
 _INNER_WRAPPERS: Final = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module)\.")
-_ROLES: Final = ("model", "ema")
 
 
 class Mismatch(Exception):
-    """The stored state does not fit what the user has built; the message says which of it."""
+    """The stored state does not fit what the user has built; the message says which of it.
+
+    Attributes:
+        fix: the words that mend it, where the case has to choose; else empty.
+        candidates: paths of the parts that it can choose from.
+        module: the model that it does not fit; None for an optimizer.
+    """
+
+    def __init__(self, message: str, *, fix: str = "", candidates: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fix = fix
+        self.candidates = candidates
+        self.module: torch.nn.Module | None = None
+
+
+class NotRebuilt(Exception):
+    """The stored state has values that only unpickling could rebuild; the message says which."""
+
+
+class _Candidate(NamedTuple):
+    """A state_dict in the checkpoint that a model may be restored from.
+
+    Attributes:
+        where: its path.
+        stored: its tensors by key, without what wrappers have put into that.
+        found: how many of the model's keys it has.
+        faults: what of it does not fit the model.
+    """
+
+    where: str
+    stored: dict[str, TensorRecord]
+    found: int
+    faults: Offenders
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether no tensor has the role of a model: an EMA, a teacher, a module among the hyperparameters."""
+        return all(record.role != "model" for record in self.stored.values())
+
+    @property
+    def views(self) -> frozenset[tuple[str, str | None, int]]:
+        """What tells it from another one: not another way to cut the same names."""
+        return frozenset((key, record.storage, record.storage_offset) for key, record in self.stored.items())
 
 
 def model_state(
-    model_keys: Mapping[str, torch.Tensor], inventory: Inventory, source: TensorSource
+    own: Mapping[str, torch.Tensor],
+    inventory: Inventory,
+    source: TensorSource,
+    part: str | None = None,
+    *,
+    name: str = "the model",
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """The state_dict in a checkpoint that a model's own keys point to, under the model's keys.
+    """The state_dict in a checkpoint that fits a model by keys and shapes, under the model's keys.
+
+    All of it is given, whatever the roles of its tensors: a module may own its loss. A model is preferred to a copy.
 
     Args:
-        model_keys: the model's own state_dict.
+        own: the model's own state_dict.
         inventory: of the checkpoint.
         source: of its tensors.
+        part: path of the state_dict, or of what it is in; None for any.
+        name: what the report calls the model.
 
     Returns:
         The path of the state_dict in the checkpoint, and its tensors, on the CPU.
 
     Raises:
-        Mismatch: keys are missing or too many, or shapes differ, wrapper prefixes aside.
+        Mismatch: none fits, wrapper prefixes aside, or several do.
         UnreadableInput: a tensor's bytes cannot be had.
     """
-    wanted = {_bare(key): key for key in model_keys}
-    where, stored = _entry(wanted, inventory)
-    if not stored:
+    wanted = {_bare(key): key for key in own}
+    tensors = [record for record in inventory.tensors if record.role != "optimizer"]
+    inside = [record for record in tensors if is_inside(record.name, part)]
+    if part is not None and not inside:
+        names = tuple(dict.fromkeys(RootKeys(inventory).split(record.name)[0] for record in tensors))
+        raise no_part(name, part, "part", tuple(filter(None, names)))
+    candidates = _candidates(own, wanted, inside, part)
+    if not candidates:
         raise Mismatch(
-            "the model does not fit the checkpoint: no key of the model is in the checkpoint; "
-            f"{_names_of_both(wanted, inventory)}"
+            f"{name} does not fit the checkpoint: no key of the model is in {place_of(part)}; "
+            f"{_names_of_both(wanted, inside)}"
         )
-    faults = Offenders()
-    missing = [key for bare, key in wanted.items() if bare not in stored]
-    for key in _without_twin(missing, model_keys, wanted, stored):
-        faults.add(f"missing {key}")
-    for bare, record in stored.items():
-        if bare not in wanted:
-            faults.add(f"unexpected {record.name}")
-        elif not is_dense(record):
-            faults.add(f"{record.name} is a {record.kind}, without plain values")
-        elif record.shape != tuple(model_keys[wanted[bare]].shape):
-            faults.add(f"{record.name} is {_sizes(record.shape)}, the model's {_sizes(model_keys[wanted[bare]].shape)}")
-    if faults:
-        place = f"the checkpoint's '{where}'" if where else "the checkpoint"
-        raise Mismatch(f"the model does not fit {place}: {faults}")
-    state = {wanted[bare]: source.tensor(record) for bare, record in stored.items()}
-    for key in missing:  # tied, and stored once
-        state[key] = next(value for twin, value in state.items() if model_keys[twin] is model_keys[key])
-    return where, state
+    chosen = _the_one(candidates, name) or _sharded(candidates[0], inventory, own, wanted, inside)
+    if chosen.faults:
+        raise Mismatch(f"{name} does not fit {place_of(chosen.where)}: {chosen.faults}")
+    state = {wanted[bare]: source.tensor(record) for bare, record in chosen.stored.items()}
+    for key in [key for bare, key in wanted.items() if bare not in chosen.stored]:  # tied, and stored once
+        state[key] = next(value for twin, value in state.items() if own[twin] is own[key])
+    return chosen.where, state
 
 
 def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
@@ -83,6 +127,7 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
     Options that the file holds as objects are left out: the optimizer's own stay.
 
     Raises:
+        NotRebuilt: the state of a parameter has values that only unpickling could rebuild.
         UnreadableInput: a tensor's bytes cannot be had.
     """
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
@@ -92,31 +137,152 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
         for key, option in tensor_options(group, records).items():
             options[key] = each_tensor(option, source.tensor)
         groups.append({**options, "params": list(group.params)})
-    state = {entry.key: _values(entry, source) for entry in optimizer.state}
+    state = {}
+    for entry in optimizer.state:
+        foreign = foreign_kind(entry)
+        if foreign:
+            named = optimizer.where or "the optimizer"
+            raise NotRebuilt(f"the state of parameter {entry.key} in {named} has what is not rebuilt: {foreign}")
+        state[entry.key] = nested_state(entry, {key: source.tensor(record) for key, record in entry.tensors})
     if optimizer.algorithm == "LBFGS":
         for values in state.values():
             values.pop("al", None)  # scratch of the two-loop recursion, half of it None: it is made anew
     return {"state": state, "param_groups": groups}
 
 
-def _values(entry: StateEntry, source: TensorSource) -> dict[str, object]:
-    """An entry as the optimizer knows it: ``old_dirs.0`` and ``old_dirs.1`` are one list."""
-    flat: dict[str, object] = {
-        **dict(entry.scalars), **{key: source.tensor(record) for key, record in entry.tensors}
-    }  # fmt: skip
-    values: dict[str, object] = {}
-    for key, value in flat.items():
-        head, dot, index = key.partition(".")
-        if dot and index.isdigit():
-            values[head] = [*values.get(head, ()), value]  # type: ignore[misc]  # a list that was begun here
-        else:
-            values[key] = value
-    return values
+def is_inside(name: str, part: str | None) -> bool:
+    """Whether a path is a part of the checkpoint that was chosen, or in it; a directory's files follow a slash."""
+    return part is None or name == part or name.startswith((f"{part}.", f"{part}/"))
 
 
-def _names_of_both(wanted: Mapping[str, str], inventory: Inventory) -> str:
+def place_of(part: str | None) -> str:
+    """A part of the checkpoint, for people."""
+    return f"the checkpoint's '{part}'" if part else "the checkpoint"
+
+
+def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
+    """The fault that a checkpoint has nothing at the path that a case chooses.
+
+    Args:
+        what: what it is chosen for.
+        part: the path.
+        field: of the case, which has chosen it.
+        candidates: paths of what there is.
+    """
+    has = f"it has {', '.join(candidates)}" if candidates else "it has nothing of the kind"
+    fix = (
+        f"name one of them: ckptmove.Case(..., {field}={candidates[0]!r}), or as a key of a dict" if candidates else ""
+    )
+    return Mismatch(f"{what}: there is no '{part}' in the checkpoint: {has}", fix=fix, candidates=candidates)
+
+
+def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
+    """The fault that several parts of a checkpoint fit.
+
+    Args:
+        what: what they fit.
+        field: of the case, which can choose.
+        candidates: their paths.
+    """
+    last = candidates[-1]
+    fix = f"choose one: ckptmove.Case(..., {field}={last!r})"
+    return Mismatch(
+        f"{what} fits several parts of the checkpoint: {', '.join(candidates)}", fix=fix, candidates=candidates
+    )
+
+
+def _candidates(
+    own: Mapping[str, torch.Tensor], wanted: Mapping[str, str], records: Collection[TensorRecord], part: str | None
+) -> list[_Candidate]:
+    """The state_dicts with as many of a model's keys as it has tensors, or else with the most; the best first."""
+    found = _found(wanted, records, part)
+    if not found:
+        return []
+    enough = min(len({id(tensor) for tensor in own.values()}), max(found.values()))  # tied weights may be stored once
+    likely = [where for where, count in found.items() if count >= enough]
+    grouped = _grouped(likely, records)
+    candidates = [
+        _Candidate(where, grouped[where], found[where], _faults(grouped[where], own, wanted)) for where in likely
+    ]
+    return sorted(candidates, key=lambda one: (-one.found, one.faults.count, one.is_copy, len(one.where)))
+
+
+def _found(wanted: Mapping[str, str], records: Iterable[TensorRecord], part: str | None = None) -> Counter[str]:
+    """For each path how many of a model's keys stand below it."""
+    return Counter(
+        where
+        for record in records
+        for where, key in _splits(record.name)
+        if is_inside(where, part) and _bare(key) in wanted
+    )
+
+
+def _grouped(places: Collection[str], records: Iterable[TensorRecord]) -> dict[str, dict[str, TensorRecord]]:
+    """All that stands below some paths, by key."""
+    grouped: dict[str, dict[str, TensorRecord]] = {where: {} for where in places}
+    for record in records:
+        for where, key in _splits(record.name):
+            if where in grouped:
+                grouped[where][_bare(key)] = record
+    return grouped
+
+
+def _faults(
+    stored: Mapping[str, TensorRecord], own: Mapping[str, torch.Tensor], wanted: Mapping[str, str]
+) -> Offenders:
+    """What of a state_dict does not fit a model: keys that are missing or too many, and shapes."""
+    faults = Offenders()
+    present = {id(own[key]) for bare, key in wanted.items() if bare in stored}
+    for bare, key in wanted.items():
+        if bare not in stored and id(own[key]) not in present:  # safetensors keeps one name of tied weights
+            faults.add(f"missing {key}")
+    for bare, record in stored.items():
+        if bare not in wanted:
+            faults.add(f"unexpected {record.name}")
+        elif not is_dense(record):
+            faults.add(f"{record.name} is a {record.kind}, without plain values")
+        elif record.shape != tuple(own[wanted[bare]].shape):
+            faults.add(f"{record.name} is {_sizes(record.shape)}, the model's {_sizes(own[wanted[bare]].shape)}")
+    return faults
+
+
+def _the_one(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
+    """The state_dict that fits, a model before its copies; None where none does.
+
+    Raises:
+        Mismatch: several do.
+    """
+    fitting: dict[object, _Candidate] = {}
+    for one in candidates:
+        if not one.faults:
+            fitting.setdefault(one.views, one)
+    chosen = [one for one in fitting.values() if not one.is_copy] or [*fitting.values()]
+    if len(chosen) > 1:
+        raise ambiguous(name, "part", tuple(one.where for one in chosen))
+    return next(iter(chosen), None)
+
+
+def _sharded(
+    best: _Candidate,
+    inventory: Inventory,
+    own: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, str],
+    records: Collection[TensorRecord],
+) -> _Candidate:
+    """A state_dict with the keys of the other files, where it is one of several that hold a model together."""
+    files = {file.path for file in inventory.files} if isinstance(inventory, DirectoryInventory) else set()
+    if best.where not in files:
+        return best
+    stored = dict(best.stored)
+    for shard in _grouped([where for where in _found(wanted, records) if where in files], records).values():
+        if not shard.keys() & stored.keys():
+            stored.update(shard)
+    return best._replace(stored=stored, faults=_faults(stored, own, wanted))
+
+
+def _names_of_both(wanted: Mapping[str, str], records: Iterable[TensorRecord]) -> str:
     """A key of the model and one of the checkpoint, the same but for what is before it, where there are such."""
-    stored = {_tail(record.name): record.name for record in inventory.tensors if record.role in _ROLES}
+    stored = {_tail(record.name): record.name for record in records}
     if not stored or not wanted:
         return f"the {'checkpoint' if wanted else 'model'} has none"
     key = next((key for key in wanted if _tail(key) in stored), next(iter(wanted)))
@@ -125,36 +291,6 @@ def _names_of_both(wanted: Mapping[str, str], inventory: Inventory) -> str:
 
 def _tail(key: str) -> str:
     return ".".join(key.rsplit(".", 2)[-2:])
-
-
-def _entry(wanted: Mapping[str, str], inventory: Inventory) -> tuple[str, dict[str, TensorRecord]]:
-    """The path under which most of the model's keys stand, and all that stands there."""
-    candidates = [record for record in inventory.tensors if record.role in _ROLES]
-    found: Counter[tuple[str, str]] = Counter()
-    for record in candidates:
-        for where, key in _splits(record.name):
-            if _bare(key) in wanted:
-                found[where, record.role] += 1
-    if not found:
-        return "", {}
-    best = min(found, key=lambda place: (-found[place], _ROLES.index(place[1]), len(place[0])))[0]
-    stored = _below(best, candidates)
-    if best in _files(inventory):  # a shard: the others hold the rest
-        for where, _ in found:
-            shard = _below(where, candidates)
-            if where in _files(inventory) and not shard.keys() & stored.keys():
-                stored.update(shard)
-    return best, stored
-
-
-def _below(where: str, records: Iterable[TensorRecord]) -> dict[str, TensorRecord]:
-    inside = where + "." * bool(where)
-    return {_bare(record.name[len(inside) :]): record for record in records if record.name.startswith(inside)}
-
-
-def _files(inventory: Inventory) -> frozenset[str]:
-    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    return frozenset(file.path for file in files)
 
 
 def _splits(name: str) -> Iterable[tuple[str, str]]:
@@ -168,17 +304,6 @@ def _splits(name: str) -> Iterable[tuple[str, str]]:
 def _bare(key: str) -> str:
     """A key without what wrappers have put into it."""
     return _INNER_WRAPPERS.sub("", strip_wrappers(key)[1])
-
-
-def _without_twin(
-    missing: list[str],
-    own: Mapping[str, torch.Tensor],
-    wanted: Mapping[str, str],
-    stored: Mapping[str, TensorRecord],
-) -> list[str]:
-    """The keys of which no other name is stored: safetensors keeps one name of tied weights."""
-    present = {id(own[key]) for bare, key in wanted.items() if bare in stored}
-    return [key for key in missing if id(own[key]) not in present]
 
 
 def _sizes(shape: Iterable[int]) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from ckptmove.verification.case_parts import models_of, optimizers_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,6 +36,8 @@ class NamedTensor(NamedTuple):
         key: the attribute's name in its module, or the leaf's path in the batch.
         holder: the module that has the attribute, or the loss.
         held: the attribute's value: the tensor, or what it lies in.
+        model: of several models in the case, the key of the one that it is of, or that has its parameter; else empty.
+        optimizer: of several optimizers, the key of the one that it is of, or that steps its model; else empty.
     """
 
     name: str
@@ -42,6 +46,8 @@ class NamedTensor(NamedTuple):
     key: str = ""
     holder: object = None
     held: object = None
+    model: str = ""
+    optimizer: str = ""
 
 
 def names_of(case: Case) -> dict[int, NamedTensor]:
@@ -54,23 +60,27 @@ def names_of(case: Case) -> dict[int, NamedTensor]:
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in tuples, lists and dicts, with the Python expression of the way there."""
-    return ((way, one) for way, one in _parts(value, path) if isinstance(one, torch.Tensor))
+    return ((way, one) for way, one in parts(value, path) if isinstance(one, torch.Tensor))
 
 
-def _parts(value: object, path: str, around: tuple[int, ...] = ()) -> Iterator[tuple[str, object]]:
+def parts(value: object, path: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, object]]:
     """What tuples, lists and dicts hold that is none of them, with the way there; what holds itself is left there."""
     if not isinstance(value, (Mapping, tuple, list)):
         yield path, value
     elif id(value) not in around:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, one in items:
-            yield from _parts(one, f"{path}[{key!r}]", (*around, id(value)))
+            yield from parts(one, f"{path}[{key!r}]", (*around, id(value)))
 
 
 def _of_model(case: Case) -> Iterator[NamedTensor]:
-    for name, tensor in (*case.model.named_parameters(), *case.model.named_buffers()):
-        yield NamedTensor(f"model.{name}", "model", tensor)
-    yield from _attributes(case.model, "model")
+    owners = {id(one): part.key for part in optimizers_of(case) for one in part.parameters}
+    for part in models_of(case):
+        own = [*part.module.named_parameters()]
+        optimizer = next((owners[id(one)] for _, one in own if id(one) in owners), "")
+        named = (NamedTensor(f"{part.name}.{name}", "model", one) for name, one in (*own, *part.module.named_buffers()))
+        for found in (*named, *_attributes(part.module, part.name)):
+            yield found._replace(model=part.key, optimizer=optimizer)
 
 
 def _attributes(module: nn.Module, root: str) -> Iterator[NamedTensor]:
@@ -90,7 +100,7 @@ def _plain(module: nn.Module, root: str) -> Iterator[tuple[str, nn.Module, str, 
 
 
 def _unregistered(value: object, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    for within, part in _parts(value, path):
+    for within, part in parts(value, path):
         if isinstance(part, torch.Tensor):
             yield within, part
         elif isinstance(part, nn.Module) and part not in seen:
@@ -122,14 +132,21 @@ def _of_batch(case: Case) -> Iterator[NamedTensor]:
 
 
 def _of_optimizer(case: Case) -> Iterator[NamedTensor]:
-    own = {id(parameter): name for name, parameter in case.model.named_parameters()}
-    for number, group in enumerate(case.optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            name = own.get(id(parameter), f"param_groups[{number}]['params'][{index}]")
-            if id(parameter) not in own:
-                yield NamedTensor(f"optimizer.{name}", "state", parameter)
-            for path, tensor in leaves(case.optimizer.state.get(parameter, {})):
-                yield NamedTensor(f"optimizer.state[{name!r}]{path}", "state", tensor)
-        for key, value in group.items():
-            if isinstance(value, torch.Tensor):
-                yield NamedTensor(f"optimizer.param_groups[{number}][{key!r}]", "state", value)
+    own = {
+        id(one): (f"{model.key}.{name}".lstrip("."), model.key)
+        for model in models_of(case)
+        for name, one in model.module.named_parameters()
+    }
+    for part in optimizers_of(case):
+        for number, group in enumerate(part.optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                name, model = own.get(id(parameter), (f"param_groups[{number}]['params'][{index}]", ""))
+                if id(parameter) not in own:
+                    yield NamedTensor(f"{part.name}.{name}", "state", parameter, optimizer=part.key)
+                for path, tensor in leaves(part.optimizer.state.get(parameter, {})):
+                    state = f"{part.name}.state[{name!r}]{path}"
+                    yield NamedTensor(state, "state", tensor, model=model, optimizer=part.key)
+            for key, value in group.items():
+                if isinstance(value, torch.Tensor):
+                    option = f"{part.name}.param_groups[{number}][{key!r}]"
+                    yield NamedTensor(option, "state", value, optimizer=part.key)

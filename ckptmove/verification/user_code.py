@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LIBRARIES: Final = tuple(
     {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+#: Folders of installed libraries wherever they are: of the user, of the system beside a venv, of a Debian.
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 #: Statements that have names of their own.
 SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -110,7 +112,8 @@ class Entrance:
         """Whether a file is the user's: neither torch's nor another library's, nor this package's."""
         if file not in self._known:
             real = os.path.realpath(file)
-            is_foreign = file.startswith("<") or real.startswith((*_LIBRARIES, _OURS))
+            is_installed = real.startswith(_LIBRARIES) or not _INSTALLED.isdisjoint(Path(real).parts)
+            is_foreign = file.startswith("<") or is_installed or real.startswith(_OURS)
             self._known[file] = real == self._file or not is_foreign
         return self._known[file]
 

@@ -15,6 +15,7 @@ import torch
 from ckptmove.verification.tensor_names import leaves
 from ckptmove.verification.user_code import (
     SCOPES,
+    assigned,
     callee,
     function_of,
     functions_of,
@@ -105,6 +106,21 @@ class Given(NamedTuple):
     optimizer: ast.expr | None
     criterion: ast.expr | None
     batch: ast.expr | None
+
+    def of_parts(self, model: str, optimizer: str) -> Given:
+        """The same of one of several models and one of several optimizers, by their keys; empty for the only one."""
+        return self._replace(model=self._at(self.model, model), optimizer=self._at(self.optimizer, optimizer))
+
+    def _at(self, whole: ast.expr | None, key: str) -> ast.expr | None:
+        """What a dict that is written out has at a key, in the call or where its variable is set; None for none."""
+        if not key:
+            return whole
+        made = set_before(self.line, self.statement, whole)
+        given = whole if made is None else (assigned(made) or (None, None))[1]
+        if not isinstance(given, ast.Dict):
+            return None
+        pairs = zip(given.keys, given.values, strict=True)
+        return next((one for name, one in pairs if isinstance(name, ast.Constant) and name.value == key), None)
 
 
 def given_to_case(home: Line, *others: Line) -> Given | None:

@@ -81,7 +81,8 @@ OPEN_ROOMS = ("containers", "inventory", "layouts", "findings", "verification", 
 
 #: Where a third-party library may be imported.
 HOMES = {
-    "torch": ("verification",),
+    # In `case` for the type checker alone: the fields of a Case are of its classes.
+    "torch": ("verification", "case"),
     "safetensors": ("verification",),
     "typer": ("cli",),
     "rich": ("report", "cli"),

@@ -10,7 +10,7 @@ import catalogue  # after the skip
 from faults import FAULTS  # it imports torch
 
 from ckptmove.findings.catalogue import CATALOGUE  # after the skip
-from ckptmove.verification.checks import CHECKS  # after the skip
+from ckptmove.verification.checks import CASE, CHECKS  # after the skip
 
 SEEN = [fault for fault in FAULTS if not fault.unseen]
 UNSEEN = [pytest.param(fault, marks=pytest.mark.xfail(reason=fault.unseen)) for fault in FAULTS if fault.unseen]
@@ -21,7 +21,7 @@ SAMPLE = [healthy for index, healthy in enumerate(catalogue.HEALTHY) if (index +
 
 def test_the_catalogue_has_every_finding_and_every_check():
     # Stray bytes have their own suite: no training makes them.
-    assert {fault.caught_by for fault in SEEN} == (CATALOGUE.keys() - {"F805"}) | set(CHECKS)
+    assert {fault.caught_by for fault in SEEN} == (CATALOGUE.keys() - {"F805"}) | {*CHECKS, CASE}
 
 
 def test_the_sample_has_every_optimizer_layout_dtype_and_device():
@@ -34,7 +34,7 @@ def test_a_fault_is_found(fault, tmp_path):
     assert catalogue.is_found(fault, tmp_path)
 
 
-@pytest.mark.parametrize("healthy", [*SAMPLE, *catalogue.ON_ONE_OF_SEVERAL], ids=str)
+@pytest.mark.parametrize("healthy", [*SAMPLE, *catalogue.ON_ONE_OF_SEVERAL, *catalogue.HEALTHY_CASES], ids=str)
 def test_a_healthy_checkpoint_raises_no_alarm(healthy, tmp_path):
     assert catalogue.alarms(healthy, tmp_path) == []
 
@@ -44,6 +44,7 @@ def test_the_table_counts_what_was_missed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(catalogue, "FAULTS", [good])
     monkeypatch.setattr(catalogue, "HEALTHY", [bad])
     monkeypatch.setattr(catalogue, "ON_ONE_OF_SEVERAL", [])
+    monkeypatch.setattr(catalogue, "HEALTHY_CASES", [])
     assert catalogue.main() == 0
     assert "| faults made on purpose | 1 | 1 of 1 | |" in capsys.readouterr().out
     monkeypatch.setattr(catalogue, "is_found", lambda fault, folder: False)

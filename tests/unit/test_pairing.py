@@ -342,3 +342,36 @@ def test_a_state_dict_at_the_root() -> None:
     [found] = pair(model, optimizer([[B]], names=("0.bias",)), roots=("0.weight", "0.bias"))
 
     assert names(found) == ["0.bias"]
+
+
+class TestALossWithParameters:
+    def test_they_are_found_in_the_model_or_beside_it(self) -> None:
+        for name in ("model.loss_fn.weight", "criterion.weight"):
+            loss = tensor(name, (3, 2), "criterion")
+
+            [found] = pair([*MODEL, loss], optimizer([[W, B, (2, 4), (3, 2)]]))
+
+            assert (found.how, names(found)[-1]) == ("order", name)
+
+    def test_they_are_found_by_name(self) -> None:
+        loss = tensor("model.loss_fn.weight", (3, 2), "criterion")
+        listed = ("0.weight", "loss_fn.weight")
+
+        [found] = pair([*MODEL, loss], optimizer([[W, (3, 2)]], names=listed))
+
+        assert (found.how, found.reason) == ("names", "")
+        assert names(found) == ["model.0.weight", "model.loss_fn.weight"]
+
+    def test_a_buffer_of_a_loss_is_no_rival_of_a_parameter(self) -> None:
+        loss = tensor("model.loss_fn.pos_weight", B, "criterion")
+
+        [found] = pair([*MODEL, loss], optimizer([[W, B, (2, 4)]]))
+
+        assert (found.how, names(found)[1]) == ("order", "model.0.bias")
+
+    def test_what_does_not_fit_with_the_loss_either_is_told_of_the_model(self) -> None:
+        loss = tensor("criterion.weight", (3, 2), "criterion")
+
+        stranger = optimizer([[W, B, (2, 4), (7, 7)]])
+
+        assert pair([*MODEL, loss], stranger) == pair(MODEL, stranger)

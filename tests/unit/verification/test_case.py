@@ -491,7 +491,7 @@ def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
     [
         ("def case(device):\n    return 3", "returns a int, and no ckptmove.Case"),
         ("def case(device, data):\n    return 3", "wants device, data, and is called with the device alone"),
-        (returning(model="net", optimizer="3"), "are to be a Module and an Optimizer, and are function and int"),
+        (returning(model="net", optimizer="3"), "checkpoint, and are function and int"),
         ("case = 3", "has no function 'case'"),
     ],
 )

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from trained import EXAMPLES, case_of, parts_of
 
 from ckptmove.verification.case_step import one_batch
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 HEALTHY = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 #: The line of the last one, with its batch on the device.
@@ -75,26 +73,36 @@ NAMED = {
         "recurrent", "broken", "batch[0]", "torch.lstm", "states, _ = self.cells(series)",
         FED,
     ),
+    "real images of a GAN": (
+        "gan", "broken", "batch[0]", "torch.nn.functional.conv2d", "return self.main(images).view(-1)",
+        "real = real.to(device)",
+    ),
+    "a module that owns its loss": (
+        "lightning_module", "broken", "batch[0]", "torch.nn.functional.linear",
+        "return self.loss_fn(self.net(inputs), labels)", "batch = tuple(one.to(device) for one in batch)",
+    ),
 }  # fmt: skip
 
 
-def function_of(example, name="case"):
-    spec = importlib.util.spec_from_file_location(f"example_{example}", EXAMPLES / f"{example}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name, None) or module.plain
+def function_of(example):
+    return "plain" if example == "data_parallel" else "case"
 
 
 def trained(case, steps=3):
-    """The example's own training on the CPU, and the loss of the last step."""
+    """The example's own training on the CPU, and the loss of the last step, or its losses by name."""
     for _ in range(steps):
-        case.optimizer.zero_grad()
         batch = one_batch(case.batch)
+        if isinstance(case.optimizer, dict):
+            losses = case.step(batch)
+            continue
+        case.optimizer.zero_grad()
         result = case.step(batch) if case.step else called(case, batch)
-        loss = result["loss"] if isinstance(result, dict) else result
-        loss.backward()
+        losses = result["loss"] if isinstance(result, dict) else result
+        losses.backward()
         case.optimizer.step()
-    return loss.detach()
+    if isinstance(losses, dict):
+        return {f"[{name!r}]": loss for name, loss in losses.items()}
+    return float(losses.detach())
 
 
 def called(case, batch):
@@ -113,10 +121,10 @@ def checkpoint_of(tmp_path_factory):
             from ckptmove import convert
 
             torch.manual_seed(0)
-            case = function_of(example)(torch.device("cpu"))
+            case = case_of(example, function_of(example))
             trained(case)
             folder = tmp_path_factory.mktemp(example)
-            torch.save({"model": case.model.state_dict(), "optimizer": case.optimizer.state_dict()}, folder / "c.pth")
+            torch.save({key: part.state_dict() for key, part in parts_of(case).items()}, folder / "c.pth")
             convert(folder / "c.pth", to="cuda:0", output=folder / "cuda.pth")
             made[example] = folder / "cuda.pth"
         return str(made[example])
@@ -132,7 +140,7 @@ def _paths(monkeypatch):
 
 @pytest.mark.parametrize("example", HEALTHY)
 def test_a_healthy_example_resumes_with_the_loss_of_a_plain_script(answers, checkpoint_of, example):
-    function = "plain" if example == "data_parallel" else "case"
+    function = function_of(example)
     path = checkpoint_of(example)
     check = answers(path, "cuda:0", case=f"examples/{example}.py:{function}")["case"]
     assert check["status"] == "passed", check["detail"]
@@ -140,11 +148,11 @@ def test_a_healthy_example_resumes_with_the_loss_of_a_plain_script(answers, chec
     assert (evidence["simulated"], evidence["proven"]) == (True, True)
     assert evidence["moved"] == evidence["parameters"] > 0
     torch.manual_seed(0)
-    case = function_of(example)(torch.device("cpu"))
+    case = case_of(example, function)
     stored = torch.load(path, map_location="cpu", weights_only=True)
-    case.model.load_state_dict(stored["model"])
-    case.optimizer.load_state_dict(stored["optimizer"])
-    assert evidence["loss"] == float(trained(case, steps=1)), "the simulated device computes what the CPU does"
+    for key, part in parts_of(case).items():
+        part.load_state_dict(stored[key])
+    assert evidence["loss"] == trained(case, steps=1), "the simulated device computes what the CPU does"
 
 
 @pytest.mark.parametrize("bug", NAMED)

@@ -46,6 +46,8 @@ def made_again(entry):
         {"empty": {}, "none": None, "pair": ()},
         {"ordered": OrderedDict(a=TENSOR, b=[1])},
         {"al": [TENSOR], "al.key": 3, "al.0.key": TENSOR},
+        {"a": {1: TENSOR, "b": 2, None: [TENSOR], 0.5: {2: {"x": TENSOR}, True: (TENSOR,)}}},
+        {0: TENSOR, "step": 1, 2: {"m": [{3: TENSOR}]}},
         {},
     ],
     ids=str,
@@ -64,7 +66,9 @@ def test_a_number_of_numpy_is_a_number(tmp_path):
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"a": {1: TENSOR}}, "a (a dict with keys that are not text)"),
+        ({"a": {(1, 2): TENSOR}}, "a (a dict with keys that are objects)"),
+        ({"a": {1: TENSOR, "1": TENSOR}}, "a (a dict with keys that read alike)"),
+        ({1: TENSOR, "1": TENSOR}, "(a dict with keys that read alike)"),
         ({"a": [{3}]}, "a.0 (__builtin__.set)"),
         ({"a": Namespace(x=1)}, "a (argparse.Namespace)"),
         ({"a": defaultdict(list, b=1)}, "a (collections.defaultdict)"),
