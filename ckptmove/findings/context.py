@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckptmove.directories import FileRecord
+    from ckptmove.findings.candidates import Lacking
     from ckptmove.model import ContainerName, Inventory, TensorRecord
     from ckptmove.pairing import Pairing
 
@@ -33,12 +34,14 @@ class Context(NamedTuple):
         device_count: how many devices of one type that machine has.
         home: device where most bytes of the model lie; every rule asks, so it is looked up once for all.
         pairings: the parameters of each optimizer, matched with the model; likewise.
+        lacking: the parameters of each optimizer that the checkpoint cannot hold; likewise.
     """
 
     target: str | None = None
     device_count: int = 1
     home: str | None = None
     pairings: tuple[Pairing, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
 
 
 def target_device(inventory: Inventory, context: Context) -> str | None:

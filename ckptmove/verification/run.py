@@ -161,7 +161,7 @@ def checks_without_torch(
         skipped("placement", without_devices[0])
         if all(without_devices)
         else check_placement(inventory, MoveRequest(to=target, keep=asked.keep), asked.devices),
-        check_structure(inventory, pairings, asked.ignore),
+        check_structure(inventory, pairings),
     )
     return findings, checks, sample
 
