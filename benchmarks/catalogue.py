@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 from faults import FAULTS
-from trained import LAYOUTS, OPTIMIZERS, Training, device_by_path
+from trained import LAYOUTS, OF_OTHERS, OPTIMIZERS, Training, device_by_path
 
 from ckptmove.model import Severity
 from ckptmove.verification import child, run, worker
@@ -46,7 +46,7 @@ class Healthy:
     """A checkpoint with nothing wrong.
 
     Attributes:
-        optimizer: class in ``torch.optim``.
+        optimizer: class in ``torch.optim``, or another one, which is named for the step.
         layout: how it is saved.
         dtype: of the model, and so of its moments.
         target: where it was trained, and is to go on.
@@ -66,7 +66,7 @@ class Healthy:
         return LAYOUTS[self.layout](tree, folder, device_by_path(self.target, self.optimizer))
 
 
-HEALTHY = tuple(itertools.starmap(Healthy, itertools.product(OPTIMIZERS, LAYOUTS, DTYPES, TARGETS)))
+HEALTHY = tuple(itertools.starmap(Healthy, itertools.product((*OPTIMIZERS, *OF_OTHERS), LAYOUTS, DTYPES, TARGETS)))
 
 
 def verdict(path: str, **options: Any) -> VerifyResult:
@@ -100,7 +100,8 @@ def is_found(fault: Fault, folder: Path) -> bool:
 
 def alarms(healthy: Healthy, folder: Path) -> list[str]:
     """What is said against a healthy checkpoint."""
-    result = verdict(healthy.make(folder), to=healthy.target)
+    named = {"optimizer": healthy.optimizer} if healthy.optimizer in OF_OTHERS else {}
+    result = verdict(healthy.make(folder), to=healthy.target, **named)
     failed = [f"{check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
     loud = [f"{one.code}: {one.message}" for one in result.findings if one.severity is not Severity.INFO]
     return [*failed, *loud, *["the resume is not proven"] * (not result.proven)]
