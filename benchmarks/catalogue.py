@@ -21,7 +21,17 @@ from unittest.mock import patch
 
 import torch
 from faults import FAULTS
-from trained import EXAMPLES, LAYOUTS, LOW_BIT, OPTIMIZERS, Training, device_by_path, example_tree, low_bit_tree
+from trained import (
+    EXAMPLES,
+    LAYOUTS,
+    LOW_BIT,
+    OF_OTHERS,
+    OPTIMIZERS,
+    Training,
+    device_by_path,
+    example_tree,
+    low_bit_tree,
+)
 
 import ckptmove
 from ckptmove.api import convert
@@ -49,7 +59,7 @@ class Healthy:
     """A checkpoint with nothing wrong.
 
     Attributes:
-        optimizer: class in ``torch.optim``, or of another library as ``pkg.mod:CLASS``.
+        optimizer: class in ``torch.optim``, or of another library, which is then named for the step.
         layout: how it is saved.
         dtype: of the model, and so of its moments.
         target: where it was trained, and is to go on.
@@ -64,8 +74,8 @@ class Healthy:
 
     @property
     def is_low_bit(self) -> bool:
-        """Whether the optimizer is of another library, which keeps moments in 8 or 4 bits."""
-        return ":" in self.optimizer
+        """Whether the optimizer keeps its moments in 8 or 4 bits."""
+        return self.optimizer in LOW_BIT
 
     def __str__(self) -> str:
         options = "".join(f", tensor {name}" for name in self.tensors)
@@ -95,7 +105,7 @@ HEALTHY = tuple(
     itertools.starmap(
         Healthy,
         [
-            *itertools.product(OPTIMIZERS, LAYOUTS, DTYPES, TARGETS),
+            *itertools.product((*OPTIMIZERS, *OF_OTHERS), LAYOUTS, DTYPES, TARGETS),
             *itertools.product(LOW_BIT, _LOADED, DTYPES, TARGETS),
             *itertools.product(OPTIMIZERS, LAYOUTS, DTYPES[:1], TARGETS, [("lr",)]),
             *itertools.product(("Adam", "AdamW"), _FILES, DTYPES[:1], TARGETS, [("lr", "betas")]),
@@ -208,7 +218,7 @@ def alarms(healthy: AnyHealthy, folder: Path) -> list[str]:
         stepped = {check.name: dict(check.evidence) for check in result.checks}[CASE].get("proven") is True
         return [*_against(result), *["the case is not proven"] * (not stepped)]
     if isinstance(healthy, Healthy):
-        named: dict[str, Any] = {"optimizer": healthy.optimizer} if healthy.is_low_bit else {}
+        named: dict[str, Any] = {"optimizer": healthy.optimizer} if ":" in healthy.optimizer else {}
         with torch.compiler.set_stance("force_eager") if named else nullcontext():
             told = _against(verdict(path, to=healthy.target, **named))
         needs_import = healthy.optimizer.startswith("torchao.")

@@ -148,6 +148,15 @@ def _flag(name: str) -> Callable[[Tree], None]:
     return _set(_group, name, True)  # the value of an option
 
 
+def _another_width(tree: Tree) -> None:
+    """The optimizer of a model whose layers have 9 features in place of 5."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(*shape) for shape in ((6, 9), (9, 6), (6, 9), (9, 6))])
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    tree["optimizer"] = {**optimizer.state_dict(), "param_groups": tree["optimizer"]["param_groups"]}
+
+
 def _only_model(tree: Tree) -> Tree:
     return {"model": tree["model"], "optimizer": tree["optimizer"]}
 
@@ -260,8 +269,12 @@ FAULTS = (
     Fault("capturable for the CPU", "O202", _flag("capturable"), place=lambda _: "cpu", to="cpu"),
     Fault("fused with counts on the CPU", "O203", _flag("fused")),
     Fault("a moment of another width", "O204", lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),
+    Fault("the optimizer of another width", "O204", _another_width),
+    Fault("the optimizer of another width in a Trainer folder", "O204", _another_width, layout="hf-trainer"),
     Fault("the state of one parameter lost", "O205", _drop(lambda tree: tree["optimizer"]["state"], 2)),
     Fault("more parameters than the model has", "O206", _set(_group, "params", list(range(40)))),
+    Fault("one parameter too many in a Trainer folder", "O206", _set(_group, "params", list(range(9))),
+          layout="hf-trainer"),
     Fault("a second moment lost", "O207", _drop(_state, "exp_avg_sq")),
     Fault("weight_decay lost", "step", _drop(_group, "weight_decay"), place=_STEPPED, to=_STEP),
     Fault("a stale step count, without the original", "O209", lambda tree: _state(tree)["step"].fill_(1.0)),
@@ -324,6 +337,10 @@ FAULTS = (
     Fault("a tensor lr on another GPU", "placement", _set(_group, "lr", torch.tensor(1e-3)), place=_on("cuda:1", "lr")),
     Fault("a moment of another width fails the structure", "structure",
           lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),
+    Fault("the optimizer of another width in a Trainer folder fails the structure", "structure", _another_width,
+          layout="hf-trainer"),
+    Fault("one parameter too many in a Trainer folder fails the structure", "structure",
+          _set(_group, "params", list(range(9))), layout="hf-trainer"),
     Fault("a parameter of the model missing", "structure",
           lambda tree: {**tree, "model": {"0.weight": tree["model"]["0.weight"]}, "ema": {}}),
     Fault("a parameter listed twice", "structure", lambda tree: _group(tree)["params"].append(0)),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import importlib.util
 import json
 import warnings
 import zipfile
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Tree = dict[str, Any]
 
+#: Classes of other libraries: one with modes of its own and one with an infinite default.
+OF_OTHERS = ("schedulefree:AdamWScheduleFree", "prodigyopt:Prodigy")
 OPTIMIZERS = tuple(
     name
     for name, kind in sorted(vars(torch.optim).items())
@@ -74,6 +76,12 @@ def model_for(name: str, dtype: torch.dtype) -> torch.nn.Module:
     return torch.nn.Sequential(*layers).to(dtype)
 
 
+def class_of(name: str) -> Any:
+    """A class of ``torch.optim``, or one of another library as ``pkg:CLASS``."""
+    module, _, last = name.rpartition(":")
+    return getattr(import_module(module or "torch.optim"), last)
+
+
 class Training:
     """A model in training, with all that a resume has to bring back; its batches come from torch's generator.
 
@@ -90,7 +98,7 @@ class Training:
         torch.manual_seed(0)
         self.name, self.device = name, device
         self.model = model_for(name, dtype).to(device)
-        self.optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(
+        self.optimizer: torch.optim.Optimizer = class_of(name)(
             self.model.parameters(), **(OPTIONS.get(name, {}) | options)
         )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
@@ -103,6 +111,7 @@ class Training:
 
     def train(self, steps: int) -> Training:
         """Go on for some steps."""
+        self._set_mode("train")
         for _ in range(steps):
             batch = torch.randn(8, 6).to(self.device, next(self.model.parameters()).dtype)
             self._step(batch)
@@ -134,6 +143,7 @@ class Training:
 
     def tree(self) -> Tree:
         """Everything that a resume needs."""
+        self._set_mode("eval")  # as schedulefree asks for
         return copy.deepcopy(
             {
                 "model": self.model.state_dict(),
@@ -145,6 +155,12 @@ class Training:
                 "epoch": self.steps,
             }
         )
+
+    def _set_mode(self, mode: str) -> None:
+        """Put an optimizer with modes into one of them, which changes the parameters."""
+        change = getattr(self.optimizer, mode, None)
+        if change is not None:
+            change()
 
     def resume(self, tree: Tree) -> Training:
         """Take over what :meth:`tree` has saved."""
@@ -163,9 +179,8 @@ def low_bit_tree(name: str, dtype: torch.dtype) -> Tree:
     Both libraries keep 8 bits of parameters of 4096 values and more.
     """
     torch.manual_seed(0)
-    module, _, kind = name.partition(":")
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 6)).to(dtype)
-    optimizer = getattr(importlib.import_module(module), kind)(model.parameters(), lr=1e-3)
+    optimizer = class_of(name)(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     with torch.compiler.set_stance("force_eager"):  # torchao compiles each step
         for _ in range(3):

@@ -153,6 +153,17 @@ class DirectoryInventory(Inventory):
         files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
         return replace(self, tensors=tensors, files=files)
 
+    def file_at(self, where: str) -> FileRecord | None:
+        """The file that something stands in, by its path from the root; None in a distributed checkpoint."""
+        homes = {file.path: file.path for file in self.files if file.container != "dcp"}
+        return next((file for file in self.files if file.path == _home(where, homes)), None)
+
+    def below(self, path: str) -> tuple[TensorRecord, ...]:
+        """The tensors of a file, or of all files in a folder and in the folders below it."""
+        homes = {folder: folder for folder in self._homes()}
+        own = {home for home in homes if not path or home == path or home.startswith(f"{path}/")}
+        return tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) in own)
+
     def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
         """Tensors of each of the ``checkpoints`` apart, and of all the rest."""
         own = set(self.checkpoints)

@@ -186,8 +186,8 @@ def lost_keys(
 ) -> list[str]:
     """What an optimizer's step needs and the file lacks, as paths below the optimizer: ``state.3.exp_avg_sq``.
 
-    Empty for an optimizer that is not known, and for entries without any value: those of parameters never stepped. An
-    option whose value is not known brings nothing.
+    Empty for an optimizer that is not known, for entries without any value, which are those of parameters never
+    stepped, and for entries that no group lists. An option whose value is not known brings nothing.
 
     Args:
         algorithm: the class.
@@ -208,9 +208,8 @@ def lost_keys(
         own = row.state | {key for option, key in row.brought if _is_set(options.get(option))}
         needed.update(dict.fromkeys(group.params, own))
     for entry in state:
-        if entry.tensors or any(value is not None for _, value in entry.scalars):
-            own = needed.get(entry.key, row.state)
-            lost += (f"state.{entry.key}.{key}" for key in sorted(own - state_keys(entry)))
+        if entry.key in needed and (entry.tensors or any(value is not None for _, value in entry.scalars)):
+            lost += (f"state.{entry.key}.{key}" for key in sorted(needed[entry.key] - state_keys(entry)))
     return lost
 
 

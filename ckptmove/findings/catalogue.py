@@ -124,7 +124,7 @@ _ENTRIES: Final = (
         code="O204",
         name="state-shape",
         severity=Severity.ERROR,
-        when="a moment has another shape than its parameter",
+        when="a moment has another shape than its parameter, or than any tensor that could be its parameter",
         why="The state belongs to another model, a layer was changed, or the parameters were reordered. "
         "load_state_dict checks no shapes; the first step raises 'The size of tensor a (3) must match the size of "
         "tensor b (2)', or broadcasts and is wrong without a word.",
@@ -145,8 +145,8 @@ _ENTRIES: Final = (
         code="O206",
         name="group-size",
         severity=Severity.ERROR,
-        when="the groups list more parameters than the file has tensors that could be, or the state has ones that no "
-        "group lists",
+        when="the groups list more parameters, in all or of one shape, than the file has tensors that could be, or the "
+        "state has ones that no group lists",
         why="load_state_dict compares the groups with those of the new optimizer: 'loaded state dict contains a "
         "parameter group that doesn't match the size of optimizer's group'. State that no group lists is never "
         "used. Fewer parameters than tensors is no fault: buffers, frozen and tied weights, and a second "

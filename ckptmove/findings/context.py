@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from ckptmove.directories import FileRecord
+    from ckptmove.findings.candidates import Lacking
     from ckptmove.model import ContainerName, Inventory, TensorRecord
     from ckptmove.pairing import Pairing
 
@@ -35,6 +36,7 @@ class Context(NamedTuple):
         kept: names of the tensors that may stay on their device.
         home: device where most bytes of the model lie; every rule asks, so it is looked up once for all.
         pairings: the parameters of each optimizer, matched with the model; likewise.
+        lacking: the parameters of each optimizer that the checkpoint cannot hold; likewise.
     """
 
     target: str | None = None
@@ -42,6 +44,7 @@ class Context(NamedTuple):
     kept: Collection[str] = frozenset()
     home: str | None = None
     pairings: tuple[Pairing, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
 
 
 def target_device(inventory: Inventory, context: Context) -> str | None:

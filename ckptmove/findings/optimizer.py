@@ -13,19 +13,16 @@ from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_expression, load_whole, target_device
 from ckptmove.optimizers import lost_keys
 from ckptmove.pairing import moments
-from ckptmove.scopes import is_buffer
 from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.findings.context import Context
-    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, TensorRecord
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
 
 #: Counters that torch keeps on the CPU unless the group is capturable or fused.
 _COUNTERS: Final = ("step", "mu_product")
-#: Layouts whose model and optimizer are spread over several files, so that counts in one of them mean nothing.
-_SPREAD: Final = frozenset({"accelerate", "dcp", "deepspeed", "hf-trainer", "megatron", "sharded"})
 
 
 def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -93,22 +90,27 @@ def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 
 def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O204: a moment has another shape than the parameter it surely belongs to."""
-    for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
-        if not pairing.is_certain:
-            continue
-        parameters = pairing.by_key()
+    """O204: a moment has another shape than its parameter, or than anything that could be its parameter."""
+    for optimizer, pairing, lacking in zip(inventory.optimizers, context.pairings, context.lacking, strict=True):
+        parameters = pairing.by_key() if pairing.is_certain else {}
         parted = [
-            (tensor, parameter)
+            (tensor, f"{parameter.name} is {list(parameter.shape)}")
             for entry in optimizer.state
-            if (parameter := parameters[entry.key]) is not None
+            if (parameter := parameters.get(entry.key)) is not None
             for _, tensor in moments(entry, optimizer.algorithm)
             if tensor.shape and tensor.shape != parameter.shape
         ]
+        parted = parted or [
+            (tensor, "and no tensor that could be its parameter has that shape")
+            for shortage in lacking.shortages
+            if not shortage.tensors
+            for entry in shortage.entries
+            for _, tensor in moments(entry, optimizer.algorithm)
+        ]
         if parted:
-            tensor, parameter = parted[0]
+            tensor, other = parted[0]
             more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
-            message = f"{tensor.name} is {list(tensor.shape)}, {parameter.name} is {list(parameter.shape)}{more}"
+            message = f"{tensor.name} is {list(tensor.shape)}, {other}{more}"
             yield found("O204", message, [tensor.name for tensor, _ in parted], _weights_alone(inventory, optimizer))
 
 
@@ -136,26 +138,26 @@ def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             yield found("O205", message, where, fix)
 
 
-def group_size(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """O206: parameters that nothing in the file can be, or state that no group lists.
 
-    Each optimizer is held against every tensor of the file that could be a parameter of anything (loss and EMA
-    included, quantized weights too, tied ones twice), because it may cover any part of it; also against those that
-    stand under an optimizer's key without being its state (ML-Agents keeps a critic at ``Optimizer:critic``). Fewer
-    parameters than tensors is never a fault: buffers, frozen weights, tied weights and other optimizers all make it so.
-    More is one, unless the model is in another file, as layouts of several files have it, or not in this file at all.
+    Fewer parameters than tensors is never a fault: buffers, frozen weights, tied weights and other optimizers all make
+    it so. More is one: ``candidates`` says of which optimizers that is known. Beside groups that list numbers, state by
+    a name is not a parameter's: some optimizers keep values of their own there.
     """
-    state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
-    possible = sum(tensor.name not in state and _can_be_parameter(tensor) for tensor in inventory.tensors)
-    has_model = any(tensor.role == "model" for tensor in inventory.tensors)
-    for optimizer in inventory.optimizers:
-        listed = {key for group in optimizer.groups for key in group.params}
-        unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
+    for optimizer, lacking in zip(inventory.optimizers, context.lacking, strict=True):
+        unlisted = _unlisted(optimizer)
         root = f"{optimizer.where}." if optimizer.where else ""
         faults: dict[str, list[str]] = {}
-        if has_model and inventory.layout not in _SPREAD and len(listed) > possible:
-            listing = f"{amount(len(listed), 'parameter')} in the groups, {amount(possible, 'tensor')} in the file"
-            faults[f"{listing} that could be one"] = [f"{root}param_groups"]
+        if lacking.listed:
+            parameters, tensors = amount(lacking.listed, "parameter"), amount(lacking.candidates, "tensor")
+            faults[f"{parameters} in the groups, {tensors} in the file that could be one"] = [f"{root}param_groups"]
+        for shape, entries, count in lacking.shortages:
+            if count:
+                held = f"state of {len(entries)} parameters of shape {list(shape)}"
+                faults[f"{held}, {amount(count, 'tensor')} in the file that could be one"] = [
+                    f"{root}state.{entry.key}" for entry in entries
+                ]
         if optimizer.mistyped:
             lost = f"state of {amount(len(optimizer.mistyped), 'parameter')} by keys of another type than in the groups"
             faults[f"{lost} (text and numbers): load_state_dict finds none of it"] = [
@@ -208,9 +210,12 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
                     yield groups[entry.key], key, tensor
 
 
-def _can_be_parameter(tensor: TensorRecord) -> bool:
-    """Any dtype will do: quantized weights are integers, and ML-Agents registers counts as parameters."""
-    return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
+def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
+    """The state of parameters that no group lists."""
+    listed = {key for group in optimizer.groups for key in group.params}
+    is_by_number = all(key.isdecimal() for key in listed)
+    unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
+    return [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
 
 
 def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
+from ckptmove.findings.candidates import find_lacking
 from ckptmove.findings.context import target_device
 from ckptmove.pairing import pair_all
 
@@ -57,5 +58,7 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
         inventory: what a checkpoint holds.
         context: the machine that it is judged for.
     """
-    context = context._replace(home=target_device(inventory, context), pairings=pair_all(inventory))
+    context = context._replace(
+        home=target_device(inventory, context), pairings=pair_all(inventory), lacking=find_lacking(inventory)
+    )
     return tuple(finding for rule in RULES for finding in rule(inventory, context))

@@ -54,7 +54,7 @@ def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Findin
     if "scaler" not in inventory.contents and any(tensor.dtype == "float16" for tensor in model):
         absent.append("GradScaler")
     if absent:
-        message = f"not in the file: {', '.join(absent)}; training resumes, but not exactly"
+        message = f"not in the file: {', '.join(absent)}; needed for an exact resume"
         yield found("R302", message, (), _save_line(inventory, context, absent))
 
 

@@ -15,13 +15,12 @@ from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.findings.context import Context, within_reach
 from ckptmove.keep import dragged_along
 from ckptmove.model import Severity
-from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
 from ckptmove.wording import Command, amount
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.evidence import CheckResult
     from ckptmove.layouts.stored_part import StoredPart
@@ -197,15 +196,12 @@ def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:2])}{more}"
 
 
-def check_structure(
-    inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]], ignored: Collection[str]
-) -> CheckResult:
+def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> CheckResult:
     """Whether groups, state and parameters match in number and shape, before anything is loaded.
 
     Args:
         inventory: the checkpoint.
         pairings: its optimizers, each with its parameters.
-        ignored: codes of findings that are no failure.
     """
     if not pairings:
         return skipped("structure", NOTHING_TO_RESUME)
@@ -226,27 +222,12 @@ def check_structure(
         "optimizers": len(pairings), "groups": groups, "listed": listed, "with_state": stated, "paired": paired,
         "model_tensors": models, "paired_by": ", ".join(dict.fromkeys(pairing.how for _, pairing in pairings)),
     }  # fmt: skip
-    is_sharded = isinstance(inventory, DirectoryInventory) and bool(inventory.sharding)
-    for fault in _homeless(inventory) if models and not (paired or is_sharded or "O204" in ignored) else ():
-        faults.add(f"{fault} (O204)")
     if faults:
         return failed("structure", str(faults), **figures)
     found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
     found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"
     return passed("structure", detail, **figures) if paired else skipped("structure", detail, **figures)
-
-
-def _homeless(inventory: Inventory) -> Iterator[str]:
-    """Moments of a shape that no tensor outside of any state has: of a model of other widths, in whatever order."""
-    state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
-    shapes = {tensor.shape for tensor in inventory.tensors if tensor.name not in state}
-    for optimizer in inventory.optimizers:
-        for entry in optimizer.state:
-            for _, tensor in moments(entry, optimizer.algorithm):
-                if tensor.shape and tensor.shape not in shapes:
-                    shape = list(tensor.shape)
-                    yield f"{tensor.name} is {shape}, and no tensor that could be its parameter has that shape"
 
 
 def _how(pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> str:

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from ckptmove.errors import CkptMoveError
 from ckptmove.model import OPAQUE
-from ckptmove.optimizers import keeps_state_on_first
+from ckptmove.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.verification.entries import each_tensor, tensor_options, tensors_of
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.pieces import WINDOW_ELEMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.verification.entries import TensorOption
@@ -31,6 +35,14 @@ NOISE_PERIOD: Final = 65_537
 _MOST_ITERATIONS: Final = 1000
 #: Options that say how a step is made and not which; whether they are refused depends on the device.
 HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
+
+
+class Refused(RuntimeError):
+    """An error of a class of another library, as text with the name of its type."""
+
+
+class CannotBuild(RuntimeError):
+    """A class of another library that takes more than parameters and options: a wrapper, or one with own arguments."""
 
 
 class Recipe(NamedTuple):
@@ -55,20 +67,75 @@ class Recipe(NamedTuple):
     assumed: tuple[str, ...]
     cut: str
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the class is of another library: nothing is known of its step but what it does."""
+        return is_foreign(self.name)
+
+    @contextmanager
+    def running(self, draw: int = 0) -> Iterator[None]:
+        """The context of a step: the same random numbers each time, and the errors of another library as one type.
+
+        Args:
+            draw: which random numbers a class of another library draws.
+        """
+        if not self.is_foreign:
+            yield
+            return
+        states = torch.get_rng_state(), random.getstate()
+        torch.manual_seed(draw)
+        random.seed(draw)
+        try:
+            with _Theirs(self.name):
+                yield
+        finally:
+            torch.set_rng_state(states[0])
+            random.setstate(states[1])
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a class is of another library than torch."""
+    return name not in BY_NAME
+
+
+class _Theirs:
+    """Makes :class:`Refused` of whatever a class of another library raises: it may be of any type."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_theirs = isinstance(error, Exception) and not isinstance(error, (CkptMoveError, MemoryError, Refused))
+        if is_theirs and is_foreign(self._name):
+            raise Refused(f"{type(error).__name__}: {error}") from error
+
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
     """The recipe for an optimizer; None where this torch has no class of that name.
 
     Raises:
         UsageError: the user has named a class that is not there.
-        Exception: whatever its constructor raises.
+        CannotBuild: the class takes other arguments than parameters and what the file has.
+        Exception: the constructor refuses what the file has.
     """
     named = optimizer_class(name)
     if named is None:
         return None
-    kind: Callable[..., torch.optim.Optimizer] = partial(named, **_required(named, optimizer))
+    with _Theirs(name):
+        required = _required(named, optimizer)
+    kind: Callable[..., torch.optim.Optimizer] = partial(named, **required)
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
-    defaults = kind([torch.zeros(1, 1)]).defaults
+    try:
+        defaults = _defaults(name, kind)
+    except Refused as error:
+        if not (required and isinstance(error.__cause__, ValueError) and _can_be_built(name, named, required)):
+            raise CannotBuild(str(error)) from error
+        raise
     groups, tensors = [], []
     assumed: dict[str, None] = {}
     for group in optimizer.groups:
@@ -100,6 +167,21 @@ def _cut(groups: list[dict[str, object]], optimizer: OptimizerRecord) -> str:
     return ", ".join(f"{key} of {bound:,} in place of a larger one" for key, bound in cut.items())
 
 
+def _defaults(name: str, kind: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
+    with _Theirs(name):
+        return kind([torch.zeros(1, 1)]).defaults
+
+
+def _can_be_built(name: str, kind: Callable[..., torch.optim.Optimizer], required: dict[str, Any]) -> bool:
+    """Whether a class takes other numbers in place of those of the file."""
+    other = {key: type(value)(1) if type(value) in {int, float} else value for key, value in required.items()}
+    try:
+        _defaults(name, partial(kind, **other))
+    except Refused:
+        return False
+    return True
+
+
 def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> dict[str, Any]:
     """Arguments without a default, as the first group has them: ``load_state_dict`` replaces them all."""
     stored = dict(optimizer.groups[0].options) if optimizer.groups else {}
@@ -120,7 +202,7 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         The first refusal, with the path of the group; empty where there is none.
     """
     known = inspect.signature(recipe.optimizer).parameters
-    defaults = recipe.optimizer([torch.zeros(1, 1)]).defaults
+    defaults = _defaults(recipe.name, recipe.optimizer)
     taken: set[str] = set()
     for group, stored, tensors in zip(optimizer.groups, recipe.groups, recipe.tensors, strict=True):
         scalars = {
@@ -131,9 +213,10 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         options = {**stored, **scalars}
         plain = {key: value for key, value in options.items() if key in known and key not in HOW}
         for key, value in plain.items():
-            if value is None and type(defaults.get(key)) in {int, float}:
+            if value is None and type(defaults.get(key)) in {int, float} and not recipe.is_foreign:
                 return f"{group.where}.{key} is None"
-            if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *_items(value))):
+            is_finite = all(math.isfinite(one) for one in (value, *_items(value)) if isinstance(one, float))
+            if not is_finite and value != defaults.get(key):  # growth_rate of Prodigy is infinite by default
                 return f"{group.where}.{key} is {value}"
         given = {
             key: _as_default(value, defaults.get(key))
@@ -143,10 +226,14 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         if repr(given) in taken:
             continue  # to make one takes time, and there may be a great many groups
         taken.add(repr(given))
+        if recipe.is_foreign and not given.get("lr"):
+            given.pop("lr", None)  # a scheduler may end at 0, where some constructors want more
         try:
-            recipe.optimizer([torch.zeros(1, 1)], **given)
-        except (ValueError, TypeError, LookupError) as error:
-            return f"{group.where}: {' '.join(str(error).split()) or type(error).__name__}"
+            _defaults(recipe.name, partial(recipe.optimizer, **given))
+        except (ValueError, TypeError, LookupError, Refused) as error:
+            cause = error.__cause__ if isinstance(error, Refused) else error
+            if not recipe.is_foreign or isinstance(cause, ValueError):
+                return f"{group.where}: {' '.join(str(cause).split()) or type(cause).__name__}"
     return ""
 
 

@@ -17,12 +17,13 @@ from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.plan import plan_move
+from ckptmove.scopes import RootKeys
 from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.entries import tensors_of
 from ckptmove.verification.optimizers import choose
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
-from ckptmove.verification.recipe import HOW, make_recipe, refused_options
+from ckptmove.verification.recipe import HOW, CannotBuild, is_foreign, make_recipe, refused_options
 from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
 from ckptmove.verification.tally import Trial, TrialTally
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ckptmove.sampling import Sample
     from ckptmove.verification.against import OriginalTensors
     from ckptmove.verification.loaded import LoadedFiles
+    from ckptmove.verification.optimizers import Choice
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import Place, Site
     from ckptmove.verification.recipe import Recipe
@@ -71,6 +73,28 @@ class Bench(NamedTuple):
     sample: Sample | None = None
 
 
+class _OwnValues:
+    """What optimizers keep beside the state of their parameters, which no step of one torch class reads.
+
+    Slow weights of Lookahead, master weights in another precision, and state by names of the optimizer's own.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        state = {record.name for one in inventory.optimizers for entry in one.state for _, record in entry.tensors}
+        names = (record.name for record in inventory.tensors if record.role == "optimizer")
+        self._tensors = [name for name in names if name not in state and ".param_groups." not in f".{name}"]
+        self._roots = RootKeys(inventory)
+
+    def of(self, optimizer: OptimizerRecord) -> list[str]:
+        """The paths of those of one optimizer, which a wrapper keeps one level above it."""
+        where = optimizer.where
+        is_inner = self._roots.first(where) not in {-1, len(where)}
+        prefix = f"{where.rpartition('.')[0] if is_inner else where}.".lstrip(".")
+        listed = {key for group in optimizer.groups for key in group.params}
+        unlisted = [f"{where}.state.{entry.key}".lstrip(".") for entry in optimizer.state if entry.key not in listed]
+        return unlisted + [name for name in self._tensors if name.startswith(prefix)]
+
+
 def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The outcomes of step, parity and fresh."""
     inventory = bench.checkpoint.inventory
@@ -96,12 +120,13 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
     tally = TrialTally()
     place = bench.site.place()
+    own_values = _OwnValues(inventory)
     with StoredTensors(bench.checkpoint.parts, mapped=False) as again:
         second = _second_source(bench, again, around)
         for index, (optimizer, pairing) in enumerate(bench.pairings):
             if not tally.error:
                 chosen = None if bench.sample is None else bench.sample.keys[index]
-                _try(bench, optimizer, pairing, chosen, second, place, around, tally)
+                _try(bench, optimizer, pairing, chosen, second, place, own_values, around, tally)
     return conclude(tally, around)
 
 
@@ -160,21 +185,14 @@ def _try(
     chosen: frozenset[str] | None,
     second: TensorSource,
     place: Place,
+    own_values: _OwnValues,
     around: Circumstances,
     tally: TrialTally,
 ) -> None:
-    choice = choose(optimizer, bench.request.optimizer)
     named = f"{optimizer.where or 'the optimizer'} was not stepped: "
-    if not choice.name:
-        around.left_out.append(named + choice.reason)
-        return
-    try:
-        recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
-    except STEP_ERRORS as error:
-        tally.error = f"{choice.name} cannot be made: {error_text(error)}"
-        return
+    choice = choose(optimizer, _override(bench, optimizer))
+    recipe = _recipe(bench, optimizer, choice, named, around, tally)
     if recipe is None:
-        around.left_out.append(f"{named}this torch has no {choice.name}")
         return
     tally.error = _written_over(optimizer, pairing, recipe)
     if tally.error:
@@ -199,9 +217,10 @@ def _try(
     around.classes.append(choice.name)
     around.notes += [note for note in (choice.note, recipe.cut) if note]
     around.leave_out(selection.left_out)
-    around.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe)
+    around.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe, own_values.of(optimizer))
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
-    exact = bench.site.mode != "real" and reference.groups == recipe.groups
+    # A sum over a whole tensor depends on where it is in memory, and classes of other libraries may make any.
+    exact = bench.site.mode != "real" and reference.groups == recipe.groups and not recipe.is_foreign
     around.exact &= exact
     if bench.original is not None:
         groups = bench.original.groups(optimizer)
@@ -218,6 +237,9 @@ def _try(
         exact=exact,
     )
     try_optimizer(trial, iter(selection.pieces), tally)
+    if tally.limit:
+        around.left_out.append(f"{named}not proven, because {tally.limit}")
+        tally.limit = ""
 
 
 def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str:
@@ -235,11 +257,43 @@ def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str
     return ""
 
 
-def _doubts(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -> list[str]:
+def _override(bench: Bench, optimizer: OptimizerRecord) -> str | None:
+    """The class that the user has named, unless it can only be meant for another optimizer of the checkpoint."""
+    named = bench.request.optimizer
+    is_told = optimizer.algorithm is not None and any(one.algorithm is None for one, _ in bench.pairings)
+    return None if named is not None and is_foreign(named) and is_told else named
+
+
+def _recipe(
+    bench: Bench, optimizer: OptimizerRecord, choice: Choice, named: str, around: Circumstances, tally: TrialTally
+) -> Recipe | None:
+    """What the optimizer is stepped with; None where it is not, with the reason."""
+    if not choice.name:
+        around.left_out.append(named + choice.reason)
+        return None
+    try:
+        recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
+    except CannotBuild as error:
+        around.left_out.append(f"{named}not proven, because {choice.name} cannot be made: {error_text(error)}")
+    except STEP_ERRORS as error:
+        tally.error = f"{choice.name} cannot be made: {error_text(error)}"
+    else:
+        if recipe is None:
+            around.left_out.append(f"{named}this torch has no {choice.name}")
+        return recipe
+    return None
+
+
+def _doubts(
+    inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe, beside: list[str]
+) -> list[str]:
     """What the file does not tell of an optimizer, and what was done in its place."""
     doubts = _elsewhere(inventory, optimizer, pairing)
     if recipe.assumed:
         doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
+    if beside:
+        more = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
+        doubts.append(f"the optimizer's own {beside[0]}{more} not stepped")
     if pairing.how == "ambiguous":
         where = optimizer.where or "the optimizer"
         doubts.append(f"which tensors {where} trains is ambiguous: {pairing.reason}")

@@ -165,7 +165,7 @@ def checks_without_torch(
             asked.devices,
             as_saved=target is None,
         ),
-        check_structure(inventory, pairings, asked.ignore),
+        check_structure(inventory, pairings),
     )
     return findings, checks, sample
 

@@ -99,6 +99,8 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
 
 def _farthest(values: torch.Tensor) -> float:
     """The largest magnitude, of real values without a copy of them all; NaN where there is one."""
+    if values.dtype == torch.bool:
+        return 0.0
     if not values.is_floating_point():
         return float(values.abs().max())
     lowest, highest = torch.aminmax(values)
@@ -148,6 +150,7 @@ def take_step(
     *,
     with_state: bool,
     planted: float | None = None,
+    draw: int = 0,
 ) -> list[Stepped]:
     """Step some pieces as one optimizer.
 
@@ -159,15 +162,17 @@ def take_step(
         with_state: whether the stored state is restored; without it the optimizer begins anew.
         planted: what the stored moments are multiplied with and put into the optimizer, past ``load_state_dict``; by
             default they are not.
+        draw: which random numbers a class of another library draws; the same ones for each step by default.
 
     Returns:
         The outcome for each piece.
 
     Raises:
         UnreadableInput: a tensor's bytes cannot be had.
+        Refused: a class of another library raises something.
         Exception: whatever torch raises where it refuses.
     """
-    with place.standing():
+    with place.standing(), recipe.running(draw):
         optimizer, parameters, stored = _restored(recipe, drafts, source, place, with_state=with_state)
         restored = [opened(leaves(optimizer.state.get(parameter, {}))) for parameter in parameters]
         before = [_devices(one, place) for one in restored]
@@ -196,6 +201,36 @@ def take_step(
     return stepped
 
 
+def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place) -> None:
+    """Step some pieces twice with the default options: without state, and from the state that the first step made.
+
+    It is the state of the parameters alone that is restored, as :func:`take_step` does it.
+
+    Raises:
+        Refused: the class cannot be stepped in this way, whatever a file holds.
+    """
+    with place.standing(), recipe.running():
+        parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
+        first, second = recipe.optimizer(parameters), recipe.optimizer(parameters)
+        _step(_in_training(first), parameters, drafts)
+        saved = first.state_dict()
+        state = {key: value for key, value in saved["state"].items() if isinstance(key, int)}
+        second.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        _step(_in_training(second), parameters, drafts)
+
+
+def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer in training mode, as a script puts it there after the load; torch's own classes have no modes.
+
+    Those of schedulefree are saved in evaluation mode, in which they refuse to step; the Trainer of transformers calls
+    ``train`` of any optimizer that has it.
+    """
+    train = getattr(optimizer, "train", None)
+    if callable(train):
+        train()
+    return optimizer
+
+
 def _restored(
     recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place, *, with_state: bool
 ) -> tuple[torch.optim.Optimizer, list[torch.Tensor], list[dict[str, Any]]]:
@@ -217,7 +252,8 @@ def _restored(
     else:
         state = optimizer.state_dict()["state"]  # Adagrad makes its own when it is built; of old torch, nowhere else
     optimizer.load_state_dict({"state": state, "param_groups": saved})
-    return optimizer, parameters, [opened(leaves(state.get(index, {}))) for index in range(len(pieces))]
+    found = [opened(leaves(state.get(index, {}))) for index in range(len(pieces))]
+    return _in_training(optimizer), parameters, found
 
 
 def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
@@ -258,7 +294,8 @@ def _state(
     tensors: dict[str, object] = {}
     for key, record in entry.tensors:
         value = put(piece.cut(source.tensor(record), record), record.device, place)
-        tensors[key] = _multiplied(value, factor) if record.shape and factor != 1 else value
+        is_stirred = record.shape and factor != 1 and (value.is_floating_point() or value.is_complex())
+        tensors[key] = _multiplied(value, factor) if is_stirred else value
     return nested_state(entry, tensors)
 
 

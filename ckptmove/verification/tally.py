@@ -68,6 +68,9 @@ class TrialTally:
         faults: what is wrong with the step.
         error: what torch refused, with the parameter; empty where it did not.
         unread: whether that is not torch's doing: there are no bytes to step from.
+        limit: why a class of another library cannot be stepped here, which is no fault of the file.
+        unlike: why its two steps need not agree.
+        unbegun: why it makes no step without the stored state.
         apart: where the two steps disagree.
         furthest: greatest difference between the two.
         bare: why parameters have no state that could show in a step, with how many there are for each reason.
@@ -89,6 +92,9 @@ class TrialTally:
     faults: Offenders = field(default_factory=Offenders)
     error: str = ""
     unread: bool = False
+    limit: str = ""
+    unlike: str = ""
+    unbegun: str = ""
     apart: Offenders = field(default_factory=Offenders)
     furthest: float = 0.0
     bare: dict[str, set[str]] = field(default_factory=dict)

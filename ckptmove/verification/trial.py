@@ -15,8 +15,10 @@ from ckptmove.optimizers import keeps_state_on_first, state_keys, steps_together
 from ckptmove.verification.judge import judge, stored_count
 from ckptmove.verification.optimizers import uses_state
 from ckptmove.verification.pieces import batches
+from ckptmove.verification.place import TorchDevice
+from ckptmove.verification.recipe import CannotBuild, Refused
 from ckptmove.verification.state import bits
-from ckptmove.verification.step import Draft, Stepped, as_one, scaled, take_step
+from ckptmove.verification.step import Draft, Stepped, as_one, scaled, step_without_file, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,13 +62,26 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
                 drafts = as_one(drafts, trial.source)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
-            tally.error = _locate(trial, batch, drafts, error)
+            tally.limit = _limit(trial, drafts) if isinstance(error, Refused) else ""
+            tally.error = "" if tally.limit else _locate(trial, batch, drafts, error)
             tally.unread = isinstance(error, UnreadableInput)
             return
         for draft, after in zip(drafts, stepped, strict=True):
             judge(trial, draft.piece, after, tally)
         others = _compare(trial, drafts, stepped, tally)
         _without_state(trial, drafts, others, tally)
+
+
+def _limit(trial: Trial, drafts: Sequence[Draft]) -> str:
+    """Why a refusal of another library's class shows nothing about the file; empty where it does."""
+    listed = sum(len(group.params) for group in trial.optimizer.groups)
+    if len(drafts) < listed:
+        return f"it refuses to step {len(drafts)} of {listed} parameters, and the others have no state"
+    try:
+        step_without_file(trial.recipe, drafts, trial.source, TorchDevice("cpu"))
+    except Refused as error:
+        return f"{trial.recipe.name} makes no step from gradients and the state of its parameters: {error_text(error)}"
+    return ""
 
 
 def _locate(trial: Trial, batch: Sequence[Piece], drafts: Sequence[Draft], error: Exception) -> str:
@@ -89,7 +104,8 @@ def _refusal(trial: Trial, draft: Draft) -> str:
 def _lacking(trial: Trial, piece: Piece, error: Exception) -> str:
     """What a parameter's state or its group lacks, where torch says no more than a key; else empty."""
     group = trial.optimizer.groups[piece.group]
-    key = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    cause = error.__cause__ if isinstance(error, Refused) else error
+    key = str(cause.args[0]) if isinstance(cause, KeyError) and cause.args else ""
     if not key or piece.entry is None or key in state_keys(piece.entry) or key in dict(group.options):
         return ""
     is_option = key in trial.recipe.optimizer([torch.zeros(1, 1)]).defaults
@@ -101,7 +117,8 @@ def error_text(error: Exception) -> str:
     """An exception on one line; of our own, its words alone."""
     if isinstance(error, UnreadableInput):
         return str(error)
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")  # an error may come without words
+    text = str(error) if isinstance(error, (CannotBuild, Refused)) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split()).rstrip(":")  # an error may come without words
 
 
 def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], tally: TrialTally) -> Sequence[Stepped]:
@@ -109,16 +126,32 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
     try:
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
-        tally.apart.add(f"{drafts[0].piece.name}: the other step is refused: {error_text(error)}")
+        refusal = f"the other step is refused: {error_text(error)}"
+        if isinstance(error, Refused):
+            tally.unlike = refusal
+        else:
+            tally.apart.add(f"{drafts[0].piece.name}: {refusal}")
         return ()
+    apart = []
     for draft, one, other in zip(drafts, stepped, others, strict=True):
         for key, value, reference in _pairs(one, other):
             worst = _difference(value, reference, exact=trial.exact)
             if worst is not None:
-                tally.apart.add(f"{draft.piece.name}{key}: {worst}")
+                apart.append(f"{draft.piece.name}{key}: {worst}")
             elif not trial.exact and value.numel():
                 tally.furthest = max(tally.furthest, _gap(value, reference))
+    if apart and trial.recipe.is_foreign and _is_random(trial, drafts, stepped):
+        tally.unlike = f"{trial.recipe.name} draws random numbers, and no two of its steps are the same"
+        return others
+    for text in apart:
+        tally.apart.add(text)
     return others
+
+
+def _is_random(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped]) -> bool:
+    """Whether the very same step comes out otherwise with other random numbers."""
+    again = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True, draw=1)
+    return any(map(_differ, stepped, again))
 
 
 def _pairs(one: Stepped, other: Stepped) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -159,10 +192,21 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
     begun = [drafts[index] for index in stepped]
     try:
         anew = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
+        _note_changes(trial, drafts, others, dict(zip(stepped, anew, strict=True)), wanted, tally)
     except STEP_ERRORS as error:
-        tally.faults.add(f"without the stored state it is refused: {error_text(error)}")
-        return
-    fresh = dict(zip(stepped, anew, strict=True))
+        tally.unbegun = f"without the stored state it is refused: {error_text(error)}"
+
+
+def _note_changes(
+    trial: Trial,
+    drafts: Sequence[Draft],
+    others: Sequence[Stepped],
+    fresh: dict[int, Stepped],
+    wanted: Sequence[int],
+    tally: TrialTally,
+) -> None:
+    """Note for which drafts the stored state made a difference, and why the others show none."""
+    name = trial.recipe.name
     changed = {index for index in wanted if _differ(others[index], fresh[index])}
     if changed and keeps_state_on_first(name):
         changed.update(wanted)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.verification.recipe import is_foreign
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.trial import IDLE, LOST, READS_NOTHING, UNREAD
 from ckptmove.wording import amount
@@ -131,13 +132,17 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         reason = "; ".join([*around.left_out, *unstepped]) or "the param_groups list no parameter"
         return skipped("step", reason, **figures)
     parts = [*_step_parts(tally, around), *unstepped, *_remarks(around)]
+    if not tally.moved and not tally.stirred and tally.idle != tally.parameters:
+        reason = "not proven: one step changes neither a parameter nor a moment"
+        return skipped("step", "; ".join([reason, *parts]), **figures)
     if tally.standins and around.has_model:
         lost = amount(len(tally.standins), "parameter")
         reason = f"{lost} of the optimizer not found in the model: zeros stood in"
         return skipped("step", "; ".join([reason, *parts]), **figures)
     is_shown = bool(tally.changed) or tally.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}
     stood_in = [_stood_in(tally)] if tally.standins else []
-    doubts = [*unstepped, *around.assumed, *around.left_out, *stood_in]
+    limits = [limit for limit in (tally.unlike, tally.unbegun) if limit]
+    doubts = [*unstepped, *around.assumed, *around.left_out, *stood_in, *limits]
     figures["proven"] = is_shown and not doubts
     figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)
@@ -152,7 +157,8 @@ def _failure(tally: TrialTally, around: Circumstances) -> str:
         return f"the step fails on {around.target}: {tally.error}{mend}"
     if tally.faults:
         return f"after the step on {around.target}: {tally.faults}"
-    if tally.parameters and not tally.moved and not tally.stirred and tally.idle != tally.parameters:
+    is_still = tally.parameters and not tally.moved and not tally.stirred and tally.idle != tally.parameters
+    if is_still and not any(map(is_foreign, around.classes)):
         return f"neither a parameter nor a moment changed on {around.target}"
     return ""
 
@@ -200,11 +206,15 @@ def _stood_in(tally: TrialTally) -> str:
 
 def _loses(before: str, after: str) -> bool:
     """Whether a cast between two floating dtypes rounds, or has a smaller range."""
+    if not (dtype_of(before).is_floating_point or dtype_of(before).is_complex):
+        return False  # a mask, or a count
     wide, narrow = torch.finfo(dtype_of(before)), torch.finfo(dtype_of(after))
     return wide.eps < narrow.eps or wide.max > narrow.max
 
 
 def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
+    if tally.unlike and not tally.apart:
+        return skipped("parity", f"not proven: {tally.unlike}")
     how = "bit for bit" if around.exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
     figures: dict[str, object] = {"exact": around.exact, "apart": tally.apart.count, "furthest": tally.furthest}
     if tally.apart:
@@ -214,6 +224,8 @@ def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
 
 
 def _fresh(tally: TrialTally) -> CheckResult:
+    if tally.unbegun:
+        return skipped("fresh", f"not proven: {tally.unbegun}")
     same = sorted(tally.with_state - tally.changed)
     figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
     unread = frozenset().union(*tally.bare.values())

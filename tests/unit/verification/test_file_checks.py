@@ -37,7 +37,7 @@ def structure(path, ignored=()):
         inventory = checkpoint.inventory
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         findings = [finding for finding in find_all(inventory, Context()) if finding.code not in ignored]
-        return hold_against(check_structure(inventory, pairings, ignored), findings)
+        return hold_against(check_structure(inventory, pairings), findings)
 
 
 @pytest.mark.parametrize("kind", ["short-storage", "missing-storage", "past-end", "crc-mismatch"])

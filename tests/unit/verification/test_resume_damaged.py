@@ -83,5 +83,7 @@ import torch
 class Own(torch.optim.AdamW):
     def step(self, closure=None):
         key = os.environ["OWN_KEY"]
-        raise KeyError(key) if key else KeyError
+        if any(state["step"] > 2 for state in self.state.values()):
+            raise KeyError(key) if key else KeyError
+        super().step(closure)
 """

@@ -1,0 +1,186 @@
+"""The tensors that can be an optimizer's parameters, and the parameters that none of them can be.
+
+Never blames an optimizer whose model may be elsewhere, or may be stored in other shapes than it is trained in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.directories import DirectoryInventory
+from ckptmove.pairing import moments
+from ckptmove.scopes import is_buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.directories import FileRecord
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
+    from ckptmove.scopes import Shape
+
+#: Layouts whose model and optimizer are in several files, so that counts in one of them mean nothing.
+_SPREAD: Final = frozenset({"accelerate", "dcp", "deepspeed", "hf-trainer", "megatron", "sharded"})
+#: Those whose folder holds the whole model, and each parameter in one piece.
+_WHOLE_FOLDERS: Final = frozenset({"accelerate", "dcp", "hf-trainer", "sharded"})
+#: Integers that several weights are packed into: bitsandbytes, GPTQ, AWQ.
+_PACKED: Final = frozenset({"uint8", "int8", "int16", "int32"})
+#: The trainer of this library also trains the loss, and does not save its parameters.
+_TRAINS_ITS_LOSS: Final = "sentence_transformers."
+
+
+class Shortage(NamedTuple):
+    """A shape with fewer tensors than parameters.
+
+    Attributes:
+        shape: the shape.
+        entries: state of every parameter that has it.
+        tensors: how many tensors have it.
+    """
+
+    shape: Shape
+    entries: list[StateEntry]
+    tensors: int
+
+
+class Lacking(NamedTuple):
+    """The parameters of an optimizer that cannot be any of the tensors beside it; empty where it may be right.
+
+    Attributes:
+        listed: how many parameters the groups list, if that is too many.
+        candidates: how many tensors can be one.
+        shortages: the shapes with too few tensors.
+    """
+
+    listed: int = 0
+    candidates: int = 0
+    shortages: tuple[Shortage, ...] = ()
+
+
+def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:
+    """Match each optimizer with every tensor that can be a parameter, by shape alone.
+
+    Loss, EMA, quantized and tied weights and what other optimizers step are all candidates: only an optimizer for which
+    no assignment exists lacks something.
+
+    Returns:
+        For each optimizer what is lacking.
+    """
+    state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
+    pools: dict[str, _Pool | None] = {}
+    found = []
+    for optimizer in inventory.optimizers:
+        place = _place(inventory, optimizer)
+        if place not in pools:
+            pools[place] = _pool(inventory, place, state)
+        pool = pools[place]
+        found.append(Lacking() if pool is None else pool.lacking(optimizer))
+    return tuple(found)
+
+
+class _Pool:
+    """Tensors that can be parameters, counted by shape."""
+
+    def __init__(self, tensors: Sequence[TensorRecord], *, converts: bool) -> None:
+        self._count = len(tensors)
+        self._shapes = Counter(tensor.shape for tensor in tensors)
+        self._weights = Counter(tensor.shape for tensor in tensors if "float" in tensor.dtype and tensor.nbytes)
+        self._is_packed = any(tensor.dtype in _PACKED and len(tensor.shape) > 1 for tensor in tensors)
+        self._has_matrices = any(len(shape) > 1 for shape in self._shapes)
+        self._converts = converts
+
+    def lacking(self, optimizer: OptimizerRecord) -> Lacking:
+        """The parameters of an optimizer that none of the tensors can be."""
+        listed = {key for group in optimizer.groups for key in group.params}
+        entries = {} if self._is_packed else _by_shape(optimizer, listed)
+        if self._has_matrices and all(len(shape) == 1 for shape in entries):
+            entries = {}  # flat runs of several parameters each: FSDP, apex, fairseq
+        counts = ((shape, own, self._shapes[shape]) for shape, own in entries.items())
+        short = tuple(Shortage(shape, own, count) for shape, own, count in counts if len(own) > count)
+        if self._converts:
+            left = self._weights - Counter({shape: len(own) for shape, own in entries.items()})
+            if left and all(_is_converted(one, left) for one in short):
+                return Lacking()
+        return Lacking(len(listed) if len(listed) > self._count else 0, self._count, short)
+
+
+def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+    """Where the model of an optimizer is: its own file or folder in a directory; empty for all there is."""
+    if not isinstance(inventory, DirectoryInventory):
+        return ""
+    file = inventory.file_at(optimizer.where)
+    return inventory.folder_of(optimizer.where) if file is None or not _is_alone(file) else file.path
+
+
+def _is_alone(file: FileRecord) -> bool:
+    return "model" in file.roles and file.layout not in _SPREAD
+
+
+def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
+    """The candidates at a place; None where the whole model may not be there."""
+    tensors: Sequence[TensorRecord] = inventory.tensors
+    is_whole = inventory.layout not in _SPREAD or inventory.container == "dcp"
+    if isinstance(inventory, DirectoryInventory):
+        files = {file.path: file for file in inventory.files}
+        if place in files:
+            is_whole = True
+            tensors = inventory.below(place)
+        else:
+            is_whole = inventory.layout in _WHOLE_FOLDERS or inventory.form is not None
+            near = inventory.below(place)
+            tensors = near if _has_model(near) else tensors
+        is_whole = is_whole and not inventory.sharding
+    trains_its_loss = any(use.name.startswith(_TRAINS_ITS_LOSS) for use in inventory.globals)
+    if not is_whole or trains_its_loss or not _has_model(tensors) or _is_adapter(tensors):
+        return None
+    candidates = [tensor for tensor in tensors if tensor.name not in state and _can_be_parameter(tensor)]
+    return _Pool(candidates, converts=inventory.layout == "hf-trainer")
+
+
+def _has_model(tensors: Sequence[TensorRecord]) -> bool:
+    return any(tensor.role == "model" for tensor in tensors)
+
+
+def _is_adapter(tensors: Sequence[TensorRecord]) -> bool:
+    """Whether it is an adapter (PEFT, diffusers), beside which other trained parameters may not be saved."""
+    return any("lora" in name or "adapter_model." in name for name in (tensor.name.lower() for tensor in tensors))
+
+
+def _can_be_parameter(tensor: TensorRecord) -> bool:
+    """Any dtype will do: quantized weights are integers, and ML-Agents registers counts as parameters."""
+    return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
+
+
+def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[StateEntry]]:
+    """The state of listed parameters by their shape; empty where an entry has keys or shapes that torch never writes.
+
+    State without a dimension says nothing of its parameter.
+    """
+    found: dict[Shape, list[StateEntry]] = {}
+    for entry in optimizer.state:
+        shapes = {tensor.shape for _, tensor in entry.tensors if tensor.shape} if entry.key in listed else set()
+        if not shapes:
+            continue
+        if len(shapes) > 1 or not moments(entry, optimizer.algorithm):
+            return {}
+        found.setdefault(shapes.pop(), []).append(entry)
+    return found
+
+
+def _is_converted(shortage: Shortage, left: Counter[Shape]) -> bool:
+    """Whether parameters may be stored as tensors of another shape.
+
+    transformers splits and joins weights where it saves them (``conversion_mapping.py``): all experts of a layer are
+    one parameter, and a tensor each. No element is lost, and one dimension stays.
+    """
+    shape, size = shortage.shape, prod(shortage.shape)
+    count = len(shortage.entries) - shortage.tensors
+    for other, number in left.items():
+        own = prod(other)
+        is_joined = size % own == 0 and number * own >= count * size
+        is_split = bool(size) and own % size == 0 and count * size >= own
+        is_flat = len(shape) == len(other) == 1
+        if (is_joined or is_split) and (is_flat or (set(shape) & set(other)) - {1}):
+            return True
+    return False
