@@ -5,7 +5,6 @@ Never imports torch and never reads a tensor, but for its CRC.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ from ckptmove.keep import dragged_along
 from ckptmove.pairing import moments
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -100,8 +99,8 @@ def check_placement(inventory: Inventory, request: MoveRequest, device_count: in
         device_count: devices of the target machine: the fix names no other one; None where that is not known.
     """
     target = request.to
-    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {_at_hand(target, device_count)}"
-    mend += "".join(f" --keep {shlex.quote(glob)}" for glob in request.keep)
+    mend = f"fix: ckptmove convert {quoted(inventory.path)} --to {_at_hand(target, device_count)}"
+    mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
     try:
         plan = plan_move(inventory, request)
     except UnsupportedDtype as error:

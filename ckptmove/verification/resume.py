@@ -5,7 +5,6 @@ Never steps an optimizer that neither torch has nor the user has named.
 
 from __future__ import annotations
 
-import shlex
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +25,7 @@ from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
 from ckptmove.verification.tally import Trial, TrialTally
 from ckptmove.verification.trial import STEP_ERRORS, error_text, try_optimizer
 from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, without_step
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +116,7 @@ def _mend(bench: Bench) -> str:
 
 
 def _command(bench: Bench) -> str:
-    return f"ckptmove convert {shlex.quote(bench.request.path)} --to {bench.site.target}"
+    return f"ckptmove convert {quoted(bench.request.path)} --to {bench.site.target}"
 
 
 def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:
