@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +21,8 @@ from ckptmove.config import _seen_from
 from ckptmove.devices import parse_mapping
 from ckptmove.errors import OutputIsSource, StdoutFailed, WriteFailed, reason_of
 from ckptmove.layouts import moving
-from ckptmove.streams import portable, sink
+from ckptmove.streams import journal, portable, sink
 from ckptmove.streams.directory_sink import DirectorySink
-from ckptmove.streams.journal import home_of
 from ckptmove.streams.leftovers import temporary_names
 from ckptmove.streams.portable import is_reserved
 from ckptmove.streams.sink import FileSink
@@ -84,37 +84,42 @@ def test_nor_is_a_directory_or_what_is_in_it(tmp_path, monkeypatch, windows_name
     assert not list(tmp_path.iterdir())
 
 
-def test_paths_of_two_drives_share_no_folder(monkeypatch):
-    monkeypatch.setattr(os.path, "commonpath", ntpath.commonpath)
+@pytest.fixture
+def on_windows(monkeypatch):
+    """Have modules take paths as Windows does."""
+
+    def have(*modules):
+        for module in modules:
+            monkeypatch.setattr(module, "os", SimpleNamespace(path=ntpath, curdir=os.curdir))
+
+    return have
+
+
+def test_paths_of_two_drives_share_no_folder(on_windows):
+    on_windows(portable)
     assert portable.shared_folder(r"C:\run", r"D:\out") == ""
     assert portable.shared_folder(r"C:\run\a", r"C:\run") == r"C:\run"
 
 
-def test_an_output_on_another_drive_is_apart(monkeypatch):
-    monkeypatch.setattr(os.path, "commonpath", ntpath.commonpath)
-    monkeypatch.setattr(os.path, "realpath", ntpath.normpath)
+def test_an_output_on_another_drive_is_apart(on_windows):
+    on_windows(portable, moving)
     moving._require_apart(r"C:\run", r"D:\out")
     with pytest.raises(OutputIsSource):
         moving._require_apart(r"C:\run", r"C:\run\out")
 
 
-@pytest.fixture
-def backslashes(monkeypatch):
-    """Functions of paths as Windows has them, where nothing is looked up."""
-    for name in ("basename", "dirname", "join", "normpath", "split", "splitext"):
-        monkeypatch.setattr(os.path, name, getattr(ntpath, name))
+def test_the_output_beside_a_source(monkeypatch, on_windows):
+    on_windows(api)
     monkeypatch.setattr(api, "SEPARATORS", "\\/")
-
-
-def test_the_output_beside_a_source(monkeypatch, backslashes):
     assert api.default_output(r"C:\runs.old\x.pth", "cuda:0") == r"C:\runs.old\x.cuda0.pth"
     monkeypatch.setattr(api, "is_folder", lambda path: True)
     for path in ("C:\\runs\\x\\", "C:\\runs\\x/", r"C:\runs\x"):
         assert api.default_output(path, "cuda:0") == r"C:\runs\x.cuda0"
 
 
-def test_a_journal_is_beside_its_file(backslashes):
-    assert home_of(r"C:\runs\x.pth") == (r"C:\runs", "x.pth")
+def test_a_journal_is_beside_its_file(on_windows):
+    on_windows(journal)
+    assert journal.home_of(r"C:\runs\x.pth") == (r"C:\runs", "x.pth")
 
 
 def test_a_case_ends_at_its_last_colon(tmp_path, monkeypatch):
