@@ -20,6 +20,7 @@ from ckptmove.limits import Limits
 from ckptmove.measuring import measure
 from ckptmove.model import OneLine
 from ckptmove.outputs import unheard
+from ckptmove.streams.portable import SEPARATORS
 from ckptmove.streams.source import is_folder
 from ckptmove.wording import amount
 
@@ -336,7 +337,7 @@ def default_output(path: str, to: str) -> str:
     """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
     target = parse_target(to).replace(":", "") if to != "moved" else to
     if is_folder(path):
-        plain = path.rstrip("/")
+        plain = path.rstrip(SEPARATORS)
         has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         return f"{plain if has_name else os.path.realpath(path)}.{target}"
     root, extension = os.path.splitext(path)  # noqa: PTH122  # a path stays as it was typed: a Path would drop "./" and a slash at its end

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ckptmove.devices import parse_target
-from ckptmove.errors import UsageError
+from ckptmove.errors import UsageError, reason_of
 from ckptmove.findings.codes import codes_of
 
 _NAME: Final = "pyproject.toml"
@@ -97,7 +97,7 @@ def _table(path: Path) -> dict[str, object]:
     try:
         document = tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", path=str(path)) from error
+        raise UsageError(f"cannot be read: {reason_of(error)}", path=str(path)) from error
     except (UnicodeDecodeError, tomli.TOMLDecodeError, RecursionError) as error:
         # RecursionError: tomli's own limit on nested arrays.
         raise UsageError(f"is not TOML: {error}", path=str(path)) from error

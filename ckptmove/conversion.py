@@ -23,6 +23,7 @@ from ckptmove.plan import plan_move
 from ckptmove.rewrite import write_segments
 from ckptmove.segments import without_checks
 from ckptmove.streams.leftovers import clear_leftovers
+from ckptmove.streams.portable import SEPARATORS
 from ckptmove.streams.sink import FileSink, same_file
 from ckptmove.streams.source import is_folder
 
@@ -222,7 +223,7 @@ def require_output(request: ConvertRequest) -> None:
     """
     target = request.target
     clear_leftovers(Path(target).parent)
-    if is_folder(target) or target.endswith(os.sep):
+    if is_folder(target) or target.endswith(tuple(SEPARATORS)):
         raise OutputIsFolder(target, os.path.join(target, os.path.basename(request.beside)))  # noqa: PTH118, PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
     if same_file(request.path, target):
         raise OutputIsSource(target)

@@ -5,6 +5,7 @@ Never holds the wording of hints or an exit code: those belong to the command li
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 
@@ -369,3 +370,13 @@ class StdoutFailed(CkptMoveError):
         fact = f"standard output could not be written: {reason}"
         super().__init__(f"the new file is written and whole, but {fact}" if output else fact, path=output)
         self.reason = reason
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """What the system said; a ValueError is a path with a NUL, which no file system can hold.
+
+    Windows has an own text for each error. It is given as elsewhere, in the words of ``errno``: hints depend on them.
+    """
+    if getattr(error, "winerror", None) and isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error)

@@ -5,11 +5,16 @@ Never knows what it counts, and never runs anything.
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+#: What cmd.exe and PowerShell take as it is typed.
+_PLAIN_ON_WINDOWS: Final = re.compile(r"[\w.:/\\=~+-]+")
 
 
 def amount(number: int, noun: str) -> str:
@@ -23,11 +28,14 @@ class Command(str):
     __slots__ = ()
 
 
-def quoted(word: str) -> str:
+def quoted(word: str, separator: str = os.sep) -> str:
     """A word as a shell takes it; with what cannot be printed as ``$'...'``, which bash, zsh and ksh know.
 
-    A newline between plain quotes is right, too, but a report has one line for each of its commands.
+    A newline between plain quotes is right, too, but a report has one line for each of its commands. Where paths have
+    backslashes, a word gets double quotes: cmd.exe knows no others, and PowerShell takes them too.
     """
+    if separator == "\\":
+        return word if _PLAIN_ON_WINDOWS.fullmatch(word) else f'"{word}"'
     return shlex.quote(word) if word.isprintable() else f"$'{''.join(map(_in_quotes, word))}'"
 
 

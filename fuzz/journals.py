@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 _NAME: Final = CHECKPOINT.encode()
 _JOURNAL: Final = journal_name(CHECKPOINT).encode()
-#: Of a process on this machine, which is gone; of one conversion, both have one stem.
-_PART, _OLD = (
+#: Of a process on this machine, which is gone; of one conversion, all have one stem.
+_PART, _OLD, _LOCK = (
     path.name[: -len("0123456789abcdef.part")].encode() + bytes(8).hex().encode() + path.suffix.encode()
     for path in temporary_names(Path())
 )
 _OTHER: Final = b".ckptmove-00000000-0000000000000000.part"
 _NAMES: Final = (
-    _NAME, _JOURNAL, _PART, _OLD, _OTHER, _OLD + b"/" + _NAME, _OLD + b"/other", _PART + b"/x", b"sub/" + _NAME,
-    b"sub/" + _JOURNAL, b"other.pth", journal_name("other.pth").encode(), _JOURNAL + b"/x",
+    _NAME, _JOURNAL, _PART, _OLD, _LOCK, _OTHER, _OLD + b"/" + _NAME, _OLD + b"/other", _PART + b"/x",
+    b"sub/" + _NAME, b"sub/" + _JOURNAL, b"other.pth", journal_name("other.pth").encode(), _JOURNAL + b"/x",
 )  # fmt: skip
 
 

@@ -93,4 +93,4 @@ def link_target(path: str) -> str:
 
 
 def _is_path(word: str) -> bool:
-    return os.path.lexists(word) or has_magic(word) or bool(os.path.splitext(word)[1]) or os.sep in word  # noqa: PTH122  # a path stays as it was typed
+    return os.path.lexists(word) or has_magic(word) or bool(os.path.splitext(word)[1]) or bool(os.path.dirname(word))  # noqa: PTH120, PTH122  # a path stays as it was typed

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _SIGNALS: Final = tuple(
     getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if hasattr(signal, name)  # Windows has no SIGHUP
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    if hasattr(signal, name)  # Windows has no SIGHUP, and Ctrl-Break alone has SIGBREAK
 )
 
 

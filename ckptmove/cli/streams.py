@@ -5,13 +5,15 @@ Never decides what to say, and never writes to a reader who has gone.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import signal
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import StdoutFailed
+from ckptmove.errors import StdoutFailed, reason_of
 from ckptmove.report.page import Page
 from ckptmove.report.text import clean, sentence
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ckptmove.report.document import Json
 
 _SIGNS: Final = "✓✗–…"  # noqa: RUF001  # what reports are written with
+#: What a closed pipe says to who writes to it; Windows, which has no SIGPIPE, says EINVAL.
+_READER_GONE: Final = frozenset({errno.EPIPE} if hasattr(signal, "SIGPIPE") else {errno.EPIPE, errno.EINVAL})
 
 
 class Format(str, Enum):
@@ -125,7 +129,8 @@ def page_of(stream: TextIO) -> Page:
     console = Console(file=stream)
     return Page(
         columns=console.width if stream.isatty() else None,
-        color=console.color_system is not None and not console.no_color,
+        # An old console of Windows would show the codes of colours as text.
+        color=console.color_system is not None and not console.no_color and not console.legacy_windows,
         unicode=has_signs,
     )
 
@@ -163,12 +168,11 @@ def write_answer(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # As with `| head`: whoever read has seen enough, and the exit code still tells the truth.
-        _silence(sys.stdout)
     except OSError as error:
         _silence(sys.stdout)
-        raise StdoutFailed(error.strerror or "unknown") from error
+        # As with `| head`: whoever read has seen enough, and the exit code still tells the truth.
+        if error.errno not in _READER_GONE:
+            raise StdoutFailed(reason_of(error)) from error
 
 
 def _silence(stream: TextIO) -> None:

@@ -15,7 +15,7 @@ from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.streams import Format, say
-from ckptmove.errors import UsageError, WriteFailed
+from ckptmove.errors import UsageError, WriteFailed, reason_of
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.outputs import OutputIsNoReport, ReportFailed
 from ckptmove.report import document, github, verification
@@ -123,7 +123,7 @@ def _is_replaceable(path: str) -> bool:
         with open(path, "rb") as file:  # noqa: PTH123  # the path stays text
             return file.read(len(_XML)) in {b"", _XML}
     except OSError as error:
-        raise ReportFailed(path, error.strerror or "unknown") from error
+        raise ReportFailed(path, reason_of(error)) from error
 
 
 def _write(path: str, document: bytes) -> None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
+from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged, reason_of
 from ckptmove.model import Span
 from ckptmove.streams.leftovers import is_unfinished
+from ckptmove.streams.portable import shared_folder
 from ckptmove.streams.source import KINDS, open_source
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def list_directory(path: str, limits: Limits) -> Listing:
     try:
         lister.run()
     except OSError as error:
-        raise AccessFailed(error.filename or path, error.strerror or str(error)) from error
+        raise AccessFailed(error.filename or path, reason_of(error)) from error
     return Listing(
         path,
         tuple(sorted(lister.files, key=lambda file: file.path)),
@@ -310,7 +311,7 @@ class _Lister:
         return os.path.dirname(real) == self._blobs and os.path.isfile(real)  # noqa: PTH113, PTH120  # the path stays text
 
     def _file(self, path: str, entry: os.DirEntry[str], *, is_hidden: bool) -> None:
-        found = entry.stat()
+        found = os.stat(entry.path)  # noqa: PTH116  # the entry itself has neither device nor inode on Windows
         kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is not None:
             raise NotACheckpoint(entry.path, kind)
@@ -322,7 +323,7 @@ class _Lister:
         if not os.path.lexists(real) or os.path.islink(real):  # noqa: PTH114  # a loop ends at a link
             self.links.append(ListedLink(path, os.readlink(entry.path)))  # noqa: PTH115  # its text, as it is
             return
-        if os.path.commonpath([real, self._real]) != self._real:
+        if shared_folder(real, self._real) != self._real:
             raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
         home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         self.links.append(ListedLink(path, os.path.relpath(real, home)))

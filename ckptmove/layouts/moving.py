@@ -24,6 +24,7 @@ from ckptmove.model import Span
 from ckptmove.rewrite import write_segments
 from ckptmove.streams.directory_sink import DirectorySink
 from ckptmove.streams.leftovers import clear_leftovers
+from ckptmove.streams.portable import shared_folder
 from ckptmove.streams.source import open_source
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _require_apart(path: str, output: str) -> None:
     source, target = os.path.realpath(path), os.path.realpath(output)
     if source == target:
         raise OutputIsSource(output)
-    shared = os.path.commonpath([source, target])
+    shared = shared_folder(source, target)
     if shared == source:
         raise OutputIsSource(output, "lies inside of the source")
     if shared == target:

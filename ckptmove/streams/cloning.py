@@ -12,7 +12,8 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.streams.leftovers import claim, temporary_names
+from ckptmove.streams.leftovers import temporary_names
+from ckptmove.streams.portable import open_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,17 +32,16 @@ def begin_as_clone(fd: int, place: Path, source: int) -> int:
         source: descriptor of the file to be cloned.
 
     Returns:
-        The descriptor of what is in the place: of the clone, which is claimed and at its first byte, and ``fd`` is
-        closed; or ``fd``, where there is no clone.
+        The descriptor of what is in the place: of the clone, at its first byte, and ``fd`` is closed; or ``fd``, where
+        there is no clone, also because another process took it for a leftover before it was in the place.
     """
-    clone, _ = temporary_names(place.parent)
+    clone = temporary_names(place.parent).part
     if not _made(source, clone):
         return fd
     new = -1
     try:
         clone.chmod(stat.S_IMODE(os.fstat(fd).st_mode))
-        new = os.open(clone, os.O_WRONLY | os.O_CLOEXEC)
-        claim(new, clone)
+        new = open_file(clone, os.O_WRONLY)
         clone.replace(place)
     except BaseException as error:
         with suppress(OSError):
@@ -63,7 +63,7 @@ def _made(source: int, clone: Path) -> bool:
 
     try:
         call = ctypes.CDLL(None).fclonefileat
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # TypeError: on Windows every library has a name
         return False
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
     return bool(call(source, _HERE, os.fsencode(clone.absolute()), _NO_OWNER) == 0)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from ckptmove.directories import OutputHoldsMore
 from ckptmove.errors import OutputExists, WriteFailed
 from ckptmove.outputs import unheard
-from ckptmove.streams.leftovers import OWNER, claimed_folder, temporary_names
+from ckptmove.streams.leftovers import OWNER, Claim
 from ckptmove.streams.new_file import NewFile, require_room, write_failed
-from ckptmove.streams.sink import sync_folder, sync_name
+from ckptmove.streams.portable import open_file, sync_folder, syncing
+from ckptmove.streams.sink import require_usable, sync_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +48,8 @@ class DirectorySink:
         self._output = Path(output)
         self._names = names
         self._force = force
-        self._temp, self._aside = temporary_names(self._output.parent)
-        self._claims: list[int] = []
+        self._claim = Claim(self._output.parent)
+        self._temp, self._aside, _ = self._claim.names
         self._folders: list[tuple[Path, int]] = []
         self.leftover: str | None = None
 
@@ -62,7 +63,13 @@ class DirectorySink:
         """
         with self._failing():
             self._look()
-            self._claims.append(claimed_folder(self._temp))
+            self._claim.take()
+            self._temp, self._aside, _ = self._claim.names
+            try:
+                self._temp.mkdir(OWNER)
+            except BaseException:
+                self._claim.release()
+                raise
         return self
 
     def __exit__(
@@ -75,8 +82,7 @@ class DirectorySink:
             self._put_back()
             # As long as the old one is aside, this folder says that it has not been replaced.
             shutil.rmtree(self._temp, ignore_errors=True)
-        for claim in self._claims:
-            os.close(claim)
+        self._claim.release()
 
     def reserve(self, nbytes: int) -> None:
         """Refuse to begin where there is no room for all of it.
@@ -84,7 +90,7 @@ class DirectorySink:
         Raises:
             WriteFailed: there is none.
         """
-        require_room(str(self._output), nbytes, lambda: os.statvfs(self._temp))
+        require_room(str(self._output), nbytes, self._temp)
 
     def folder(self, path: str, mode: int) -> None:
         """Make a folder in it; each after the one that it lies in.
@@ -120,9 +126,9 @@ class DirectorySink:
             WriteFailed: the system refused.
         """
         with self._failing(path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             place = self._temp / path
-            file = NewFile(str(self._output / path), place, os.open(place, flags, 0o600))
+            fd = open_file(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            file = NewFile(str(self._output / path), place, fd)
             try:
                 yield file
                 file.make_durable(mode)
@@ -144,23 +150,19 @@ class DirectorySink:
         with self._failing():
             for folder, mode in reversed(self._folders):
                 folder.chmod(mode)
-                _sync(folder)
-            parent = os.open(self._output.parent, os.O_RDONLY)
-            try:
+                sync_folder(folder)
+            with syncing(self._output.parent) as sync:
                 if self._look():
                     self._move_aside()
                 settle()
                 self._take_name()
-                sync_name(parent, self._output)
-            finally:
-                os.close(parent)
+                sync_name(sync, self._output)
         self._remove_replaced()
 
     def _move_aside(self) -> None:
-        claim = claimed_folder(self._aside)
-        self._claims.append(claim)
+        self._aside.mkdir(OWNER)
         self._output.rename(self._aside / self._output.name)
-        sync_folder(claim)
+        sync_folder(self._aside)
 
     def _put_back(self) -> None:
         """Make what was moved aside the output again.
@@ -221,14 +223,7 @@ class DirectorySink:
     @contextmanager
     def _failing(self, path: str = "") -> Iterator[None]:
         try:
+            require_usable(self._output / path)
             yield
         except (OSError, ValueError) as error:
             raise write_failed(str(self._output / path), error) from error
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        sync_folder(opened)
-    finally:
-        os.close(opened)

@@ -2,14 +2,17 @@
 
 Never touches what a live process has claimed, and never removes what has not been replaced yet.
 
-Whoever writes one holds its lock (flock), which the system releases however the process ends: what nobody has locked
-was left by one that was killed. Not every network file system shows the locks of one machine to the others, so that
-the name says which machine it was, and what another one has left must have been still for a day as well.
+An output has up to three temporary names, which begin alike: ``.part`` while it is written, ``.old`` for a folder that
+holds what it replaces, and ``.lock`` for an empty file that its process has locked. The system releases that lock
+however the process ends: names whose lock nobody holds were left by a process that was killed. It is a file of its own,
+because Windows can lock no folder, and can rename nothing that is open.
+
+Not every network file system shows the locks of one machine to the others, so that the name says which machine it was,
+and what another one has left must have been still for a day as well.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,9 +21,10 @@ import time
 import warnings
 import zlib
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.outputs import LeftoversRemoved
+from ckptmove.streams.portable import UNTRUSTED, host_name, open_file, own_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,17 +32,40 @@ if TYPE_CHECKING:
 
 #: Whoever makes a folder must be able to fill it, and to remove it again.
 OWNER: Final = stat.S_IRWXU
-_NAME: Final = re.compile(r"\.ckptmove-(?P<host>[0-9a-f]{8})-[0-9a-f]{16}\.(part|old)")
+_NAME: Final = re.compile(r"(?P<stem>\.ckptmove-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})\.(part|old|lock)")
 _DAY: Final = 24 * 60 * 60
 
 
-def temporary_names(folder: Path) -> tuple[Path, Path]:
-    """New names in a folder: for an output while it is written, and for a folder that holds what it replaces.
+class TemporaryNames(NamedTuple):
+    """Where an output is until it has its name.
+
+    Attributes:
+        part: the output while it is written.
+        old: a folder that holds what it replaces.
+        lock: the file whose lock claims both.
+    """
+
+    part: Path
+    old: Path
+    lock: Path
+
+    @classmethod
+    def of(cls, stem: Path) -> TemporaryNames:
+        """The names that begin with the path of a stem."""
+        return cls(*(stem.with_name(f"{stem.name}.{kind}") for kind in ("part", "old", "lock")))
+
+    @property
+    def that_exist(self) -> list[Path]:
+        """What there is of the output, without the lock; what was moved aside comes first."""
+        return [path for path in (self.old, self.part) if os.path.lexists(path)]
+
+
+def temporary_names(folder: Path) -> TemporaryNames:
+    """New names in a folder.
 
     They are of fixed length, so that an output with the longest possible name has temporary ones as well.
     """
-    stem = f".ckptmove-{_host()}-{os.urandom(8).hex()}"
-    return folder / f"{stem}.part", folder / f"{stem}.old"
+    return TemporaryNames.of(folder / f".ckptmove-{_host()}-{os.urandom(8).hex()}")
 
 
 def is_temporary(name: str) -> bool:
@@ -48,55 +75,43 @@ def is_temporary(name: str) -> bool:
 
 def is_unfinished(name: str) -> bool:
     """Whether a name is one of an output that is being written, or was broken off."""
-    return is_temporary(name) and name.endswith(".part")
+    return is_temporary(name) and name.endswith((".part", ".lock"))
 
 
-def claim(fd: int, path: Path) -> bool:
-    """Claim what was opened; whether it is still what the path names, or was cleared up in between."""
-    with suppress(OSError):  # a file system without locks: nobody who looks for leftovers gets one there either
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    return _is_at(fd, path)
+class Claim:
+    """Temporary names that nobody takes for leftovers from :meth:`take` to :meth:`release`.
 
-
-def claimed_file(path: Path) -> int:
-    """Open a new file for writing; it is claimed until the descriptor, and every copy of it, is closed.
-
-    Raises:
-        OSError: the system refuses; nothing is left of it.
+    Attributes:
+        names: the names, which :meth:`take` may change.
     """
-    while True:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            if claim(fd, path):
-                return fd
-        except BaseException:
-            os.close(fd)
-            path.unlink()
-            raise
-        os.close(fd)
 
+    def __init__(self, folder: Path) -> None:
+        """Choose new names in a folder; nothing is made yet."""
+        self.names = temporary_names(folder)
+        self._fd = -1
 
-def claimed_folder(path: Path) -> int:
-    """Open a new folder, which is claimed until the descriptor is closed.
+    def take(self) -> None:
+        """Claim the names: of them only the lock exists then.
 
-    Raises:
-        OSError: the system refuses; nothing is left of it.
-    """
-    while True:
-        path.mkdir(OWNER)
-        fd = -1
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if claim(fd, path):
-                return fd
-        except FileNotFoundError:
-            continue  # another process took it for a leftover, before it was claimed
-        except BaseException:
-            if fd >= 0:
-                os.close(fd)
-            path.rmdir()
-            raise
-        os.close(fd)
+        Raises:
+            OSError: the system refuses; nothing is left of the claim.
+        """
+        while True:
+            self._fd = open_file(self.names.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                with suppress(OSError):  # a file system without locks: whoever looks for leftovers gets none either
+                    _lock(self._fd, wait=True)
+                if _is_at(self._fd, self.names.lock):
+                    return
+            except BaseException:
+                self.release()
+                raise
+            os.close(self._fd)  # another process took it for a leftover before it was locked
+            self.names = temporary_names(self.names.lock.parent)
+
+    def release(self) -> None:
+        """Give the names up; what there still is of the output may be cleared from now on."""
+        _remove_lock(self._fd, self.names.lock)
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -104,21 +119,25 @@ def clear_leftovers(folder: Path) -> None:
 
     What cannot be looked at or removed stays: it is in nobody's way.
     """
-    names: list[str] = []
+    found: list[re.Match[str]] = []
     with suppress(OSError, ValueError):  # a folder that is not there, or cannot be: whoever writes into it says so
-        names = sorted(filter(is_temporary, os.listdir(folder)))  # noqa: PTH208  # names are all it takes
-    for name in names:  # of one conversion, what was moved aside comes before what was to take its place
-        path = folder / name
-        with suppress(OSError), _abandoned(path) as is_abandoned:
-            if not is_abandoned:
-                continue
-            said = _clear_aside(path) if path.suffix == ".old" else _clear_part(path)
-            if said:
-                warnings.warn(said, LeftoversRemoved, stacklevel=2)
+        found = list(filter(None, map(_NAME.fullmatch, os.listdir(folder))))  # noqa: PTH208  # names are all it takes
+    for stem, host in sorted({(match["stem"], match["host"]) for match in found}):
+        names = TemporaryNames.of(folder / stem)
+        with suppress(OSError), _taken(names, host) as is_taken:
+            if is_taken:
+                for said in filter(None, _clear(names)):
+                    warnings.warn(said, LeftoversRemoved, stacklevel=2)
 
 
 def _host() -> str:
-    return f"{zlib.crc32(os.fsencode(os.uname().nodename)):08x}"
+    return f"{zlib.crc32(os.fsencode(host_name())):08x}"
+
+
+def _lock(fd: int, *, wait: bool) -> bool:
+    from filelock import lock_descriptor  # noqa: PLC0415  # only who writes waits for it to be imported
+
+    return lock_descriptor(fd, blocking=wait)
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -128,47 +147,76 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-@contextmanager
-def _abandoned(path: Path) -> Iterator[bool]:
-    """Whether nobody writes to it any more; as long as this lasts, nobody else takes it.
-
-    Raises:
-        OSError: somebody does, or the system does not tell.
-    """
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    # Over NFS a file is locked only by who may write to it.
-    fd = os.open(path, flags | (os.O_RDONLY if stat.S_ISDIR(path.lstat().st_mode) else os.O_WRONLY))
+def _remove_lock(fd: int, path: Path) -> None:
+    """Remove a lock's file and close it; where the lock is held, whoever waits for it sees that it has gone."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(fd)
-        match = _NAME.fullmatch(path.name)
-        is_settled = (match is not None and match["host"] == _host()) or time.time() - found.st_mtime > _DAY
-        yield is_settled and found.st_uid == os.geteuid() and _is_at(fd, path)
-    finally:
+        path.unlink()
+    except OSError:
+        os.close(fd)
+        with suppress(OSError):  # Windows removes no file that is open: neither this one, nor one claimed meanwhile
+            path.unlink()
+    else:
         os.close(fd)
 
 
-def _clear_part(path: Path) -> str:
-    if os.path.lexists(path.with_suffix(".old")):
+@contextmanager
+def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
+    """Whether nobody writes to an output any more; as long as this lasts, nobody else takes it.
+
+    The lock may be missing, where a crash of the machine lost its name: it is made then.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    found = [path.lstat() for path in names.that_exist or [names.lock]]
+    is_settled = host == _host() or time.time() - max(each.st_mtime for each in found) > _DAY
+    if not is_settled or any(each.st_uid != own_user() or not _is_ours(each.st_mode) for each in found):
+        yield False
+        return
+    is_over = not os.path.lexists(names.lock)
+    fd = open_file(names.lock, os.O_RDWR | os.O_CREAT | UNTRUSTED)
+    try:
+        is_locked = _lock(fd, wait=False) and _is_at(fd, names.lock)
+        is_over = is_over or is_locked
+        yield is_locked
+    finally:
+        if is_over:
+            _remove_lock(fd, names.lock)
+        else:
+            os.close(fd)
+
+
+def _is_ours(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _clear(names: TemporaryNames) -> Iterator[str]:
+    """Clear up what is left of one output, and say what was done."""
+    for path in names.that_exist:
+        yield _clear_aside(names) if path == names.old else _clear_part(names)
+
+
+def _clear_part(names: TemporaryNames) -> str:
+    if os.path.lexists(names.old):
         return ""  # it tells that the other one has not been replaced
-    if path.is_dir():
-        shutil.rmtree(path)
+    if names.part.is_dir():
+        shutil.rmtree(names.part)
     else:
-        path.unlink()
-    return f"{path}: left by a conversion that was broken off, and removed"
+        names.part.unlink()
+    return f"{names.part}: left by a conversion that was broken off, and removed"
 
 
-def _clear_aside(path: Path) -> str:
+def _clear_aside(names: TemporaryNames) -> str:
     """Remove a folder of what was replaced; as long as the new one has not taken the name, put it back."""
-    if not os.path.lexists(path.with_suffix(".part")):
-        shutil.rmtree(path)
-        return f"{path}: what a conversion had replaced before it was broken off; it is removed"
+    if not os.path.lexists(names.part):
+        shutil.rmtree(names.old)
+        return f"{names.old}: what a conversion had replaced before it was broken off; it is removed"
     said = ""
-    for old in path.iterdir():
-        output = path.parent / old.name
+    for old in names.old.iterdir():
+        output = names.old.parent / old.name
         if os.path.lexists(output):
             return f"{old}: what {output} was before a conversion that was broken off; both are kept"
         old.rename(output)
         said = f"{output}: a conversion that was to replace it was broken off; it is again what it was"
-    path.rmdir()
+    names.old.rmdir()
     return said

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import WriteFailed
+from ckptmove.errors import WriteFailed, reason_of
 from ckptmove.streams.cloning import begin_as_clone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 #: After so many bytes the system is told to begin writing them: the disk is not idle while the rest is checked.
@@ -72,7 +72,7 @@ class NewFile:
         Raises:
             WriteFailed: there is no room for it.
         """
-        require_room(self.path, nbytes, lambda: os.fstatvfs(self._fd))
+        require_room(self.path, nbytes, self._place.parent)
         try:
             _allocate(self._fd, nbytes)
         except OSError as error:
@@ -122,17 +122,18 @@ class NewFile:
         """
         os.ftruncate(self._fd, self._written)
         if mode is not None:
-            os.fchmod(self._fd, mode)
+            self._place.chmod(mode)
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close it.
+        """Close it, unless that is done.
 
         Raises:
             OSError: the system failed.
         """
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
     def _hand_over(self) -> None:
         if self._written - self._handed_over < _WRITEBACK:
@@ -144,28 +145,27 @@ class NewFile:
         self._handed_over = self._written
 
 
-def require_room(path: str, nbytes: int, figures: Callable[[], os.statvfs_result]) -> None:
+def require_room(path: str, nbytes: int, folder: Path) -> None:
     """Refuse an output that is larger than what is free where it goes.
 
     Args:
         path: the output, for errors.
         nbytes: its size.
-        figures: those of the file system, asked for where there are any.
+        folder: one on the file system that it goes to.
 
     Raises:
         WriteFailed: it is.
     """
-    with suppress(AttributeError, OSError):  # Windows has no such figures
-        found = figures()
-        free = found.f_bavail * found.f_frsize
-        if found.f_blocks and nbytes > free:  # none in all: a file system in memory, without bounds
+    with suppress(OSError):
+        total, _, free = shutil.disk_usage(folder)
+        if total and nbytes > free:  # none in all: a file system in memory, without bounds
             needed = f": {nbytes:,} bytes are needed, and {free:,} are free"
             raise WriteFailed(path, os.strerror(errno.ENOSPC), needed)
 
 
 def write_failed(path: str, error: OSError | ValueError) -> WriteFailed:
     """What the system said, as an error of ours; a ValueError is a path with a NUL, which no file system can hold."""
-    return WriteFailed(path, getattr(error, "strerror", None) or str(error))
+    return WriteFailed(path, reason_of(error))
 
 
 def _allocate(fd: int, nbytes: int) -> None:

@@ -9,7 +9,6 @@ journal beside a file that nobody has locked is one of a process that is gone.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -18,11 +17,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.changes import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed
-from ckptmove.errors import SourceChanged
+from ckptmove.errors import SourceChanged, reason_of
 from ckptmove.model import Span
 from ckptmove.outputs import unheard
 from ckptmove.streams.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
-from ckptmove.streams.sink import sync_folder
+from ckptmove.streams.portable import UNTRUSTED, open_file, own_user, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +85,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[
                 raise
             _remove(journal_file)
     except OSError as error:
-        raise ChangeFailed(path, _reason(error)) from error
+        raise ChangeFailed(path, reason_of(error)) from error
 
 
 def roll_back(path: str) -> str:
@@ -102,7 +101,7 @@ def roll_back(path: str) -> str:
     journal_file = journal_path(path)
     try:
         with _locked(path) as fd:
-            journal = decode(_read(journal_file, {os.geteuid(), os.fstat(fd).st_uid, 0}))
+            journal = decode(_read(journal_file, {own_user(), os.fstat(fd).st_uid, 0}))
             if journal is None:
                 said = _NOT_BEGUN
             elif journal.name != home_of(path)[1]:
@@ -116,19 +115,19 @@ def roll_back(path: str) -> str:
     except FileNotFoundError:
         return ""  # whoever made the change has finished it meanwhile, or the file is gone
     except (OSError, ValueError) as error:
-        raise RollbackFailed(path, journal_file, _reason(error)) from error
+        raise RollbackFailed(path, journal_file, reason_of(error)) from error
     return said
 
 
 @contextmanager
 def _locked(path: str) -> Iterator[int]:
     """A file, open for reading and writing, that no other process of ours changes."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    from filelock import lock_descriptor  # noqa: PLC0415  # only what changes a file waits for it to be imported
+
+    fd = open_file(path, os.O_RDWR)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BeingConverted(path) from error
+        if not lock_descriptor(fd, blocking=False):
+            raise BeingConverted(path)
         yield fd
     finally:
         os.close(fd)
@@ -185,10 +184,10 @@ def _crc_of(fd: int, spans: Sequence[Span]) -> int:
 def _change(fd: int, writes: Sequence[tuple[int, bytes]], size: int) -> None:
     """Write, and cut off what is behind; nothing is cut off before what was written is durable."""
     for begin, data in writes:
-        start, view = begin, memoryview(data)
+        os.lseek(fd, begin, os.SEEK_SET)
+        view = memoryview(data)
         while view:
-            count = os.pwrite(fd, view, start)
-            start, view = start + count, view[count:]
+            view = view[os.write(fd, view) :]
     os.fsync(fd)
     if os.fstat(fd).st_size > size:
         os.ftruncate(fd, size)
@@ -200,12 +199,12 @@ def _take_back(path: str, fd: int, journal: Journal, journal_file: str) -> None:
         _change(fd, journal.old, journal.old_size)
         _remove(journal_file)
     except OSError as error:
-        raise RollbackFailed(path, journal_file, _reason(error)) from error
+        raise RollbackFailed(path, journal_file, reason_of(error)) from error
 
 
 def _create(path: str, data: bytes, mode: int) -> None:
     """A new file, whole and durable when this returns, and gone when it does not."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
             view = memoryview(data)
@@ -214,7 +213,7 @@ def _create(path: str, data: bytes, mode: int) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        _sync_folder_of(path)
+        sync_folder(os.path.dirname(path))  # noqa: PTH120  # the path stays text
     except BaseException:
         with suppress(OSError):
             os.unlink(path)  # noqa: PTH108  # the path stays text
@@ -223,20 +222,12 @@ def _create(path: str, data: bytes, mode: int) -> None:
 
 def _remove(path: str) -> None:
     os.unlink(path)  # noqa: PTH108  # the path stays text
-    _sync_folder_of(path)
-
-
-def _sync_folder_of(path: str) -> None:
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)  # noqa: PTH120  # the path stays text
-    try:
-        sync_folder(folder)
-    finally:
-        os.close(folder)
+    sync_folder(os.path.dirname(path))  # noqa: PTH120  # the path stays text
 
 
 def _read(path: str, owners: set[int]) -> bytes:
     """All of a journal; in a folder that others may write to, they could have put one of theirs there."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = open_file(path, os.O_RDONLY | UNTRUSTED)
     try:
         found = os.fstat(fd)
         if found.st_uid not in owners:
@@ -248,9 +239,9 @@ def _read(path: str, owners: set[int]) -> bytes:
 
 def _read_span(fd: int, span: Span) -> bytes:
     pieces: list[bytes] = []
-    start = span.start
+    start = os.lseek(fd, span.start, os.SEEK_SET)
     while start < span.end:
-        piece = os.pread(fd, span.end - start, start)
+        piece = os.read(fd, span.end - start)
         if not piece:
             break
         pieces.append(piece)
@@ -260,7 +251,3 @@ def _read_span(fd: int, span: Span) -> bytes:
 
 def _stamp(found: os.stat_result) -> Stamp:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -12,17 +12,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import OutputExists, WriteFailed
+from ckptmove.errors import OutputExists, WriteFailed, reason_of
 from ckptmove.outputs import NotDurable, unheard
-from ckptmove.streams.leftovers import claimed_file, temporary_names
+from ckptmove.streams.leftovers import Claim
 from ckptmove.streams.new_file import NewFile, write_failed
+from ckptmove.streams.portable import is_reserved, open_file, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-#: What file systems without hard links answer to link(2).
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
+#: What file systems without hard links answer to link(2); EINVAL on Windows.
+_NO_LINKS: Final = frozenset({
+    errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL,
+})  # fmt: skip
 
 
 def same_file(source_path: str, output_path: str) -> bool:
@@ -50,8 +53,8 @@ class FileSink(NewFile):
         """
         self._output = Path(output)
         self._force = force
-        self._temp, _ = temporary_names(self._output.parent)
-        super().__init__(output, self._temp)
+        self._claim = Claim(self._output.parent)
+        super().__init__(output, self._claim.names.part)
 
     def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
         """Open the temporary file.
@@ -62,7 +65,13 @@ class FileSink(NewFile):
         """
         with self._failing():
             self._look()
-            self._fd = claimed_file(self._temp)
+            self._claim.take()
+            self._place = self._claim.names.part
+            try:
+                self._fd = open_file(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            except BaseException:
+                self._claim.release()
+                raise
         return self
 
     def __exit__(
@@ -72,7 +81,8 @@ class FileSink(NewFile):
         with suppress(OSError):
             self.close()
         with suppress(OSError):
-            self._temp.unlink()
+            self._place.unlink()
+        self._claim.release()
 
     def commit(self, settle: Callable[[], None] = unheard) -> None:
         """Make the bytes durable and give the file its name; until then, nobody takes it for a leftover.
@@ -88,19 +98,18 @@ class FileSink(NewFile):
         with self._failing():
             self.make_durable(None)
             self._look()
+            self.close()  # Windows renames no open file; the claim holds without it
             # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
-            folder = os.open(self._output.parent, os.O_RDONLY)
-            try:
+            with syncing(self._output.parent) as sync:
                 settle()
                 if self._force:
-                    self._temp.replace(self._output)
+                    self._place.replace(self._output)
                 else:
                     self._take_name()
-                sync_name(folder, self._output)
-            finally:
-                os.close(folder)
+                sync_name(sync, self._output)
 
     def _look(self) -> None:
+        require_usable(self._output)
         try:
             mode = self._output.lstat().st_mode
         except FileNotFoundError:
@@ -115,21 +124,21 @@ class FileSink(NewFile):
 
     def _take_name(self) -> None:
         try:
-            os.link(self._temp, self._output)
+            os.link(self._place, self._output)
         except FileExistsError:
             raise
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            os.close(os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            os.close(open_file(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             try:
-                self._temp.replace(self._output)
+                self._place.replace(self._output)
             except BaseException:
                 self._output.unlink()
                 raise
         else:
             with suppress(OSError):  # the file has its name; what is left of the other one, the next run removes
-                self._temp.unlink()
+                self._place.unlink()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -141,22 +150,23 @@ class FileSink(NewFile):
             raise write_failed(str(self._output), error) from error
 
 
-def sync_name(folder: int, output: Path) -> None:
+def require_usable(output: Path) -> None:
+    """Refuse a name that Windows reserves.
+
+    Raises:
+        WriteFailed: it does.
+    """
+    if is_reserved(output):
+        raise WriteFailed(str(output), f"Windows reserves the name '{output.name}'")
+
+
+def sync_name(sync: Callable[[], None], output: Path) -> None:
     """Make the name durable that an output has taken.
 
     Raises:
         NotDurable: the system failed.
     """
     try:
-        sync_folder(folder)
+        sync()
     except OSError as error:
-        raise NotDurable(str(output), error.strerror or str(error)) from error
-
-
-def sync_folder(folder: int) -> None:
-    """Make a rename durable: it is a change of the folder."""
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems have nothing to sync in a folder, and say so
-            raise
+        raise NotDurable(str(output), reason_of(error)) from error

@@ -10,7 +10,7 @@ import stat
 from itertools import cycle
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged
+from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ class FileSource:
                 pieces.append(piece)
                 start += len(piece)
         except OSError as error:
-            raise AccessFailed(self.path, error.strerror or str(error)) from error
+            raise AccessFailed(self.path, reason_of(error)) from error
         return b"".join(pieces)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
@@ -117,7 +117,7 @@ class FileSource:
                     raise SourceChanged(self.path)
                 done += count
         except OSError as error:
-            raise AccessFailed(self.path, error.strerror or str(error)) from error
+            raise AccessFailed(self.path, reason_of(error)) from error
 
 
 def is_folder(path: str) -> bool:
@@ -142,4 +142,4 @@ def open_source(path: str) -> FileSource:
         raise MissingFile(path) from error
     except (OSError, ValueError) as error:
         # ValueError: a path with a NUL, which no file system can hold.
-        raise AccessFailed(path, getattr(error, "strerror", None) or str(error)) from error
+        raise AccessFailed(path, reason_of(error)) from error

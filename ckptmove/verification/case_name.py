@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.case import CaseUnusable
+from ckptmove.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def _look_for(path: Path, function: str) -> None:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except OSError as error:
-        raise CaseUnusable(f"its file cannot be read: {error.strerror}", path=str(path)) from error
+        raise CaseUnusable(f"its file cannot be read: {reason_of(error)}", path=str(path)) from error
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise CaseUnusable(f"it is no Python{line}: {getattr(error, 'msg', error)}", path=str(path)) from error

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: What the child answers for, in the order in which it answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
+#: On Windows, what `start_new_session` is elsewhere: no Ctrl-C of the console reaches the child.
+_OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LONGEST_LINE: Final = 300
 _LONGEST_END: Final = 2**16
 #: What C++ says of an exception that leaves a hook of the user's in backward, on a simulated device.
@@ -105,6 +107,7 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
         text=True,
         errors="replace",
         start_new_session=True,
+        creationflags=_OWN_GROUP,
     )
     with process:
         try:

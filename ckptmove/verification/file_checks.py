@@ -5,7 +5,6 @@ Never imports torch and never reads a tensor, but for its CRC.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from ckptmove.keep import dragged_along
 from ckptmove.model import Severity
 from ckptmove.plan import plan_move
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
-from ckptmove.wording import Command, amount
+from ckptmove.wording import Command, amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,8 +116,8 @@ def check_placement(
     """
     target = request.to or "cpu"
     home = within_reach(target, Context(device_count=device_count))
-    mend = f"fix: ckptmove convert {shlex.quote(inventory.path)} --to {home}"
-    mend += "".join(f" --keep {shlex.quote(glob)}" for glob in request.keep)
+    mend = f"fix: ckptmove convert {quoted(inventory.path)} --to {home}"
+    mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
     try:
         plan = plan_move(inventory, request._replace(to=None) if as_saved else request)
     except UnsupportedDtype as error:

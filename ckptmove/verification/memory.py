@@ -50,11 +50,11 @@ def limit_memory(request: VerifyRequest) -> bool:
     if is_foreign or find_site(request.to or "cpu").mode == "real":
         return False
     try:
-        pages = int(_FIGURES.read_text(encoding="ascii").split()[5])
-    except OSError:
-        return False
-    import resource  # noqa: PLC0415  # a system without those figures may not have it
+        import resource  # noqa: PLC0415  # Windows has no limits
 
+        pages = int(_FIGURES.read_text(encoding="ascii").split()[5])
+    except (ImportError, OSError):
+        return False
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if stack > _USUAL_STACK or not _STACKS.isdisjoint(os.environ):
         return False

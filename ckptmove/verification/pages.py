@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _BATCH_BYTES: Final = 2**24
+#: Windows has no madvise(2).
+_CAN_DROP: Final = hasattr(mmap, "MADV_DONTNEED")
 #: What the memory of this process is, a line for each region: Linux alone tells (``man 5 proc_pid_maps``).
 _REGIONS = Path("/proc/self/maps")
 
@@ -54,7 +56,7 @@ def drop_pages(start: int, end: int) -> None:
         end: of the byte after the last one.
     """
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last and sys.platform != "win32":
+    if first < last and _CAN_DROP:
         _c_library().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
@@ -88,7 +90,7 @@ class PageRelease:
             offset: of the same byte in the file.
             nbytes: how many.
         """
-        if not self.enabled or sys.platform == "win32":
+        if not self.enabled or not _CAN_DROP:
             return
         base = address - offset
         if base % mmap.PAGESIZE or base != (self._base or base):

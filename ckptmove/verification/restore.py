@@ -5,7 +5,6 @@ Never compares values: only bits, sizes, strides and dtypes.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +14,7 @@ from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
 from ckptmove.verification.state import dtype_of, extent_elements
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,7 +245,7 @@ def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, lo
         apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} with nothing of the sample"
     error = loaded.error or str(tally.pieces.errors)
     if error:
-        mend = f"; fix: copy or download it again, then: ckptmove inspect --check {shlex.quote(path)}"
+        mend = f"; fix: copy or download it again, then: ckptmove inspect --check {quoted(path)}"
         is_damaged = tally.pieces.errors or _DAMAGED in error
         return failed("restore", f"torch.load fails: {error}{mend if is_damaged else ''}", **figures)
     if tally.unreadable:

@@ -5,7 +5,6 @@ Never steps an optimizer that neither torch has nor the user has named.
 
 from __future__ import annotations
 
-import shlex
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +29,7 @@ from ckptmove.verification.tally import Trial, TrialTally
 from ckptmove.verification.trial import STEP_ERRORS, error_text, try_optimizer
 from ckptmove.verification.verdicts import Circumstances, conclude, not_proven, without_step
 from ckptmove.verification.wrappers import WithWrappers, copied
-from ckptmove.wording import amount
+from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +145,7 @@ def _mend(bench: Bench) -> str:
 
 def _command(bench: Bench) -> str:
     target = within_reach(bench.site.target, Context(device_count=bench.request.devices))
-    return f"ckptmove convert {shlex.quote(bench.request.path)} --to {target}"
+    return f"ckptmove convert {quoted(bench.request.path)} --to {target}"
 
 
 def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 
 from ckptmove.dtypes import ITEM_BYTES
-from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
+from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged, reason_of
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class StoredTensors:
             try:
                 opened = self._open[disk.path] = Path(disk.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
             except OSError as error:
-                raise AccessFailed(disk.path, error.strerror or str(error)) from error
+                raise AccessFailed(disk.path, reason_of(error)) from error
         disk.require_unchanged(opened.fileno())
         return opened
 

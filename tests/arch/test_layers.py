@@ -31,6 +31,7 @@ ROWS: list[list[str]] = [
         "outputs",
         "case",
     ],
+    ["streams.portable"],
     ["streams.leftovers"],
     ["streams.cloning"],
     [
@@ -87,6 +88,7 @@ HOMES = {
     "typer": ("cli",),
     "rich": ("report", "cli"),
     "tomli": ("config",),
+    "filelock": ("streams",),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
     "typing_extensions": ("verification",),
 }

@@ -56,13 +56,13 @@ GUARDED_MODULES = {
 }
 #: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.
 HARMLESS_OS = {
-    "DirEntry", "O_APPEND", "O_CLOEXEC", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_RDONLY", "O_RDWR",
+    "DirEntry", "O_APPEND", "O_CREAT", "O_DIRECTORY", "O_EXCL", "O_RDONLY", "O_RDWR",
     "O_WRONLY", "POSIX_FADV_DONTNEED", "POSIX_FADV_SEQUENTIAL", "PathLike", "SEEK_DATA", "SEEK_END", "SEEK_HOLE",
-    "SEEK_SET", "close", "copy_file_range", "cpu_count", "curdir", "dup", "dup2", "devnull", "environ", "fchmod",
-    "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fstatvfs", "fsync", "ftruncate", "getcwd",
+    "SEEK_SET", "altsep", "close", "copy_file_range", "cpu_count", "curdir", "dup", "dup2", "devnull", "environ",
+    "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fsync", "ftruncate", "getcwd",
     "geteuid", "getpgrp", "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise",
-    "posix_fallocate", "pread", "preadv", "pwrite", "pwritev", "read", "readlink", "readv", "rename", "replace",
-    "scandir", "sep", "stat", "stat_result", "statvfs", "statvfs_result", "strerror", "uname", "unlink", "urandom",
+    "posix_fallocate", "read", "readlink", "readv", "rename", "replace",
+    "scandir", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip
 #: What could harm somebody, and where it may be used.

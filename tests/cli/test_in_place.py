@@ -260,7 +260,7 @@ def counted(real):
         return real(*args, **options)
     return call
 
-for name in ("write", "pwrite", "fsync", "ftruncate", "unlink"):
+for name in ("write", "fsync", "ftruncate", "unlink"):
     setattr(os, name, counted(getattr(os, name)))
 """
 MAIN = """

@@ -22,7 +22,7 @@ MOST_COMBINATIONS = 400
 _REAL = {
     name: getattr(os, name)
     for name in (
-        "open", "close", "write", "pwrite", "ftruncate", "fsync", "link", "rename", "replace", "unlink", "remove",
+        "open", "close", "write", "ftruncate", "fsync", "link", "rename", "replace", "unlink", "remove",
     )
 }  # fmt: skip
 #: What Python 3.10 calls in pathlib; later ones look it up in os.
@@ -113,9 +113,6 @@ class Recorder:
             return _REAL["write"](fd, data)
         start = os.lseek(fd, 0, os.SEEK_CUR)
         return self._written(fd, start, _REAL["write"], data)
-
-    def pwrite(self, fd, data, start):
-        return self._written(fd, start, lambda fd, data: _REAL["pwrite"](fd, data, start), data)
 
     def _written(self, fd, start, real, data):
         self._turn()

@@ -15,8 +15,8 @@ import warnings
 from contextlib import contextmanager
 
 CHANGING = (
-    "open", "write", "pwrite", "copy_file_range", "posix_fallocate", "ftruncate", "fsync", "link", "rename", "replace",
-    "symlink", "unlink", "remove", "mkdir", "rmdir", "chmod", "fchmod",
+    "open", "write", "copy_file_range", "posix_fallocate", "ftruncate", "fsync", "link", "rename", "replace",
+    "symlink", "unlink", "remove", "mkdir", "rmdir", "chmod",
 )  # fmt: skip
 #: What Python 3.10 calls in pathlib; later ones look it up in os.
 _ACCESSOR = getattr(pathlib, "_NormalAccessor", None)

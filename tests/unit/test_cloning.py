@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import ctypes
 import os
 import shutil
 import stat
@@ -20,6 +20,7 @@ from ckptmove.model import Span
 from ckptmove.rewrite import write_segments
 from ckptmove.segments import without_checks
 from ckptmove.streams import cloning, new_file
+from ckptmove.streams.leftovers import clear_leftovers
 from ckptmove.streams.new_file import NewFile
 from ckptmove.streams.sink import FileSink
 
@@ -130,9 +131,18 @@ def test_what_moves_is_written(big, clones, written):
 def test_a_clone_is_claimed_until_it_has_its_name(big, clones):
     with big.open("rb") as source, FileSink(str(big.with_name("out.pt")), force=False) as sink:
         assert sink.clone(source.fileno())
-        (unfinished,) = big.parent.glob(".ckptmove-*")
-        with unfinished.open("rb") as other, pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        before = set(big.parent.iterdir())
+        clear_leftovers(big.parent)
+        assert set(big.parent.iterdir()) == before
+
+
+def test_a_library_without_a_name_is_not_asked_for_clones(monkeypatch, tmp_path):
+    def refuse(name):
+        raise TypeError("argument of type 'NoneType' is not iterable")
+
+    monkeypatch.delattr(os, "copy_file_range", raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert not cloning._made(0, tmp_path / "clone")
 
 
 def test_the_files_of_a_directory_are_clones_too(big, clones, written):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -10,18 +9,14 @@ import time
 import warnings
 from pathlib import Path
 
+import filelock
 import pytest
 
+from ckptmove.errors import WriteFailed
 from ckptmove.outputs import LeftoversRemoved
 from ckptmove.streams import leftovers
 from ckptmove.streams.directory_sink import DirectorySink
-from ckptmove.streams.leftovers import (
-    claimed_file,
-    claimed_folder,
-    clear_leftovers,
-    is_temporary,
-    temporary_names,
-)
+from ckptmove.streams.leftovers import Claim, clear_leftovers, is_temporary, is_unfinished, temporary_names
 from ckptmove.streams.sink import FileSink
 
 
@@ -52,7 +47,7 @@ def filled(path, name="a.txt"):
 
 def test_names_are_told_apart_from_all_others(tmp_path):
     first, second = temporary_names(tmp_path), temporary_names(tmp_path)
-    assert len({*first, *second}) == 4
+    assert len({*first, *second}) == 6
     assert all(is_temporary(path.name) and path.parent == tmp_path for path in (*first, *second))
     for other in ("run.part", ".ckptmove-00000000.journal", ".ckptmove-1.part", f"{first[0].name}.pth"):
         assert not is_temporary(other)
@@ -110,13 +105,41 @@ def test_nothing_is_lost_where_the_name_is_taken(tmp_path, pair):
         assert names(tmp_path) == before
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_live_process_has_claimed_stays(tmp_path, kind, pair):
-    claim = {"file": claimed_file, "folder": claimed_folder}[kind](pair[0])
-    assert cleared(tmp_path) == []
-    assert names(tmp_path) == [pair[0].name]
-    os.close(claim)
-    assert len(cleared(tmp_path)) == 1
+@pytest.fixture
+def claim(tmp_path):
+    """A claim that has been taken."""
+    claim = Claim(tmp_path)
+    claim.take()
+    return claim
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_what_a_live_process_has_claimed_stays(tmp_path, make, claim):
+    make(claim.names.part)
+    before = names(tmp_path)
+    assert (cleared(tmp_path), names(tmp_path)) == ([], before)
+    assert all(map(is_unfinished, before))
+    claim.release()
+    assert (len(cleared(tmp_path)), names(tmp_path)) == (1, [])
+
+
+def test_of_a_process_that_was_killed_before_it_made_anything_the_lock_is_removed(tmp_path, pair):
+    pair.lock.touch()
+    assert (cleared(tmp_path), names(tmp_path)) == ([], [])
+
+
+@pytest.mark.parametrize("closed_first", [False, True], ids=["posix", "windows"])
+def test_a_released_claim_leaves_nothing(tmp_path, monkeypatch, claim, closed_first):
+    real = Path.unlink
+
+    def refuse_once(path):
+        monkeypatch.setattr(Path, "unlink", real)
+        raise PermissionError(13, "a file that is open")
+
+    if closed_first:
+        monkeypatch.setattr(Path, "unlink", refuse_once)
+    claim.release()
+    assert names(tmp_path) == []
 
 
 WRITER = """
@@ -171,7 +194,7 @@ def test_a_directory_is_claimed_and_so_is_what_it_replaces(tmp_path, monkeypatch
     with DirectorySink(str(tmp_path / "out"), frozenset({"a.txt"}), force=True) as sink:
         sink.folder("", 0o755)
         sink.commit()
-    assert (said, seen, names(tmp_path)) == ([], [2, 1], ["out"])
+    assert (said, seen, names(tmp_path)) == ([], [3, 2], ["out"])
 
 
 def of_another_machine(path):
@@ -209,64 +232,63 @@ def test_a_folder_that_is_none(tmp_path, folder):
 
 
 def test_without_locks_nothing_is_taken_for_a_leftover(tmp_path, monkeypatch, pair):
-    def refuse(fd, operation):
+    def refuse(fd, *, blocking):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(filelock, "lock_descriptor", refuse)
     with FileSink(str(tmp_path / "out.pt"), force=False) as sink:
         assert cleared(tmp_path) == []
         sink.commit()
-    pair[0].touch()
+    pair.part.touch()
     assert cleared(tmp_path) == []
-    assert names(tmp_path) == sorted([pair[0].name, "out.pt"])
+    assert names(tmp_path) == sorted([pair.part.name, "out.pt"])
 
 
-@pytest.mark.parametrize("claim", [claimed_file, claimed_folder])
-def test_what_is_cleared_before_it_is_claimed_is_made_again(tmp_path, monkeypatch, claim, pair):
-    real, said = fcntl.flock, []
-
-    def late(fd, operation):
-        monkeypatch.setattr(fcntl, "flock", real)
-        said.extend(cleared(tmp_path))
-        real(fd, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    fd = claim(pair[0])
-    assert len(said) == 1
-    assert os.path.samestat(os.fstat(fd), pair[0].stat())
-    os.close(fd)
+def test_a_lock_that_somebody_else_put_there_is_not_followed(tmp_path, pair):
+    (tmp_path / "precious").write_bytes(b"kept")
+    pair.part.touch()
+    pair.lock.symlink_to("precious")
+    assert cleared(tmp_path) == []
+    assert names(tmp_path) == sorted([pair.part.name, pair.lock.name, "precious"])
 
 
-def test_a_folder_that_is_cleared_before_it_is_opened_is_made_again(tmp_path, monkeypatch, pair):
-    real, said = os.open, []
+def test_a_lock_that_is_cleared_before_it_is_taken_is_made_again(tmp_path, monkeypatch):
+    real = filelock.lock_descriptor
 
-    def late(path, *rest):
-        monkeypatch.setattr(os, "open", real)
-        said.extend(cleared(tmp_path))
-        return real(path, *rest)
+    def late(fd, *, blocking):
+        monkeypatch.setattr(filelock, "lock_descriptor", real)
+        assert cleared(tmp_path) == []
+        return real(fd, blocking=blocking)
 
-    monkeypatch.setattr(os, "open", late)
-    os.close(claimed_folder(pair[0]))
-    assert len(said) == 1
-    assert pair[0].is_dir()
+    monkeypatch.setattr(filelock, "lock_descriptor", late)
+    claim = Claim(tmp_path)
+    before = claim.names
+    claim.take()
+    assert claim.names != before
+    assert names(tmp_path) == [claim.names.lock.name]
+    claim.release()
 
 
-@pytest.mark.parametrize("claim", [claimed_file, claimed_folder])
-def test_an_interrupted_claim_leaves_nothing(tmp_path, monkeypatch, claim, pair):
+def test_an_interrupted_claim_leaves_nothing(tmp_path, monkeypatch):
     def interrupt(*_args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(leftovers, "_is_at", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        claim(pair[0])
+        Claim(tmp_path).take()
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_opened_is_not_left(tmp_path, monkeypatch, pair):
-    def refuse(*_args):
-        raise OSError(24, "Too many open files")
+@pytest.mark.parametrize("sink", [FileSink, lambda output, **options: DirectorySink(output, frozenset(), **options)])
+def test_an_output_that_cannot_be_begun_leaves_no_lock(tmp_path, monkeypatch, sink):
+    def refuse(path, *_args, **_options):
+        if str(path).endswith(".part"):
+            raise OSError(24, "Too many open files")
+        return real(path, *_args, **_options)
 
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(OSError, match="Too many"):
-        claimed_folder(pair[0])
+    name = "mkdir" if sink is not FileSink else "open"
+    real = getattr(os, name)
+    monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(WriteFailed, match="Too many"), sink(str(tmp_path / "out"), force=False):
+        pass
     assert names(tmp_path) == []

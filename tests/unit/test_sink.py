@@ -294,7 +294,7 @@ def test_a_folder_that_cannot_be_opened_fails_before_the_name_is_taken(tmp_path,
     real = os.open
 
     def refuse_folders(path, flags, *rest, **options):
-        if flags == os.O_RDONLY:
+        if flags & os.O_DIRECTORY:
             raise PermissionError(errno.EACCES, "Permission denied")
         return real(path, flags, *rest, **options)
 

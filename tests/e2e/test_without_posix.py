@@ -1,0 +1,127 @@
+"""Every command where Python has the names of Windows only: the same answers and the same files, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "sample_ckpts"
+CASE = """
+import torch
+from ckptmove import Case
+
+def make():
+    model = torch.nn.Linear(2, 1)
+    return Case(model, torch.optim.AdamW(model.parameters()), torch.nn.MSELoss(), (torch.ones(4, 2), torch.ones(4, 1)))
+"""
+SESSIONS = {
+    "help": ["--help", "inspect --help", "convert --help", "rules", "rules F801", "--version"],
+    "inspect": [
+        "inspect run.pth", "inspect run.pth --check --json", "inspect run --check", "inspect run.zip", "inspect *.pth",
+        "inspect модель.pth", "inspect gone.pth", "inspect run.pth --tree --tensors", "inspect run.pth --format github",
+    ],
+    "convert": [
+        "convert run.pth --to cpu --dry-run", "convert run.pth --to cpu", "convert run.pth --to cpu",
+        "convert run.pth --to cpu --force", "convert run.pth --to mps --no-check -o new.pth",
+        "convert модель.pth --to cpu --json", "convert run.pth --to cpu -o gone/out.pth",
+        "convert run.pth --to cpu -o run/",
+    ],
+    "directory": [
+        "convert run --to cpu --dry-run", "convert run --to cpu", "convert run --to cpu",
+        "convert run --to cpu --force",
+        "convert run --to mps --no-check -o new", "convert run --to cpu -o run/inside", "diff run run.cpu",
+    ],
+    "archive": ["convert run.zip --to cpu", "convert run.zip --to cpu --force --no-check", "diff run.zip run.cpu.zip"],
+    "in place": [
+        "convert run.pth --to cpu --in-place --dry-run", "convert run.pth --to cpu --in-place", "inspect run.pth",
+        "convert run.pth --undo --dry-run", "convert run.pth --undo", "convert run.pth --undo", "inspect run.pth",
+    ],
+    "diff": ["diff run.pth модель.pth", "diff run.pth legacy.pth --json", "diff run.pth gone.pth"],
+    "verify": [
+        "verify run.pth --to cpu --junit report.xml", "verify run.pth модель.pth --against run.pth --json",
+        "verify run --to cuda:0", "verify gone.pth",
+    ],
+    "case": ["verify small.pth --case case.py:make", "verify small.pth --case case.py:gone"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What every session begins with."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("files")
+    shutil.copy(SAMPLES / "adamw-cuda3.pth", folder / "run.pth")
+    shutil.copy(SAMPLES / "map-location-dragged-all.pth", folder / "модель.pth")
+    shutil.copy(SAMPLES / "legacy-adamw-cuda1.pth", folder / "legacy.pth")
+    shutil.copytree(SAMPLES / "hf-trainer-cuda3", folder / "run")
+    shutil.make_archive(str(folder / "run"), "zip", folder / "run")
+    (folder / "case.py").write_text(CASE)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "small.pth")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory):
+    """A folder to have on the path of a Python that is to lack what Windows lacks, and of those that it starts."""
+    folder = tmp_path_factory.mktemp("windows")
+    (folder / "sitecustomize.py").write_text("import without_posix\n")
+    return os.pathsep.join([str(folder), str(ROOT / "tests" / "recipes")])
+
+
+def run(folder, line, path=""):
+    """What a command leaves: exit code, output, and every file; without the time that it took."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT)]))}
+    environment |= {"PYTHONIOENCODING": "cp1252", "COLUMNS": "100"}
+    told = subprocess.run(
+        [sys.executable, "-m", "ckptmove", *line.split()], cwd=folder, env=environment, capture_output=True, check=False
+    )
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    texts = (told.stdout, told.stderr, files.pop(Path("report.xml"), b""))
+    return told.returncode, [re.sub(rb'\d+\.\d+(?= s\b)|(?<="seconds": )[\d.e-]+', b"T", text) for text in texts], files
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_it_answers_and_writes_the_same(session, files, windows, tmp_path):
+    for name in ("here", "there"):
+        shutil.copytree(files, tmp_path / name)
+    for line in SESSIONS[session]:
+        expected, found = run(tmp_path / "here", line), run(tmp_path / "there", line, windows)
+        assert expected[0] != 70, expected[1]
+        assert found[:2] == expected[:2], line
+        assert found[2].keys() == expected[2].keys(), line
+        assert found[2] == expected[2], line
+
+
+def test_what_is_open_or_a_folder_is_refused_there(windows, tmp_path):
+    program = """
+import os
+from pathlib import Path
+from ckptmove.cli import signals
+def refused(call):
+    try: call()
+    except PermissionError: return True
+assert not hasattr(os, "pread") and not hasattr(os, "O_DIRECTORY") and len(signals._SIGNALS) == 2
+assert refused(lambda: os.open(".", os.O_RDONLY))
+with open("a", "w") as file:
+    assert refused(lambda: Path("a").unlink()) and refused(lambda: os.replace("a", "b"))
+os.replace("a", "b")
+try: import fcntl
+except ImportError: print("as there")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([windows, str(ROOT)])}
+    told = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (told.stdout, told.stderr) == ("as there\n", "")
