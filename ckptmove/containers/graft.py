@@ -33,6 +33,7 @@ def merge(machine: Machine, inner: Machine) -> None:
     for code, start in inner.foreign.items():
         machine.foreign.setdefault(code, start)
     machine.filled |= inner.filled
+    machine.excess = inner.excess
     machine.end = inner.end
 
 

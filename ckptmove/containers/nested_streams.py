@@ -92,7 +92,7 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     roots: dict[int, Value] = {}
     begin = len(pickles[0])
     for place, stream in enumerate(streams):
-        inner = interpret(machine.data, limits, begin)
+        inner = interpret(machine.data, limits, begin, machine.excess)
         if inner.end != begin + len(pickles[place + 1]):
             raise DamagedArchive(stream.container.source.path, "bytes stand behind the pickle of a tensor in it")
         for persistent in inner.persistents:

@@ -31,6 +31,7 @@ def _two_lines(machine: Machine, position: int) -> tuple[Global, int]:
     module, middle = line(machine, position)
     name, end = line(machine, middle - 1)
     value = Global(module.decode(), name.decode())
+    machine.containers += 1
     machine.note_global(value, position)
     return value, end
 
@@ -49,6 +50,7 @@ def _stack_global(machine: Machine, position: int) -> int:
         raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
     del machine.starts[-2:]
     value = machine.stacked[position] = Global(module, name)
+    machine.containers += 1
     machine.note_global(value, position)
     stack.append(value)
     machine.starts.append(position)
@@ -58,6 +60,7 @@ def _stack_global(machine: Machine, position: int) -> int:
 def _inst(machine: Machine, position: int) -> int:
     value, end = _two_lines(machine, position)
     items, starts = pop_mark(machine)
+    machine.containers += 1
     machine.stack.append(Call(value, Tuple(tuple(items), tuple(starts)), position))
     machine.starts.append(position)
     return end
@@ -98,6 +101,7 @@ def _build(machine: Machine, position: int) -> int:
         target.state_start = start
     else:
         # Nothing that Python writes (no call, or a second state): keep both in sight all the same.
+        machine.containers += 1
         wrapped = Call(None, target, machine.starts[-1])
         wrapped.state, wrapped.state_start = state, start
         machine.stack[-1] = wrapped
@@ -151,6 +155,7 @@ def _empty_tuple(machine: Machine, position: int) -> int:
 
 def _empty(kind: type[List | Set | Dict]) -> Handler:
     def handle(machine: Machine, position: int) -> int:
+        machine.containers += 1
         machine.stack.append(kind([], []))
         machine.starts.append(position)
         return position + 1
@@ -162,6 +167,7 @@ def _marked(kind: type[List | Set]) -> Handler:
     """A container of everything above the mark."""
 
     def handle(machine: Machine, position: int) -> int:
+        machine.containers += 1
         value = kind(machine.stack, machine.starts)
         machine.stack, machine.starts = machine.marks.pop()
         machine.stack.append(value)
@@ -180,6 +186,7 @@ def _marked_tuple(machine: Machine, position: int) -> int:
 
 
 def _marked_dict(machine: Machine, position: int) -> int:
+    machine.containers += 1
     value = Dict([], [])
     flat, flat_starts = pop_mark(machine)
     machine.stack.append(value)
@@ -189,6 +196,7 @@ def _marked_dict(machine: Machine, position: int) -> int:
 
 
 def _tuple1(machine: Machine, position: int) -> int:
+    machine.containers += 1
     stack, starts = machine.stack, machine.starts
     stack[-1] = Tuple((stack[-1],), (starts[-1],))
     starts[-1] = position
