@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
+from ckptmove.pickles.names import dangerous
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Tuple
@@ -55,11 +56,14 @@ def _walk(machine: Machine) -> None:
         machine.root = machine.stack.pop()
         machine.memo, machine.memo_starts = [], []  # seven values for each tensor of torch's, and nobody reads them now
         return
+    except DamagedPickle as error:
+        raise _with_names(error, machine) from error
     except CkptMoveError:
         raise
     except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
         # A stack underflow, an unknown memo index, an argument past the end, an item put into what holds none.
-        raise DamagedPickle(_explain(error, data, position), offset=position - machine.begin) from error
+        damage = DamagedPickle(_explain(error, data, position), offset=position - machine.begin)
+        raise _with_names(damage, machine) from error
     raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
 
 
@@ -80,6 +84,11 @@ def _weigh(machine: Machine, position: int, operations: int, before: int) -> Non
     machine.excess = before + limits.tree_excess(nbytes, operations, *counts)
     if machine.excess > limits.tree_bytes:
         raise LimitExceeded("the memory of a pickle in bytes", limit=limits.tree_bytes, actual=machine.excess)
+
+
+def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
+    """The same error with the dangerous names that come before the damage."""
+    return DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals))
 
 
 def _explain(error: Exception, data: bytes, position: int) -> str:
@@ -117,6 +126,18 @@ def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> M
     machine = Machine(data, limits, begin, excess)
     _walk(machine)
     return machine
+
+
+def runs_before(data: bytes, limits: Limits) -> tuple[str, ...]:
+    """The dangerous names in a damaged pickle, up to the damage.
+
+    Raises:
+        LimitExceeded: it asks for more than the limits allow before that.
+    """
+    try:
+        return dangerous(interpret(data, limits).globals)
+    except DamagedPickle as error:
+        return error.runs
 
 
 def _unknown(machine: Machine, position: int) -> int:

@@ -102,7 +102,7 @@ def _interpret_part(data: bytes, part: PicklePart, limits: Limits, excess: int) 
     try:
         machine = interpret(data[: part.span.end], limits, part.span.start, excess)
     except DamagedPickle as error:
-        raise DamagedPickle(f"{error.detail} in {part.record}", offset=error.offset) from error
+        raise DamagedPickle(f"{error.detail} in {part.record}", offset=error.offset, runs=error.runs) from error
     if machine.end != part.span.end:
         raise DamagedPickle(f"bytes behind STOP in {part.record}", offset=machine.end - part.span.start)
     return machine
@@ -114,11 +114,7 @@ def _join(joined: Machine, machine: Machine) -> None:
     joined.excess = machine.excess
     joined.frames += machine.frames
     joined.persistents += machine.persistents
-    for name, start in machine.globals.items():
-        joined.globals.setdefault(name, start)
-    for code, start in machine.foreign.items():
-        joined.foreign.setdefault(code, start)
-    joined.filled |= machine.filled
+    joined.note_names(machine)
     joined.stacked |= machine.stacked
 
 

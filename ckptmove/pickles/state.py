@@ -104,6 +104,14 @@ class Machine:
         self.end = begin
         self.root: Value = None
 
+    def note_names(self, inner: Machine) -> None:
+        """Remember the names and opcodes that another pickle of the same file uses."""
+        for name, start in inner.globals.items():
+            self.globals.setdefault(name, start)
+        for code, start in inner.foreign.items():
+            self.foreign.setdefault(code, start)
+        self.filled |= inner.filled
+
     def note_global(self, value: Global, start: int) -> None:
         """Remember a name that the pickle would import."""
         self.globals.setdefault(value.full_name, start)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import end_within, line
-from ckptmove.pickles.tree import Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
+from ckptmove.pickles.names import COMPUTED, EXTENSION
+from ckptmove.pickles.tree import MADE, Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine
@@ -46,15 +47,22 @@ def _global(machine: Machine, position: int) -> int:
 def _stack_global(machine: Machine, position: int) -> int:
     stack = machine.stack
     name, module = stack.pop(), stack.pop()
-    if type(name) is not str or type(module) is not str:
-        raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
     del machine.starts[-2:]
-    value = machine.stacked[position] = Global(module, name)
+    value = machine.stacked[position] = Global(_part(module, machine, position), _part(name, machine, position))
     machine.containers += 1
     machine.note_global(value, position)
     stack.append(value)
     machine.starts.append(position)
     return position + 1
+
+
+def _part(value: Value, machine: Machine, position: int) -> str:
+    """A part of a name; a call may return one, too."""
+    if isinstance(value, MADE):
+        return COMPUTED
+    if type(value) is not str:
+        raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
+    return value
 
 
 def _inst(machine: Machine, position: int) -> int:
@@ -129,7 +137,7 @@ def _extension(width: int) -> Handler:
     def handle(machine: Machine, position: int) -> int:
         end = end_within(machine, position + 1 + width)
         code = int.from_bytes(machine.data[position + 1 : end], "little")
-        machine.globals.setdefault(f"copyreg.extension.{code}", position)
+        machine.globals.setdefault(f"{EXTENSION}{code}", position)
         machine.stack.append(Opaque(f"copyreg extension {code}"))
         machine.starts.append(position)
         return end
