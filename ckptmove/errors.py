@@ -282,6 +282,15 @@ class LimitExceeded(Refused):
         self.is_fixed = is_fixed
 
 
+class OutOfMemory(Refused):
+    """The system has no more memory for what the file asks for."""
+
+    kind = "out-of-memory"
+
+    def __init__(self, path: str | None = None) -> None:
+        super().__init__("there is not enough memory for what the file asks for", path=path)
+
+
 class UnsupportedDtype(Refused):
     """The target device cannot hold a dtype that the file holds.
 

@@ -21,7 +21,7 @@ _MEMO_INDICES: Final = 1 << 12
 _OPERATION_COST: Final = 64
 _CONTAINER_COST: Final = 160
 _PERSISTENT_COST: Final = 48
-#: Memory that a byte of a pickle, or a storage that it names, accounts for. One tensor of torch's has 35 to 110 bytes, 28
+#: Memory that a byte of a pickle, or a storage that it names, accounts for. A tensor of torch has 35 to 110 bytes, 28
 #: to 32 operations and 2 KB of memory; text and numbers stay below the first figure; a bomb has 50 to 200 for a byte.
 _MEMORY_PER_BYTE: Final = 16
 _MEMORY_PER_STORAGE: Final = 2200

@@ -283,6 +283,12 @@ def _(error: errors.LimitExceeded) -> str:
     return f"no checkpoint of a real run comes near that limit; if you trust the file all the same: {typed}"
 
 
+@hint_for.register(errors.OutOfMemory)
+def _(error: errors.OutOfMemory) -> str:
+    del error
+    return "take a machine with more memory, or raise the limit that holds this one: ulimit -v"
+
+
 @hint_for.register(errors.UnsupportedDtype)
 def _(error: errors.UnsupportedDtype) -> str:
     return f"cast what {error.target} cannot hold to the next smaller dtype with --cast"

@@ -58,4 +58,4 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
         context: the machine that it is judged for.
     """
     context = context._replace(home=target_device(inventory, context), pairings=pair_all(inventory))
-    return tuple(finding for rule in RULES for finding in rule(inventory, context))
+    return tuple(safety.cautioned(one, inventory) for rule in RULES for one in rule(inventory, context))

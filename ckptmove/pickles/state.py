@@ -76,8 +76,8 @@ class Machine:
         "root",
         "stack",
         "stacked",
-        "storages",
         "starts",
+        "storages",
     )
 
     def __init__(self, data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> None:

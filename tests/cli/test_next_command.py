@@ -15,7 +15,7 @@ from ckptmove import api
 from ckptmove.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
-WITHOUT = "load it without map_location, weights_only as before:"
+WITHOUT = "load it without map_location:"
 
 
 def test_no_command_helps_a_file_whose_bytes_are_lost(tmp_path, say):
