@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from itertools import repeat
-from operator import length_hint
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
@@ -52,7 +51,7 @@ def _walk(machine: Machine) -> None:
             _weigh(machine, position, machine.limits.operations - max(rest, 0), before)
     except StopReached as stop:
         machine.end = stop.end
-        _weigh(machine, stop.end, machine.limits.operations - max(rest, 0) - length_hint(block), before)
+        _weigh(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
         machine.root = machine.stack.pop()
         machine.memo, machine.memo_starts = [], []  # seven values for each tensor of torch's, and nobody reads them now
         return

@@ -14,7 +14,7 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LONGEST_FILE = 350
+LONGEST_FILE = 600
 LONGEST_FUNCTION = 60
 
 
