@@ -252,6 +252,20 @@ _ON_A_DEVICE = (
           _of_example("lightning_module", _nothing), to=_STEP, options=_case("lightning_module", "broken")),
 )  # fmt: skip
 
+
+def _extend(name: str, content: bytes) -> bytes:
+    """An extension code of ``copyreg`` in the object pickle, whose value is dropped."""
+    return content[:2] + b"\x82\x050" + content[2:] if name.endswith("data.pkl") else content
+
+
+def _call_before(path: Path) -> None:
+    """A call of the shell in the second pickle of a file as torch wrote it before 1.6."""
+    tree = torch.load(path, map_location="cpu", weights_only=True)
+    torch.save(tree, path, _use_new_zipfile_serialization=False)
+    call = b"\x80\x02cposix\nsystem\nX\x04\0\0\0true\x85R0M\xe9\x03."
+    path.write_bytes(path.read_bytes().replace(b"\x80\x02M\xe9\x03.", call, 1))
+
+
 _NO_ORIGINAL = "nothing in the file says what it was: --against its original does"
 
 FAULTS = (
@@ -302,6 +316,10 @@ FAULTS = (
     ),
     Fault("a Namespace among the options", "S701", _set(lambda tree: tree, "args", Namespace(lr=1))),
     Fault("a call of the shell", "S702", _set(lambda tree: tree, "run", _Runs())),
+    Fault("a call of the shell before the object", "S702", damage=_call_before),
+    Fault("a call of the shell before the object fails the file", "file", damage=_call_before),
+    Fault("an extension code", "S702", damage=_rewritten(_extend)),
+    Fault("an extension code fails the file", "file", damage=_rewritten(_extend)),
     Fault("a set among the options", "S703", _set(lambda tree: tree, "frozen", {"model.0"})),
     Fault("a changed byte", "F801", damage=_flip),
     Fault("a storage cut off", "F802", damage=_rewritten(_shorten)),

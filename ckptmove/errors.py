@@ -6,7 +6,10 @@ Never holds the wording of hints or an exit code: those belong to the command li
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import ClassVar, Final
+
+#: Names that one message lists.
+_SHOWN: Final = 4
 
 
 class CkptMoveError(Exception):
@@ -162,13 +165,21 @@ class DamagedArchive(UnreadableInput):
 
     Attributes:
         detail: which part, and in what way.
+        runs: dangerous names in the pickles before the damage: a load runs them before it fails.
     """
 
     kind = "damaged-archive"
 
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"damaged archive: {detail}", path=path)
+    def __init__(self, path: str, detail: str, *, runs: tuple[str, ...] = ()) -> None:
+        super().__init__(f"damaged archive: {detail}{_warned(runs)}", path=path)
         self.detail = detail
+        self.runs = runs
+
+
+def _warned(runs: tuple[str, ...]) -> str:
+    """What a load does before it meets the damage; empty where nothing dangerous comes first."""
+    more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+    return f"; before that, loading it without weights_only could run {', '.join(runs[:_SHOWN])}{more}" if runs else ""
 
 
 class CrcMismatch(UnreadableInput):
@@ -191,12 +202,14 @@ class DamagedPickle(UnreadableInput):
     Attributes:
         offset: byte in the pickle at which reading stopped.
         detail: what is wrong there.
+        runs: dangerous names before the damage: a load runs them before it fails.
     """
 
     kind = "damaged-pickle"
 
-    def __init__(self, detail: str, *, offset: int, path: str | None = None) -> None:
-        super().__init__(f"damaged pickle: {detail} at byte {offset}", path=path)
+    def __init__(self, detail: str, *, offset: int, path: str | None = None, runs: tuple[str, ...] = ()) -> None:
+        super().__init__(f"damaged pickle: {detail} at byte {offset}{_warned(runs)}", path=path)
+        self.runs = runs
         self.offset = offset
         self.detail = detail
 
@@ -284,6 +297,15 @@ class LimitExceeded(Refused):
         self.limit = limit
         self.actual = actual
         self.is_fixed = is_fixed
+
+
+class OutOfMemory(Refused):
+    """The system has no more memory for what the file asks for."""
+
+    kind = "out-of-memory"
+
+    def __init__(self, path: str | None = None) -> None:
+        super().__init__("there is not enough memory for what the file asks for", path=path)
 
 
 class UnsupportedDtype(Refused):

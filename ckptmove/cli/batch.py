@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptmove.cli.outcome import REFUSED, YES, failure_of, interruption
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format
-from ckptmove.errors import CkptMoveError, StdoutFailed, UsageError
+from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 from ckptmove.report.text import clean
 
 if TYPE_CHECKING:
@@ -54,12 +54,15 @@ def for_each(paths: Sequence[str], work: Callable[[str], tuple[int, Sequence[Ckp
     codes: list[int] = []
     failures: list[Failure] = []
     for path in paths:
+        failure: Failure | None
         try:
             code, errors = work(path)
         except (UsageError, StdoutFailed):
             raise
         except CkptMoveError as error:
             failure = failure_of(error)
+        except MemoryError:  # what the work holds is let go with the exception: only then is there room for words
+            failure = None
         except (KeyboardInterrupt, Terminated) as error:
             failure, is_cut_short = interruption(error), True
         else:
@@ -69,6 +72,7 @@ def for_each(paths: Sequence[str], work: Callable[[str], tuple[int, Sequence[Ckp
             for failure in within:
                 out.failure(failure)
             continue
+        failure = failure or failure_of(OutOfMemory(path))
         failures.append(failure)
         codes.append(failure.exit_code)
         out.failure(failure)

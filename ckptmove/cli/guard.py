@@ -21,7 +21,7 @@ from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
 from ckptmove.collector import collector_paused
 from ckptmove.devices import is_device_string
-from ckptmove.errors import CkptMoveError, StdoutFailed, UnknownDevice, UnsupportedDtype
+from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UnknownDevice, UnsupportedDtype
 from ckptmove.outputs import LeftoversRemoved
 from ckptmove.report.answers import Failure
 from ckptmove.report.text import clean, sentence
@@ -87,6 +87,7 @@ def _show(message: Warning | str, *_where: object, **_more: object) -> None:
 
 
 def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
+    failure: Failure | None
     try:
         code = run()
     except CkptMoveError as error:
@@ -100,11 +101,13 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:
         failure = interruption(error)
+    except MemoryError:  # what the command holds is let go with the exception: only then is there room for words
+        failure = None
     except Exception as error:  # noqa: BLE001  # the one place where a bug is caught: it has to become an exit code
         failure = _bug(error)
     else:
         return code if isinstance(code, int) else 0
-    return _tell(failure, words)
+    return _tell(failure or failure_of(OutOfMemory()), words)
 
 
 def _usage(error: Any, words: Sequence[str]) -> Failure:

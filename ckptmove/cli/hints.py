@@ -18,6 +18,7 @@ from ckptmove.wording import command_line, quoted
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
+_DISTRUST: Final = "do not load it, and do not trust where it comes from"
 #: What ``--limit-factor`` may be, by powers of ten.
 _FACTORS: Final = (10, 100, 1000)
 #: What a conversion writes anew, and never changes.
@@ -196,8 +197,7 @@ def _(error: errors.UnsupportedContainer) -> str:
 
 @hint_for.register(errors.DamagedArchive)
 def _(error: errors.DamagedArchive) -> str:
-    del error
-    return f"it was cut off or changed on its way: {_AGAIN}"
+    return _DISTRUST if error.runs else f"it was cut off or changed on its way: {_AGAIN}"
 
 
 @hint_for.register(errors.CrcMismatch)
@@ -208,8 +208,7 @@ def _(error: errors.CrcMismatch) -> str:
 
 @hint_for.register(errors.DamagedPickle)
 def _(error: errors.DamagedPickle) -> str:
-    del error
-    return f"no version of torch reads it either: {_AGAIN}"
+    return _DISTRUST if error.runs else f"no version of torch reads it either: {_AGAIN}"
 
 
 @hint_for.register(errors.SourceChanged)
@@ -289,6 +288,12 @@ def _(error: errors.LimitExceeded) -> str:
     # Who counts operations stops at the first too many.
     typed = f"--limit-factor {factor} (times one that was given), or more"
     return f"no checkpoint of a real run comes near that limit; if you trust the file all the same: {typed}"
+
+
+@hint_for.register(errors.OutOfMemory)
+def _(error: errors.OutOfMemory) -> str:
+    del error
+    return "take a machine with more memory, or raise the limit that holds this one: ulimit -v"
 
 
 @hint_for.register(errors.UnsupportedDtype)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.containers.contract import Container
-from ckptmove.containers.nested_streams import find_streams, graft, name_long_keys, shared_streams
-from ckptmove.containers.pickle_outline import read_outline
+from ckptmove.containers.nested_streams import find_streams, graft, name_long_keys, opened_calls, shared_streams
+from ckptmove.containers.pickle_outline import read_outlines
 from ckptmove.contracts import CopySegment
-from ckptmove.errors import DamagedPickle, UneditablePickle
+from ckptmove.errors import DamagedArchive, DamagedPickle, UneditablePickle
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import operations
@@ -22,6 +22,7 @@ from ckptmove.segments import length, shifted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from ckptmove.containers.pickle_outline import PickleOutline
     from ckptmove.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -51,17 +52,36 @@ class BarePickle(Container):
             LimitExceeded: they ask for more than the limits allow.
         """
         self.source, self.limits = source, limits
-        self._outline = read_outline(source, limits)
+        outlines = read_outlines(source, limits)
+        self._outline = next(outlines)
         self.placeholder = self._outline.marks.decode()
         try:
             self._machine = interpret(self._outline.data, limits)
         except DamagedPickle as error:
-            raise DamagedPickle(error.detail, offset=self._outline.file_offset(error.offset)) from error
+            offset = self._outline.file_offset(error.offset)
+            raise DamagedPickle(error.detail, offset=offset, runs=error.runs) from error
         self._streams = find_streams(self._machine.root, self._outline, source, limits)
         graft(self._machine, self._streams, limits)
+        self.opened = opened_calls(self._machine)
         name_long_keys(self._machine.root, self._outline)
+        self._note_rest(outlines)
         self._pickle = self._machine.data
         self.byteorder = next((stream.container.byteorder for stream in self._streams), "little")
+
+    def _note_rest(self, outlines: Iterator[PickleOutline]) -> None:
+        """Remember the names in the pickles that follow: who calls ``pickle.load`` again runs them.
+
+        What follows may be anything: the names before the first damage count.
+        """
+        try:
+            for outline in outlines:
+                machine = interpret(outline.data, self.limits)
+                graft(machine, find_streams(machine.root, outline, self.source, self.limits), self.limits)
+                self.opened &= opened_calls(machine)
+                self._machine.note_names(machine)
+        except (DamagedPickle, DamagedArchive) as error:
+            for name in error.runs:
+                self._machine.globals.setdefault(name, 0)
 
     def read(self) -> Machine:
         """The machine that has read :meth:`object_pickle`, the storages of the streams in the places of their calls."""

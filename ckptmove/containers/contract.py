@@ -32,6 +32,7 @@ class Container(ABC):
         torch_version: version of torch that wrote it, where it says so.
         producer: who else wrote it, where it says so.
         has_devices: whether the format keeps a device for each storage.
+        opened: names of functions whose every call was read as data: what a load of the file would run is known.
         placeholder: what begins a string in the tree that stands for a long one; empty where there are none.
     """
 
@@ -42,6 +43,7 @@ class Container(ABC):
     torch_version: str | None = None
     producer: str | None = None
     has_devices: bool = True
+    opened: frozenset[str] = frozenset()
     placeholder: str = ""
 
     @abstractmethod

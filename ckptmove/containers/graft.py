@@ -28,11 +28,8 @@ def merge(machine: Machine, inner: Machine) -> None:
     machine.frames += inner.frames
     machine.persistents += inner.persistents
     machine.stacked |= inner.stacked
-    for name, start in inner.globals.items():
-        machine.globals.setdefault(name, start)
-    for code, start in inner.foreign.items():
-        machine.foreign.setdefault(code, start)
-    machine.filled |= inner.filled
+    machine.note_names(inner)
+    machine.excess = inner.excess
     machine.end = inner.end
 
 
@@ -56,17 +53,7 @@ def nodes(root: Value) -> Iterator[Node]:
         if isinstance(node, Node) and id(node) not in seen:
             seen.add(id(node))
             yield node
-            stack += _members(node)
-
-
-def _members(node: Node) -> list[Value]:
-    if isinstance(node, Sequence):
-        return list(node.items)
-    if type(node) is Dict:
-        return list(node.flat)
-    if type(node) is Call:
-        return [node.func, node.args, node.kwargs, node.state, node.appended, node.assigned]
-    return [node.pid] if type(node) is Persistent else []
+            stack += node.members()
 
 
 def _replace(node: Node, change: Callable[[Value], Value]) -> None:

@@ -13,9 +13,9 @@ from ckptmove.containers.graft import merge, nodes, replace_nodes
 from ckptmove.containers.torch_legacy import TorchLegacy
 from ckptmove.containers.torch_zip import TorchZip
 from ckptmove.containers.zip_index import read_directory
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import DamagedArchive, DamagedPickle
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.tree import Call, Dict, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 from ckptmove.streams.part import MemorySource, PartSource
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _LOADER: Final = "torch.storage._load_from_bytes"
 _ENCODE: Final = "_codecs.encode"
 _ZIP: Final = b"PK\x03\x04"
 _KEY_FIELD: Final = 2
+#: POP and POP_MARK.
+_DROPPING: Final = frozenset(b"01")
 
 
 class NestedStream(NamedTuple):
@@ -70,6 +72,8 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
         if place is not None and not outline.strings[place].is_text:
             span = outline.strings[place].span
             found.append(NestedStream(node, open_stream(PartSource(source, span), limits), place, span.start))
+        elif type(argument) is bytes:
+            _refuse_payload(MemorySource(source.path, argument), limits)
         elif type(argument) is Call and argument.name == _ENCODE:
             data = _encoded(argument, outline, source)
             found.append(NestedStream(node, open_stream(MemorySource(source.path, data), limits), None, 0))
@@ -92,15 +96,28 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     roots: dict[int, Value] = {}
     begin = len(pickles[0])
     for place, stream in enumerate(streams):
-        inner = interpret(machine.data, limits, begin)
+        inner = interpret(machine.data, limits, begin, machine.excess)
         if inner.end != begin + len(pickles[place + 1]):
             raise DamagedArchive(stream.container.source.path, "bytes stand behind the pickle of a tensor in it")
         for persistent in inner.persistents:
             _rename(persistent, place)
         roots[id(stream.call)] = inner.root
         merge(machine, inner)
+        if isinstance(stream.container, TorchLegacy):
+            machine.note_names(stream.container.around)
         begin = inner.end
     replace_nodes(machine, roots)
+
+
+def opened_calls(machine: Machine) -> frozenset[str]:
+    """The loader of streams, where every call of it was found and read.
+
+    Args:
+        machine: the machine after :func:`graft`. A call that an opcode drops from the stack is in no tree.
+    """
+    calls = (type(node) is Global and node.full_name == _LOADER for node in nodes(machine.root))
+    is_opened = machine.foreign.keys().isdisjoint(_DROPPING) and not any(calls)
+    return frozenset({_LOADER}) if is_opened else frozenset()
 
 
 def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> frozenset[int]:
@@ -151,6 +168,19 @@ def open_stream(source: ByteSource, limits: Limits) -> Container:
             raise DamagedArchive(source.path, f"{directory.shift} bytes stand before the records of a tensor in it")
         return TorchZip(source, directory, limits)
     return TorchLegacy(source, limits)
+
+
+def _refuse_payload(source: ByteSource, limits: Limits) -> None:
+    """Refuse bytes that are too short for a stream of torch's, where they name something dangerous.
+
+    Raises:
+        DamagedArchive, DamagedPickle: a load of them could run that before it fails.
+    """
+    try:
+        open_stream(source, limits)
+    except (DamagedArchive, DamagedPickle) as error:
+        if error.runs:
+            raise
 
 
 def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from ckptmove.contracts import BytesSegment, CopySegment
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import Span
+from ckptmove.pickles.machine import runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, operations, variable_end
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ class PickleOutline(NamedTuple):
         return _splice(data, changes)
 
 
-def read_outline(source: ByteSource, limits: Limits) -> PickleOutline:
-    """Read the pickle that a file begins with, but for its long strings.
+def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]:
+    """Read the pickles of a file one after another, but for their long strings.
 
     Raises:
         DamagedPickle: no such opcode, the file ends before STOP, or a frame ends inside of a string.
@@ -126,9 +127,18 @@ def read_outline(source: ByteSource, limits: Limits) -> PickleOutline:
         SourceChanged, AccessFailed: as the source.
     """
     reader = _Reader(source, limits)
-    while not reader.step():
-        pass
-    return reader.outline()
+    while True:
+        try:
+            while not reader.step():
+                pass
+            outline = reader.outline()
+        except DamagedPickle as error:
+            runs = runs_before(reader.taken(), limits)
+            raise DamagedPickle(error.detail, offset=error.offset, runs=runs) from error
+        yield outline
+        if outline.end == source.size:
+            return
+        reader.begin_anew()
 
 
 class _Reader:
@@ -152,6 +162,16 @@ class _Reader:
     def _offset(self) -> int:
         """Offset in the file of what comes next."""
         return self._read - (len(self._data) - self._at)
+
+    def taken(self) -> bytes:
+        """What is kept of the pickle so far, without what was read ahead."""
+        return bytes(self._data[: self._at])
+
+    def begin_anew(self) -> None:
+        """Go on with the pickle behind the one that has ended."""
+        del self._data[: self._at]
+        self._at = 0
+        self._strings, self._places, self._frames = [], [], []
 
     def step(self) -> bool:
         """Go over one operation; whether it was STOP."""

@@ -14,6 +14,7 @@ from ckptmove.dtypes import ITEM_BYTES, STORAGE_DTYPE
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.model import Span
 from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.names import dangerous
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tree import Global, Sequence, Tuple
 from ckptmove.streams.part import PartSource
@@ -138,6 +139,8 @@ class MemberReader:
         self._member = member
         self._limits = limits
         self._position = 0
+        #: What its pickles name.
+        self._names: dict[str, int] = {}
 
     @property
     def rest(self) -> int:
@@ -164,9 +167,11 @@ class MemberReader:
         """
         begin = self._position
         try:
-            return interpret(self.read_pickle(), self._limits).root
+            machine = interpret(self.read_pickle(), self._limits)
         except DamagedPickle as error:
-            raise self.damage(f"{error.detail} at byte {begin + error.offset}") from error
+            raise self.damage(f"{error.detail} at byte {begin + error.offset}", error.runs) from error
+        self._names |= machine.globals
+        return machine.root
 
     def read_count(self) -> int:
         """The number of entries that follow."""
@@ -209,9 +214,15 @@ class MemberReader:
         self._position += nbytes
         return Span(begin, begin + nbytes)
 
-    def damage(self, detail: str) -> DamagedArchive:
-        """What is wrong with the member."""
-        return DamagedArchive(self._source.path, f"member '{self._member.name}': {detail}")
+    def damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
+        """What is wrong with the member.
+
+        Args:
+            detail: in what way.
+            runs: dangerous names in the pickle that is read, besides those of the pickles before it.
+        """
+        runs = (*dangerous(self._names), *runs)
+        return DamagedArchive(self._source.path, f"member '{self._member.name}': {detail}", runs=runs)
 
 
 def read_storages(source: ByteSource, member: TarMember, limits: Limits) -> StorageTable:

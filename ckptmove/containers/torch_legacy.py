@@ -14,8 +14,10 @@ from ckptmove.contracts import BytesSegment, CastSegment, CopySegment
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.names import dangerous
+from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
-from ckptmove.pickles.tree import List, Tuple
+from ckptmove.pickles.tree import MADE, List, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +41,7 @@ class TorchLegacy(Container):
     Attributes:
         name: ``torch-legacy``.
         source: its bytes.
+        around: knows the names in the four small pickles, which torch.load runs, too.
         byteorder: ``little``, whatever its third pickle says of the machine that wrote it: torch writes and reads the
             storages of a stream in little-endian order everywhere, and does not look at what that pickle says.
     """
@@ -56,12 +59,17 @@ class TorchLegacy(Container):
         self.source = source
         self.limits = limits
         self._position = 0
+        self.around = Machine(b"", limits)
         for what, wanted in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
-            if self._read_value(what) != wanted:
+            value = self._read_value(what)
+            if value != wanted and not isinstance(value, MADE):
                 raise self._damage(f"its {what} is not {wanted}")
         self._read_value("system information")
         begin = self._position
-        self._pickle = self._read_pickle()
+        try:
+            self._pickle = self._read_pickle()
+        except DamagedPickle as error:
+            raise self._with_names(error) from error
         self._pickle_span = Span(begin, self._position)
         self._keys = self._read_keys()
         self._spans: dict[str, Span] = {}
@@ -72,6 +80,20 @@ class TorchLegacy(Container):
     def object_pickle(self) -> bytes:
         """The pickle of the saved object."""
         return self._pickle
+
+    def read(self) -> Machine:
+        """The machine that has read :meth:`object_pickle`, with the names of the pickles around it.
+
+        Raises:
+            DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
+            LimitExceeded: it asks for more than the limits allow.
+        """
+        try:
+            machine = super().read()
+        except DamagedPickle as error:
+            raise self._with_names(error) from error
+        machine.note_names(self.around)
+        return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Find the bytes of the storages: each begins where the one before it ends.
@@ -148,13 +170,18 @@ class TorchLegacy(Container):
         """What one of the small pickles holds."""
         begin = self._position
         try:
-            return interpret(self._read_pickle(), self.limits).root
+            machine = interpret(self._read_pickle(), self.limits)
         except DamagedPickle as error:
-            raise self._damage(f"its {what} is no pickle: {error.detail} at byte {begin + error.offset}") from error
+            detail = f"its {what} is no pickle: {error.detail} at byte {begin + error.offset}"
+            raise self._damage(detail, error.runs) from error
+        self.around.note_names(machine)
+        return machine.root
 
     def _read_keys(self) -> tuple[str, ...]:
         root = self._read_value("list of keys")
         keys = root.items if isinstance(root, List | Tuple) else (None,)
+        if any(isinstance(key, MADE) for key in (root, *keys)):
+            return ()  # only a run of the pickle shows where a storage is
         if len(keys) > self.limits.records:
             raise LimitExceeded("the number of storages", limit=self.limits.records, actual=len(keys))
         found = tuple(key for key in keys if type(key) is str)
@@ -170,5 +197,10 @@ class TorchLegacy(Container):
             self._window_start, at = position, 0
         return int.from_bytes(self._window[at : at + _COUNT_BYTES], "little", signed=True)
 
-    def _damage(self, detail: str) -> DamagedArchive:
-        return DamagedArchive(self.source.path, detail)
+    def _damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
+        return DamagedArchive(self.source.path, detail, runs=(*dangerous(self.around.globals), *runs))
+
+    def _with_names(self, error: DamagedPickle) -> DamagedPickle:
+        """The same error, with what the pickles before the damaged one name."""
+        runs = (*dangerous(self.around.globals), *error.runs)
+        return DamagedPickle(error.detail, offset=error.offset, runs=runs)

@@ -102,7 +102,7 @@ class TorchTar(Container):
         named = [*machine.persistents]
         roots: list[Value] = []
         for begin in accumulate(len(pickle.data) for pickle in self._pickles[:-1]):
-            inner = interpret(data, self.limits, begin)
+            inner = interpret(data, self.limits, begin, machine.excess)
             roots.append(inner.root)
             merge(machine, inner)
         storages, tensors = roots[: len(self._storages.pickles)], roots[len(self._storages.pickles) :]

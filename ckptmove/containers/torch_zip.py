@@ -138,7 +138,7 @@ class TorchZip(Container):
             storages: every storage that the object pickle names.
 
         Raises:
-            DamagedArchive: records share bytes.
+            DamagedArchive: records share bytes, or a local header is not what the directory says.
         """
         found: list[ArchiveFact] = []
         for storage in storages:
@@ -160,7 +160,9 @@ class TorchZip(Container):
         if self._undo is not None:
             found.append(ArchiveFact("kept-for-undo", "what was added in place", self.source.size - self._undo.size))
         archive = self._original() or self  # what was added in place is accounted for
-        return (*found, *hidden_bytes(archive._directory, archive._headers, archive._alignment, self.source.path))  # noqa: SLF001  # another of this class
+        found += hidden_bytes(archive._directory, archive._headers, archive._alignment, self.source.path)  # noqa: SLF001  # another of this class
+        self._headers.check_all()
+        return tuple(found)
 
     def storage_span(self, key: str) -> Span | None:
         """Where a storage's bytes lie in the source; None where it has none, or they are deflated.

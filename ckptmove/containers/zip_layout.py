@@ -45,8 +45,11 @@ LOCAL_BYTES: Final = _LOCAL.size
 _LENGTHS: Final = slice(18, 26)
 #: Flag bits that say how hard a record was deflated.
 _DEFLATE_FLAGS: Final = 0x0006
-#: Headers of small records are read many at a time.
+#: Headers of small records are read many at a time; those with more than so many bytes between them, alone.
 _WINDOW: Final = 1 << 16
+_FAR: Final = 1 << 12
+#: CRC and lengths of a local header where a data descriptor has them.
+_LEFT_OPEN: Final = bytes(12)
 
 
 class LocalHeader(NamedTuple):
@@ -96,17 +99,46 @@ class LocalHeaders:
         name = self._directory.raw_name(record)
         start = record.header_offset
         head = self._bytes(start, start + _LOCAL.size + len(name))
-        fields = _LOCAL.unpack_from(head)
-        if fields[0] != _LOCAL_SIGNATURE or fields[9] != len(name) or head[_LOCAL.size :] != name:
-            raise DamagedArchive(self._source.path, f"the header before record '{record.name}' is of another record")
-        data_start = start + len(head) + fields[10]
+        data_start = start + len(head) + self._check(record, name, head)
         if data_start + record.stored_bytes > self._directory.start:
             raise DamagedArchive(self._source.path, f"record '{record.name}' reaches into the directory")
-        if _contradicts(fields, record):
-            raise DamagedArchive(
-                self._source.path, f"the header before record '{record.name}' contradicts the directory"
-            )
         return LocalHeader(head[: _LOCAL.size], name, data_start)
+
+    def check_all(self) -> None:
+        """Look at the local header of every record that has one before the directory.
+
+        Raises:
+            DamagedArchive: one names another record, or contradicts the directory.
+        """
+        raw, last = self._directory.raw, self._directory.start
+        group: list[tuple[ZipRecord, int]] = []
+        begin = done = 0
+        for record in sorted(self._directory.records, key=_offset):
+            start, entry = record.header_offset, record.raw_start
+            end = start + _LOCAL.size + raw[entry + 28] + 256 * raw[entry + 29]
+            if end > last:
+                continue  # past the end: there is no header to look at
+            if start - done > _FAR or end - begin > _WINDOW:
+                self._check_group(group, begin, done)
+                group, begin = [], start
+            group.append((record, end))
+            done = max(done, end)
+        self._check_group(group, begin, done)
+
+    def _check_group(self, group: list[tuple[ZipRecord, int]], begin: int, done: int) -> None:
+        """Look at local headers that are near each other; those that miniz and zipfile write agree in their bytes."""
+        raw, data = self._directory.raw, self._source.read(begin, done)
+        for record, end in group:
+            entry, at = record.raw_start, record.header_offset - begin
+            agree = (
+                data.startswith(_LOCAL_SIGNATURE, at)
+                and data[at + 4 : at + 14] == raw[entry + 6 : entry + 16]
+                and data[at + 14 : at + 26] in {_LEFT_OPEN, raw[entry + 16 : entry + 28]}
+                and data[at + 26 : at + 28] == raw[entry + 28 : entry + 30]
+                and raw.startswith(data[at + _LOCAL.size : end - begin], entry + 46)
+            )
+            if not agree:
+                self._check(record, self._directory.raw_name(record), data[at : end - begin])
 
     def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
         """The extra fields of a local header.
@@ -117,6 +149,18 @@ class LocalHeaders:
         start = record.header_offset + _LOCAL.size + len(header.name)
         return split_extra(self._bytes(start, header.data_start), self._source.path, record.name)
 
+    def _check(self, record: ZipRecord, name: bytes, head: bytes) -> int:
+        """Compare a local header with the directory, and return the length of its extra field."""
+        fields = _LOCAL.unpack_from(head)
+        if fields[0] != _LOCAL_SIGNATURE or fields[9] != len(name) or head[_LOCAL.size :] != name:
+            raise DamagedArchive(self._source.path, f"the header before record '{record.name}' is of another record")
+        if _contradicts(fields, record):
+            raise DamagedArchive(
+                self._source.path, f"the header before record '{record.name}' contradicts the directory"
+            )
+        length: int = fields[10]
+        return length
+
     def _bytes(self, start: int, end: int) -> bytes:
         if start < self._window_start or end > self._window_start + len(self._window):
             size = self._source.size
@@ -125,6 +169,10 @@ class LocalHeaders:
             self._window = self._source.read(start, max(end, min(start + _WINDOW, size)))
             self._window_start = start
         return self._window[start - self._window_start : end - self._window_start]
+
+
+def _offset(record: ZipRecord) -> int:
+    return record.header_offset
 
 
 def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:

@@ -348,7 +348,8 @@ _ENTRIES: Final = (
         why="torch.save leaves none. torch.load passes over them; a scanner, or a reader that looks for records from "
         "the front, may take them for another checkpoint than the one that torch loads. What is worse (two records of "
         "one name, records that share bytes, headers that disagree) is an error, and no finding.",
-        mend="Trust the file no more than its source. torch.save(torch.load(PATH), NEW) leaves them out.",
+        mend="Trust the file no more than its source. torch.save(torch.load(PATH, weights_only=True), NEW) leaves them "
+        "out.",
     ),
 )
 

@@ -122,13 +122,31 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:
-    """Python that loads the file, and takes what stands at a path of nested dicts.
+    """Python that loads the file without running what is in it, and takes what stands at a path of nested dicts.
+
+    torch reads a tar, and pickle a bare pickle, only by running it: :func:`ckptmove.findings.safety.cautioned` says so.
 
     Of a directory or an archive it is the file that the path begins with; without a path, the first that ``torch.save``
     wrote.
     """
+    source, container, keys = _located(inventory, where)
+    rest = "".join(f"[{key!r}]" for key in keys)
+    if container == "torch-export":  # what it returns has no keys
+        return f"{_call(source, container)})"
+    if container in {"pickle", "torchscript"}:  # torch.load reads neither
+        return f"{_call(source, container)}){rest}"
+    return f"{_call(source, container)}, weights_only={container != 'torch-tar'}){rest}"
+
+
+def open_load(inventory: Inventory, file: str = "") -> str:
+    """The call that loads the file, or a file of a directory, without its end."""
+    return _call(*_located(inventory, file)[:2])
+
+
+def _located(inventory: Inventory, where: str) -> tuple[str, ContainerName, list[str]]:
+    """The file that something is in, as Python; its container, and the keys that lead there."""
     if not isinstance(inventory, DirectoryInventory):
-        return _load(repr(inventory.path), inventory.container, _keys(inventory, where) if where else [])
+        return repr(inventory.path), inventory.container, _keys(inventory, where) if where else []
     first = next((file for file in inventory.files if file.container in OF_TORCH_SAVE), inventory.files[0])
     file = file_of(inventory, where) or first
     rest = where.removeprefix(file.path).removeprefix(".")
@@ -137,7 +155,7 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
     else:
         roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
         keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
-    return _load(file.expression or repr(posixpath.join(inventory.path, file.path)), file.container, keys)
+    return file.expression or repr(posixpath.join(inventory.path, file.path)), file.container, keys
 
 
 def load_whole(inventory: Inventory, where: str) -> str:
@@ -158,13 +176,12 @@ def load_function(container: ContainerName) -> str:
     return {"torchscript": "torch.jit.load", "torch-export": "torch.export.load"}.get(container, "torch.load")
 
 
-def _load(source: str, container: ContainerName, keys: Iterable[str]) -> str:
-    if container == "pickle":  # torch.load reads none
-        return f"pickle.load(open({source}, 'rb')){''.join(f'[{key!r}]' for key in keys)}"
-    load = load_function(container)
-    if container == "torch-export":  # it takes no map_location, and what it returns has no keys
-        return f"{load}({source})"
-    return f"{load}({source}, map_location='cpu'){''.join(f'[{key!r}]' for key in keys)}"
+def _call(source: str, container: ContainerName) -> str:
+    if container == "pickle":
+        return f"pickle.load(open({source}, 'rb')"
+    if container == "torch-export":  # it takes no map_location
+        return f"{load_function(container)}({source}"
+    return f"{load_function(container)}({source}, map_location='cpu'"
 
 
 def _keys(inventory: Inventory, where: str) -> list[str]:

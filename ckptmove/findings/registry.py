@@ -61,4 +61,4 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     context = context._replace(
         home=target_device(inventory, context), pairings=pair_all(inventory), lacking=find_lacking(inventory)
     )
-    return tuple(finding for rule in RULES for finding in rule(inventory, context))
+    return tuple(safety.cautioned(one, inventory) for rule in RULES for one in rule(inventory, context))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import load_expression
+from ckptmove.findings.context import open_load
 from ckptmove.model import OF_TORCH_SAVE, OLDEST_TORCH
 from ckptmove.pickles.names import WEIGHTS_ONLY_UNTIL, newest
 from ckptmove.wording import amount, quoted
@@ -34,6 +34,9 @@ _OPTIM_MODULES: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
 _PATH: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 #: Modules that an expression which loads a file may name.
 _LOADING: Final = frozenset({"io", "pickle", "tarfile", "torch", "zipfile"})
+#: Calls that run what is in a file, and what is said of them.
+_RUNNING: Final = ("weights_only=False", "pickle.load(", "torch.jit.load(", "torch.export.load(")
+_CAUTION: Final = "only if you trust its origin"
 #: numpy restores an array through the class of its dtype, which the file does not name.
 _NUMPY_DTYPES: Final = "*{type(numpy.dtype(code)) for code in numpy.typecodes['All']}"
 
@@ -61,15 +64,15 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     later = _later(inventory)
     message += f"; before torch {' also '.join(_before(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
-    load = load_expression(inventory, files[0] if files else "").removesuffix(")")
+    load = open_load(inventory, files[0] if files else "")
     if any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused):
         fix = _distrust(inventory)
     elif inventory.container == "torchscript":
-        fix = f"{_imports(load)}{load})  # runs the code in it: only if you trust its origin"
+        fix = f"{_imports(load)}{load})  # runs the code in it: {_CAUTION}"
     elif inventory.container == "pickle":
-        fix = f"{_imports(load)}{load})  # runs what the file says: only if you trust its origin"
+        fix = f"{_imports(load)}{load})  # runs what the file says: {_CAUTION}"
     elif opcodes or is_tar or filled or not all(map(_is_name, refused)):
-        fix = f"{_imports(load)}{load}, weights_only=False)  # runs what the file says: only if you trust its origin"
+        fix = f"{_imports(load)}{load}, weights_only=False)  # runs what the file says: {_CAUTION}"
     else:
         fix = _allow(inventory, load)
     yield found("S701", message, files or where, fix)
@@ -78,7 +81,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
     """``torch.export.load`` asks nobody: what weights-only mode refuses, it loads without that mode."""
     is_dangerous = any(use.verdict == "dangerous" for use in refused)
-    load = f"import torch; {load_expression(inventory)}  # runs what the file says: only if you trust its origin"
+    call = open_load(inventory)
+    load = f"{_imports(call)}{call})  # runs what the file says: {_CAUTION}"
     message = f"torch.export.load runs, without being allowed to, {' and '.join(parts)}"
     return found("S701", message, [use.name for use in refused], _distrust(inventory) if is_dangerous else load)
 
@@ -100,8 +104,18 @@ def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Find
     message = f"torch.load(weights_only=True) before torch {' refuses '.join(_before(later))}"
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     where = [file.path for file in files if file.weights_only_since != OLDEST_TORCH]
-    load = load_expression(inventory, where[0] if where else "").removesuffix(")")
+    load = open_load(inventory, where[0] if where else "")
     yield found("S703", message, where or [use.name for use in later], _allow(inventory, load))
+
+
+def cautioned(finding: Finding, inventory: Inventory) -> Finding:
+    """The same finding; a fix that runs what is in the file says so, and is none where that is dangerous."""
+    if not any(word in finding.fix for word in _RUNNING) or _CAUTION in finding.fix:
+        return finding
+    if any(use.verdict == "dangerous" for use in inventory.globals):
+        return finding._replace(fix=_distrust(inventory))
+    comment = "; " if "  # " in finding.fix else "  # "
+    return finding._replace(fix=f"{finding.fix}{comment}runs what the file says: {_CAUTION}")
 
 
 def _refused_files(inventory: Inventory) -> list[str]:

@@ -5,17 +5,18 @@ Never reads a tensor's bytes.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import LimitExceeded
+from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.inventory.flat import complete
 from ckptmove.inventory.layout import Origin, find_origin
 from ckptmove.inventory.mentions import code_mentions
 from ckptmove.inventory.shapes import as_dict, key_text
 from ckptmove.inventory.walk import Walk
-from ckptmove.model import ArchiveFact, Inventory, Mention
-from ckptmove.pickles.names import judge, modern_name
+from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
+from ckptmove.pickles.names import dangerous, judge, modern_name
 
 if TYPE_CHECKING:
     from ckptmove.containers.contract import Container
@@ -41,7 +42,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     """
     walk = Walk(limits, machine.end - machine.begin)
     walk.reader.gather(machine.persistents)
-    walk.run(machine.root)
+    try:
+        walk.run(machine.root)
+    except DamagedPickle as error:
+        raise DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals)) from error
     storages = walk.reader.storages()
     names, mentions = [*machine.globals], walk.mentions
     origin = find_origin(machine.root, walk.modules, names)
@@ -60,7 +64,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         tensors=tuple(walk.tensors),
         storages=storages,
         mentions=tuple(mentions),
-        globals=tuple(judge(name) for name in names),
+        globals=tuple(map(partial(_judged, opened=container.opened), names)),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=tuple(draft.freeze() for draft in walk.optimizers),
@@ -74,6 +78,11 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         last_rates=tuple(walk.last_rates),
     )
     return inventory if container.has_devices else complete(inventory)
+
+
+def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
+    """What loading a file with this name means, in a container that has read the calls of some."""
+    return judge(name)._replace(verdict="unknown") if name in opened else judge(name)
 
 
 def _behind(machine: Machine) -> tuple[ArchiveFact, ...]:

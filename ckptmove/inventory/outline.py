@@ -98,8 +98,8 @@ def _describe_sequence(value: Sequence) -> tuple[str, Iterator[Member] | None]:
 
 
 def _describe_call(call: Call, reader: TensorReader) -> tuple[str, Iterator[Member] | None]:
-    if reader.is_tensor(call):
-        record = reader.tensor(call, "", "other")
+    record = reader.tensor(call, "", "other") if reader.is_tensor(call) else None
+    if record is not None:
         kind = "" if record.kind in {"tensor", "parameter"} else f" {record.kind}"
         return f"{record.dtype} {list(record.shape)} {record.device}{kind}", None
     device = device_text(call)

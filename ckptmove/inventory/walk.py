@@ -138,6 +138,9 @@ class Walk:
         if role is None or role == "model":
             role = self._leaf_role(key, place)
         record = self.reader.tensor(call, self._name(key, place), role)
+        if record is None:
+            self._enter_object(key, call, place)
+            return
         settled = settled_role(record, key, place)
         if settled != role:
             record = record._replace(role=settled)

@@ -32,7 +32,8 @@ from ckptmove.pickles.arguments import (
     sparse_parts,
     view_of,
 )
-from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
+from ckptmove.pickles.names import judge
+from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,6 +48,8 @@ _PERSISTENT_FIELDS: Final = 5
 _STORAGE_MODULES: Final = frozenset({"torch", "torch.cuda", "torch.storage"})
 #: A parameter of a subclass of a wrapper is three calls deep.
 _MOST_NESTED: Final = 16
+#: Nodes of odd arguments that are looked at in one pickle; what is beyond counts as made by code.
+_MOST_LOOKED_AT: Final = 100_000
 #: Classes whose tensors are no subclass.
 _PLAIN_TYPES: Final = frozenset({"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"})
 
@@ -72,6 +75,7 @@ class TensorReader:
         self._sites: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
         self._functions: dict[int, _Rebuild | None] = {}
         self._nesting = 0
+        self._looked_at = 0
 
     def storages(self) -> tuple[StorageRef, ...]:
         """Every storage met so far, in the order of first use."""
@@ -91,7 +95,7 @@ class TensorReader:
         """Whether a call is one of torch's rebuild functions."""
         return self._function(call) is not None
 
-    def tensor(self, call: Call, name: str, role: Role) -> TensorRecord:
+    def tensor(self, call: Call, name: str, role: Role) -> TensorRecord | None:
         """The tensor that a call would rebuild.
 
         Args:
@@ -100,7 +104,8 @@ class TensorReader:
             role: its role.
 
         Returns:
-            The record; ``attached`` then holds what else hangs on the tensor.
+            The record; ``attached`` then holds what else hangs on the tensor. None where code in the pickle makes an
+            argument: torch runs it, and only that run shows the tensor.
 
         Raises:
             DamagedPickle: the arguments are not those that torch writes.
@@ -111,9 +116,27 @@ class TensorReader:
             rebuild = self._functions.get(id(call.func)) or self._known(call)
             return rebuild(self, arguments(call), name, role)
         except (NotATensor, IndexError, ValueError) as error:
+            if self._is_computed(call.args):
+                return None
             raise DamagedPickle(
                 f"tensor '{name[:200]}' is not written as torch does", offset=call.args_start
             ) from error
+
+    def _is_computed(self, args: Value) -> bool:
+        """Whether arguments hold what code makes that torch's weights-only unpickler does not know."""
+        seen: set[int] = set()
+        stack = [args]
+        while stack:
+            node = stack.pop()
+            if not isinstance(node, Node) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            self._looked_at += 1
+            is_unknown = type(node) is Opaque or (type(node) is Call and not judge(node.name).weights_only)
+            if is_unknown or self._looked_at > _MOST_LOOKED_AT:
+                return True
+            stack += node.members()
+        return False
 
     def storage(self, node: Persistent, name: str, role: Role) -> TensorRecord | None:
         """A storage that was saved by itself, as a flat record; None for a persistent id that is no storage."""

@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import struct
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
+from ckptmove.pickles.names import dangerous
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
+from ckptmove.pickles.tree import Tuple
 
 if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler
+
+#: Of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
+_STORAGE_FIELDS: Final = 5
+#: Operations between two looks at the memory of the tree.
+_BLOCK: Final = 1 << 14
 
 
 def _walk(machine: Machine) -> None:
@@ -34,20 +41,53 @@ def _walk(machine: Machine) -> None:
     dispatch = _DISPATCH
     data = machine.data
     position = machine.begin
+    before, rest = machine.excess, machine.limits.operations
     try:
-        for _ in repeat(None, machine.limits.operations):
-            position = dispatch[data[position]](machine, position)
+        while rest > 0:
+            block = repeat(None, min(_BLOCK, rest))
+            rest -= _BLOCK
+            for _ in block:
+                position = dispatch[data[position]](machine, position)
+            _weigh(machine, position, machine.limits.operations - max(rest, 0), before)
     except StopReached as stop:
         machine.end = stop.end
+        _weigh(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
         machine.root = machine.stack.pop()
         machine.memo, machine.memo_starts = [], []  # seven values for each tensor of torch's, and nobody reads them now
         return
+    except DamagedPickle as error:
+        raise _with_names(error, machine) from error
     except CkptMoveError:
         raise
     except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
         # A stack underflow, an unknown memo index, an argument past the end, an item put into what holds none.
-        raise DamagedPickle(_explain(error, data, position), offset=position - machine.begin) from error
+        damage = DamagedPickle(_explain(error, data, position), offset=position - machine.begin)
+        raise _with_names(damage, machine) from error
     raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
+
+
+def _weigh(machine: Machine, position: int, operations: int, before: int) -> None:
+    """Refuse a tree that takes much more memory than the bytes of its pickle account for.
+
+    Args:
+        machine: the machine.
+        position: offset of the operation that comes next.
+        operations: how many are done.
+        before: the excess of other pickles of the file.
+    """
+    limits, nbytes, persistents = machine.limits, position - machine.begin, machine.persistents
+    new = [node.pid for node in persistents[machine.counted :]]
+    machine.storages += sum(type(pid) is Tuple and len(pid.items) >= _STORAGE_FIELDS for pid in new)
+    machine.counted = len(persistents)
+    counts = machine.containers, machine.counted, machine.storages
+    machine.excess = before + limits.tree_excess(nbytes, operations, *counts)
+    if machine.excess > limits.tree_bytes:
+        raise LimitExceeded("the memory of a pickle in bytes", limit=limits.tree_bytes, actual=machine.excess)
+
+
+def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
+    """The same error with the dangerous names that come before the damage."""
+    return DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals))
 
 
 def _explain(error: Exception, data: bytes, position: int) -> str:
@@ -64,13 +104,14 @@ def _explain(error: Exception, data: bytes, position: int) -> str:
     return "an operation that does not fit its place"
 
 
-def interpret(data: bytes, limits: Limits, begin: int = 0) -> Machine:
+def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> Machine:
     """Read one pickle as data.
 
     Args:
         data: the bytes that hold it.
         limits: what it may ask for.
         begin: offset of its first byte.
+        excess: that of the file's pickles whose trees are kept.
 
     Returns:
         The machine at rest: its ``root`` is the tree.
@@ -81,9 +122,21 @@ def interpret(data: bytes, limits: Limits, begin: int = 0) -> Machine:
     """
     if len(data) - begin > limits.pickle_bytes:
         raise LimitExceeded("the size of a pickle in bytes", limit=limits.pickle_bytes, actual=len(data) - begin)
-    machine = Machine(data, limits, begin)
+    machine = Machine(data, limits, begin, excess)
     _walk(machine)
     return machine
+
+
+def runs_before(data: bytes, limits: Limits) -> tuple[str, ...]:
+    """The dangerous names in a damaged pickle, up to the damage.
+
+    Raises:
+        LimitExceeded: it asks for more than the limits allow before that.
+    """
+    try:
+        return dangerous(interpret(data, limits).globals)
+    except DamagedPickle as error:
+        return error.runs
 
 
 def _unknown(machine: Machine, position: int) -> int:

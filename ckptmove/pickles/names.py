@@ -102,8 +102,14 @@ _DANGEROUS_NAMES: Final = frozenset({
     "operator.methodcaller", "builtins.__build_class__", "torch.utils.collect_env.run", "torch.load", "torch.hub.load",
     "torch.jit.load", "torch.serialization.load", "torch.utils._config_module.ConfigModule.load_config",
     "numpy.load", "numpy.testing._private.utils.runstring", "io.open", "_io.open", "_io.FileIO", "codecs.open",
-    "types.CodeType", "types.FunctionType", "functools.reduce",
+    "types.CodeType", "types.FunctionType", "functools.reduce", "copyreg.add_extension", "copyreg.pickle",
+    "torch.storage._load_from_bytes",
 })  # fmt: skip
+
+#: What leads the number of an extension code, which stands for a name that only the reader's registry has.
+EXTENSION: Final = "copyreg.extension."
+#: What stands for a part of a name that only a run of the pickle would show.
+COMPUTED: Final = "<computed>"
 
 
 @lru_cache(maxsize=4096)
@@ -128,9 +134,14 @@ def judge(name: str) -> GlobalUse:
     since = WEIGHTS_ONLY_SINCE.get(modern)
     if since is not None:
         return GlobalUse(modern, since, "safe")
-    if modern in _DANGEROUS_NAMES or _is_dangerous_module(modern):
+    if modern in _DANGEROUS_NAMES or modern.startswith(EXTENSION) or COMPUTED in modern or _is_dangerous_module(modern):
         return GlobalUse(modern, None, "dangerous")
     return GlobalUse(modern, None, "safe" if modern in _HARMLESS else "unknown")
+
+
+def dangerous(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of some names that nothing good needs, as torch looks them up."""
+    return tuple(use.name for use in map(judge, names) if use.verdict == "dangerous")
 
 
 def newest(versions: Iterable[str | None]) -> str:

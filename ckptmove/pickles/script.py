@@ -63,7 +63,7 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
     joined.end = len(data)
     attributes: list[tuple[str, Value]] = []
     for part in parts:
-        machine = _interpret_part(data, part, limits)
+        machine = _interpret_part(data, part, limits, joined.excess)
         _join(joined, machine)
         if part.folder:
             for node in machine.persistents:
@@ -98,11 +98,11 @@ def split_parts(data: bytes, count: int) -> tuple[bytes, ...]:
     return *pieces, data[start:]
 
 
-def _interpret_part(data: bytes, part: PicklePart, limits: Limits) -> Machine:
+def _interpret_part(data: bytes, part: PicklePart, limits: Limits, excess: int) -> Machine:
     try:
-        machine = interpret(data[: part.span.end], limits, part.span.start)
+        machine = interpret(data[: part.span.end], limits, part.span.start, excess)
     except DamagedPickle as error:
-        raise DamagedPickle(f"{error.detail} in {part.record}", offset=error.offset) from error
+        raise DamagedPickle(f"{error.detail} in {part.record}", offset=error.offset, runs=error.runs) from error
     if machine.end != part.span.end:
         raise DamagedPickle(f"bytes behind STOP in {part.record}", offset=machine.end - part.span.start)
     return machine
@@ -111,13 +111,10 @@ def _interpret_part(data: bytes, part: PicklePart, limits: Limits) -> Machine:
 def _join(joined: Machine, machine: Machine) -> None:
     joined.reads += machine.reads
     joined.reread |= machine.reread
+    joined.excess = machine.excess
     joined.frames += machine.frames
     joined.persistents += machine.persistents
-    for name, start in machine.globals.items():
-        joined.globals.setdefault(name, start)
-    for code, start in machine.foreign.items():
-        joined.foreign.setdefault(code, start)
-    joined.filled |= machine.filled
+    joined.note_names(machine)
     joined.stacked |= machine.stacked
 
 

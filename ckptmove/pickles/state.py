@@ -46,13 +46,21 @@ class Machine:
         filled: full names of the classes that items are put into, where torch's weights-only unpickler puts none.
         begin: offset of the pickle in ``data``.
         end: offset of the first byte after STOP.
+        containers: how many names, lists, sets, dicts and tuples of one item were made.
+        counted: how many persistent ids were counted so far.
+        storages: how many persistent ids look like a storage's, of those that were counted.
+        excess: memory that the tree takes beyond what the pickle's bytes account for, estimated; with that of other
+            pickles of the same file.
         root: the tree.
     """
 
     __slots__ = (
         "begin",
+        "containers",
+        "counted",
         "data",
         "end",
+        "excess",
         "filled",
         "foreign",
         "frames",
@@ -69,9 +77,10 @@ class Machine:
         "stack",
         "stacked",
         "starts",
+        "storages",
     )
 
-    def __init__(self, data: bytes, limits: Limits, begin: int = 0) -> None:
+    def __init__(self, data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> None:
         self.data = data
         self.limits = limits
         self.begin = begin
@@ -90,8 +99,18 @@ class Machine:
         self.frames: list[int] = []
         self.foreign: dict[int, int] = {}
         self.filled: set[str] = set()
+        self.containers = self.storages = self.counted = 0
+        self.excess = excess
         self.end = begin
         self.root: Value = None
+
+    def note_names(self, inner: Machine) -> None:
+        """Remember the names and opcodes that another pickle of the same file uses."""
+        for name, start in inner.globals.items():
+            self.globals.setdefault(name, start)
+        for code, start in inner.foreign.items():
+            self.foreign.setdefault(code, start)
+        self.filled |= inner.filled
 
     def note_global(self, value: Global, start: int) -> None:
         """Remember a name that the pickle would import."""

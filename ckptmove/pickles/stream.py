@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
+from ckptmove.pickles.machine import runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, variable_end
 
 if TYPE_CHECKING:
@@ -36,13 +37,16 @@ def read_pickle(source: ByteSource, start: int, limits: Limits) -> bytes:
     data = bytearray()
     room = source.size - start
     position, done = 0, False
-    while not done:
-        _check_claims(data, position, room, limits)
-        begin = start + len(data)
-        data += source.read(begin, min(begin + max(_FIRST_BYTES, len(data)), source.size))
-        position, done = _walk(data, position)
-        if not done and len(data) == room:
-            raise DamagedPickle("it ends before STOP", offset=min(position, room))
+    try:
+        while not done:
+            _check_claims(data, position, room, limits)
+            begin = start + len(data)
+            data += source.read(begin, min(begin + max(_FIRST_BYTES, len(data)), source.size))
+            position, done = _walk(data, position)
+            if not done and len(data) == room:
+                raise DamagedPickle("it ends before STOP", offset=min(position, room))  # noqa: TRY301  # as those of _walk
+    except DamagedPickle as error:
+        raise DamagedPickle(error.detail, offset=error.offset, runs=runs_before(bytes(data), limits)) from error
     return bytes(memoryview(data)[:position])
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import end_within, line
-from ckptmove.pickles.tree import Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
+from ckptmove.pickles.names import COMPUTED, EXTENSION
+from ckptmove.pickles.tree import MADE, Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine
@@ -31,6 +32,7 @@ def _two_lines(machine: Machine, position: int) -> tuple[Global, int]:
     module, middle = line(machine, position)
     name, end = line(machine, middle - 1)
     value = Global(module.decode(), name.decode())
+    machine.containers += 1
     machine.note_global(value, position)
     return value, end
 
@@ -45,19 +47,28 @@ def _global(machine: Machine, position: int) -> int:
 def _stack_global(machine: Machine, position: int) -> int:
     stack = machine.stack
     name, module = stack.pop(), stack.pop()
-    if type(name) is not str or type(module) is not str:
-        raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
     del machine.starts[-2:]
-    value = machine.stacked[position] = Global(module, name)
+    value = machine.stacked[position] = Global(_part(module, machine, position), _part(name, machine, position))
+    machine.containers += 1
     machine.note_global(value, position)
     stack.append(value)
     machine.starts.append(position)
     return position + 1
 
 
+def _part(value: Value, machine: Machine, position: int) -> str:
+    """A part of a name; a call may return one, too."""
+    if isinstance(value, MADE):
+        return COMPUTED
+    if type(value) is not str:
+        raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
+    return value
+
+
 def _inst(machine: Machine, position: int) -> int:
     value, end = _two_lines(machine, position)
     items, starts = pop_mark(machine)
+    machine.containers += 1
     machine.stack.append(Call(value, Tuple(tuple(items), tuple(starts)), position))
     machine.starts.append(position)
     return end
@@ -98,6 +109,7 @@ def _build(machine: Machine, position: int) -> int:
         target.state_start = start
     else:
         # Nothing that Python writes (no call, or a second state): keep both in sight all the same.
+        machine.containers += 1
         wrapped = Call(None, target, machine.starts[-1])
         wrapped.state, wrapped.state_start = state, start
         machine.stack[-1] = wrapped
@@ -125,7 +137,7 @@ def _extension(width: int) -> Handler:
     def handle(machine: Machine, position: int) -> int:
         end = end_within(machine, position + 1 + width)
         code = int.from_bytes(machine.data[position + 1 : end], "little")
-        machine.globals.setdefault(f"copyreg.extension.{code}", position)
+        machine.globals.setdefault(f"{EXTENSION}{code}", position)
         machine.stack.append(Opaque(f"copyreg extension {code}"))
         machine.starts.append(position)
         return end
@@ -151,6 +163,7 @@ def _empty_tuple(machine: Machine, position: int) -> int:
 
 def _empty(kind: type[List | Set | Dict]) -> Handler:
     def handle(machine: Machine, position: int) -> int:
+        machine.containers += 1
         machine.stack.append(kind([], []))
         machine.starts.append(position)
         return position + 1
@@ -162,6 +175,7 @@ def _marked(kind: type[List | Set]) -> Handler:
     """A container of everything above the mark."""
 
     def handle(machine: Machine, position: int) -> int:
+        machine.containers += 1
         value = kind(machine.stack, machine.starts)
         machine.stack, machine.starts = machine.marks.pop()
         machine.stack.append(value)
@@ -180,6 +194,7 @@ def _marked_tuple(machine: Machine, position: int) -> int:
 
 
 def _marked_dict(machine: Machine, position: int) -> int:
+    machine.containers += 1
     value = Dict([], [])
     flat, flat_starts = pop_mark(machine)
     machine.stack.append(value)
@@ -189,6 +204,7 @@ def _marked_dict(machine: Machine, position: int) -> int:
 
 
 def _tuple1(machine: Machine, position: int) -> int:
+    machine.containers += 1
     stack, starts = machine.stack, machine.starts
     stack[-1] = Tuple((stack[-1],), (starts[-1],))
     starts[-1] = position

@@ -8,16 +8,21 @@ readers of one memoised value apart, which is what an edit needs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Sequence as AnySequence
 
 
 class Node:
     """Whatever in a pickle is not an atom."""
 
     __slots__ = ()
+
+    def members(self) -> AnySequence[Value]:
+        """The values that it holds."""
+        return ()
 
 
 class Global(Node):
@@ -49,6 +54,10 @@ class Sequence(Node):
 
     items: list[Value] | tuple[Value, ...]
     starts: list[int] | tuple[int, ...]
+
+    def members(self) -> AnySequence[Value]:
+        """The items."""
+        return self.items
 
 
 class Tuple(Sequence):
@@ -103,6 +112,10 @@ class Dict(Node):
         self.flat = flat
         self.starts = starts
 
+    def members(self) -> AnySequence[Value]:
+        """Keys and values."""
+        return self.flat
+
     def pairs(self) -> Iterator[tuple[Value, Value, int]]:
         """Each key with its value and the value's start."""
         return zip(self.flat[::2], self.flat[1::2], self.starts[1::2], strict=True)
@@ -146,6 +159,10 @@ class Call(Node):
         self.appended: List | None = None
         self.assigned: Dict | None = None
 
+    def members(self) -> AnySequence[Value]:
+        """The callable, its arguments, and what is put into the result."""
+        return self.func, self.args, self.kwargs, self.state, self.appended, self.assigned
+
     @property
     def name(self) -> str:
         """Full name of the callable, or an empty string where it is not a global."""
@@ -166,6 +183,10 @@ class Persistent(Node):
     def __init__(self, pid: Value, pid_start: int) -> None:
         self.pid = pid
         self.pid_start = pid_start
+
+    def members(self) -> AnySequence[Value]:
+        """The id."""
+        return (self.pid,)
 
     @property
     def module(self) -> Value:
@@ -189,5 +210,8 @@ class Opaque(Node):
     def __init__(self, description: str) -> None:
         self.description = description
 
+
+#: Nodes that stand for any value at all: only a run of the pickle would show which.
+MADE: Final = (Call, Persistent, Opaque)
 
 Value: TypeAlias = "Node | str | bytes | int | float | bool | None"

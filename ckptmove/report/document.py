@@ -1,6 +1,9 @@
 """The JSON that programs read: version 1 of the contract, whose JSON Schema is ``schema.json`` beside this file.
 
 Never leaves a key out: where there is nothing to say, it is empty or null.
+
+Prose (messages, hints, fixes, details, notes) has escapes in place of control characters, as people see it: a program
+prints it. Data (names, paths, devices, values) is exact: a program looks things up by it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptmove.directories import DirectoryInventory
 from ckptmove.report.answers import shares
+from ckptmove.report.text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,7 +84,7 @@ def convert_document(result: ConvertResult, exit_code: int = 0) -> Json:
         "in_place": result.in_place,
         "bytes_copied": result.bytes_copied,
         "seconds": result.seconds,
-        "notes": [*map(str, result.unmatched), *result.notes],
+        "notes": [escaped(note) for note in (*map(str, result.unmatched), *result.notes)],
     }
 
 
@@ -90,7 +94,7 @@ def undo_document(result: UndoResult) -> Json:
         "output": result.path if result.is_done else None,
         "in_place": True,
         "seconds": result.seconds,
-        "notes": list(result.notes),
+        "notes": [*map(escaped, result.notes)],
     }
 
 
@@ -119,8 +123,8 @@ def diff_document(result: DiffResult, exit_code: int) -> Json:
             }
             for change in result.changed
         ],
-        "uncompared": [{"name": one.name, "reason": one.reason} for one in result.uncompared],
-        "notes": list(result.notes),
+        "uncompared": [{"name": one.name, "reason": escaped(one.reason)} for one in result.uncompared],
+        "notes": [*map(escaped, result.notes)],
     }
 
 
@@ -153,8 +157,8 @@ def rules_document(entries: Iterable[Entry]) -> Json:
 def _failure(failure: Failure) -> Json:
     return {
         "kind": failure.kind,
-        "message": failure.message,
-        "hint": failure.hint,
+        "message": escaped(failure.message),
+        "hint": escaped(failure.hint),
         "path": failure.path,
         "exit_code": failure.exit_code,
     }
@@ -225,9 +229,9 @@ def _finding(finding: Finding) -> Json:
         "code": finding.code,
         "name": finding.name,
         "severity": finding.severity.value,
-        "message": finding.message,
+        "message": escaped(finding.message),
         "where": list(finding.where),
-        "fix": finding.fix,
+        "fix": escaped(finding.fix),
     }
 
 
@@ -275,7 +279,7 @@ def _result(result: VerifyResult) -> Json:
             {
                 "name": check.name,
                 "status": check.status,
-                "detail": check.detail,
+                "detail": escaped(check.detail),
                 "evidence": {name: _plain(value) for name, value in check.evidence},
             }
             for check in result.checks

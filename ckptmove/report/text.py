@@ -33,6 +33,11 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
     if text.lstrip()[:2] in _COMMANDS:
         lead = len(text) - len(text.lstrip())
         text = f"{text[:lead]}\\x{ord(text[lead]):02x}{text[lead + 1 :]}"
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """A text with an escape in the place of each character that is not printable; of any length, for programs."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 

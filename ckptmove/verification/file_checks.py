@@ -166,7 +166,7 @@ def check_placement(
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
     parts += [f"{amount(flags.count, 'option')} to follow: {flags}"] * bool(flags)
     if target == "cpu" and not flags:
-        mend += ", or torch.load(..., map_location='cpu') in the script"
+        mend += ", or map_location='cpu' where the script loads it"
     return failed("placement", "; ".join([*parts, mend]), **figures)
 
 

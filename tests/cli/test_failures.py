@@ -235,6 +235,7 @@ ERRORS = {
     errors.LimitExceeded("a", limit=3, actual=97): (4, "--limit-factor 100 "),
     errors.LimitExceeded("a", limit=1, actual=2000): (4, "no --limit-factor lifts it"),
     errors.LimitExceeded("a", limit=1, actual=2, is_fixed=True): (4, "no --limit-factor lifts it"),
+    errors.OutOfMemory("a"): (4, "ulimit -v"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
     errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),
     errors.UneditablePickle("a", offset=3): (4, "torch.save"),

@@ -15,7 +15,7 @@ from ckptmove import api
 from ckptmove.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
-WITHOUT = "load it without map_location, weights_only as before:"
+WITHOUT = "load it without map_location:"
 
 
 def test_no_command_helps_a_file_whose_bytes_are_lost(tmp_path, say):
@@ -61,14 +61,14 @@ def test_a_name_that_no_tensor_has(say):
         (
             ("--to", "cuda"),
             [
-                f"{WITHOUT} torch.load('run.cuda0.pth')",
+                f"{WITHOUT} torch.load('run.cuda0.pth', weights_only=True)",
                 "verify run.cuda0.pth --to cuda:0",
             ],
         ),
         (
             ("--map", "cuda:3=mps"),
             [
-                f"{WITHOUT} torch.load('run.moved.pth')",
+                f"{WITHOUT} torch.load('run.moved.pth', weights_only=True)",
                 "verify run.moved.pth",
             ],
         ),
@@ -77,7 +77,7 @@ def test_a_name_that_no_tensor_has(say):
         (
             ("--to", "mps", "--map", "cuda:3=cpu"),
             [
-                f"{WITHOUT} torch.load('run.mps.pth')",
+                f"{WITHOUT} torch.load('run.mps.pth', weights_only=True)",
                 "verify run.mps.pth",
             ],
         ),

@@ -206,7 +206,7 @@ def test_a_converted_file_is_as_expected_and_verifies(say, ask, simulates) -> No
     assert said.code == 0
     assert said.out.splitlines()[-1].startswith("wrote dragged.cuda0.pth: 16.")
     assert said.err == (
-        "load it without map_location, weights_only as before: torch.load('dragged.cuda0.pth')\n"
+        "load it without map_location: torch.load('dragged.cuda0.pth', weights_only=True)\n"
         "next: ckptmove verify dragged.cuda0.pth --to cuda:0\n"
     )
     assert ask("inspect", "dragged.cuda0.pth", "--expect", "cuda:0")["checkpoints"][0]["expected"]["met"] is True

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.containers.zip_index import read_directory
+from ckptmove.containers.zip_layout import LocalHeaders
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
+from ckptmove.limits import Limits
+from ckptmove.streams.source import open_source
 
 
 def first(archives, **changes):
@@ -57,14 +61,28 @@ def test_it_is_refused(archives, file_of, tmp_path, name) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["hostile.pt"]
 
 
-def test_a_header_that_lies_about_a_storage_is_seen_where_storages_are_read(archives, file_of, tmp_path) -> None:
+def test_a_header_that_contradicts_the_directory_about_a_storage_is_seen(archives, file_of, tmp_path) -> None:
     lies = archives.Record(b"a/data/0", bytes(16), local={"size": 4, "stored": 4})
     path = file_of(archives.build(*archives.records(data_0=lies)))
-    ckptmove.inspect(path)  # which reads no header before a storage
+    with pytest.raises(DamagedArchive, match="contradicts the directory"):
+        ckptmove.inspect(path)
     with pytest.raises(DamagedArchive, match="contradicts the directory"):
         ckptmove.inspect(path, check=True)
     with pytest.raises(DamagedArchive, match="contradicts the directory"):
         ckptmove.convert(path, to="cuda:0", output=str(tmp_path / "out.pt"))
+
+
+@pytest.mark.parametrize(("numel", "most"), [(4, 40_000), (4096, 60_000)])
+def test_local_headers_are_read_at_a_cost_that_follows_their_number(tmp_path, numel, most) -> None:
+    path = tmp_path / "many.pt"
+    torch.save([torch.zeros(numel) for _ in range(100)], path)
+    source = open_source(str(path))
+    headers, read, nbytes = LocalHeaders(source, read_directory(source, Limits())), source.read, []
+    source.read = lambda start, end: nbytes.append(end - start) or read(start, end)
+    headers.check_all()
+    source.close()
+    assert sum(nbytes) < most
+    assert len(nbytes) < 110
 
 
 def hidden(archives):

@@ -162,7 +162,7 @@ _DEEP = """
 import gc, sys
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
-machine = interpret(sys.stdin.buffer.read(), Limits())
+machine = interpret(sys.stdin.buffer.read(), Limits().times(2))
 del machine
 gc.collect()
 print("alive")

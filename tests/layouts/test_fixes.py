@@ -28,13 +28,17 @@ def fixes(path):
 
 @pytest.mark.parametrize(("code", "name"), [("D104", "args.bin"), ("R301", "random.pkl"), ("R304", "scheduler.bin")])
 def test_a_fix_loads_the_file_that_is_meant(folder, code, name):
-    assert fixes(folder)[code].startswith(f"checkpoint = torch.load({str(folder / name)!r}, map_location='cpu')  # ")
+    assert fixes(folder)[code].startswith(
+        f"checkpoint = torch.load({str(folder / name)!r}, map_location='cpu', weights_only=True)  # "
+    )
 
 
 def test_a_fix_loads_the_member_that_is_meant(folder, tmp_path):
     path = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
     source = f"io.BytesIO(zipfile.ZipFile({path!r}).read('scheduler.bin'))"
-    assert fixes(path)["R304"].startswith(f"checkpoint = torch.load({source}, map_location='cpu')  # ")
+    assert fixes(path)["R304"].startswith(
+        f"checkpoint = torch.load({source}, map_location='cpu', weights_only=True)  # "
+    )
 
 
 class Wrapper(torch.Tensor):
@@ -55,7 +59,9 @@ class Wrapper(torch.Tensor):
 def test_a_dtype_is_cast_by_hand_in_the_file_that_has_it(folder):
     torch.save({"w": Wrapper(torch.ones(2, dtype=torch.float64))}, folder / "wide.bin")
     [fix] = [one.fix for one in ckptmove.inspect(folder, target="mps").findings if one.code == "T401"]
-    assert fix.startswith(f"checkpoint = torch.load({str(folder / 'wide.bin')!r}, map_location='cpu')  # and cast ")
+    assert fix.startswith(
+        f"checkpoint = torch.load({str(folder / 'wide.bin')!r}, map_location='cpu', weights_only=True)  # and cast "
+    )
 
 
 def test_state_that_is_not_the_models_is_left_out(build):
@@ -74,7 +80,9 @@ def test_a_file_of_both_is_loaded_for_its_model(build):
     build.save(build.root / "runs" / "a.bin", {"note": 1})
     build.save(build.root / "runs" / "b.pth", {"model": model.state_dict(), "optimizer": state, "epoch": 2})
     source = str(build.root / "runs" / "b.pth")
-    expected = f"checkpoint = torch.load({source!r}, map_location='cpu')  # and restore the model alone"
+    expected = (
+        f"checkpoint = torch.load({source!r}, map_location='cpu', weights_only=True)  # and restore the model alone"
+    )
     assert fixes(build.root / "runs")["O207"].startswith(expected)
 
 

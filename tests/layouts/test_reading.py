@@ -350,7 +350,7 @@ def test_a_fix_loads_the_file_that_the_path_begins_with(build):
     inventory = read(folder)
 
     def load(name):
-        return f"torch.load({str(folder / name)!r}, map_location='cpu')"
+        return f"torch.load({str(folder / name)!r}, map_location='cpu', weights_only=True)"
 
     first = next(record.path for record in inventory.files if record.container == "torch-zip")
     where = next(tensor.name for tensor in inventory.tensors if tensor.name.startswith("optimizer.pt.state."))
@@ -375,7 +375,7 @@ def test_a_file_of_several_is_saved_again_by_itself(build, tmp_path, form):
         path = new = Path(shutil.make_archive(str(tmp_path / "a"), "zip", folder))
         source = f"io.BytesIO(zipfile.ZipFile({str(path)!r}).read('view.pt'))"
     [fix] = [one.fix for one in ckptmove.inspect(path).findings if one.code == "F804"]
-    assert fix == f"torch.save(torch.load({source}, map_location='cpu'), {f'{new}.small'!r})"
+    assert fix == f"torch.save(torch.load({source}, map_location='cpu', weights_only=True), {f'{new}.small'!r})"
 
 
 def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):

@@ -85,7 +85,8 @@ class TestArchive:
         [finding] = make.findings(make.inventory(facts=facts, container="torchscript"))
 
         path = "runs/my run.pth"
-        assert finding.fix == f"torch.jit.save(torch.jit.load({path!r}, map_location='cpu'), {path + '.small'!r})"
+        line = f"torch.jit.save(torch.jit.load({path!r}, map_location='cpu'), {path + '.small'!r})"
+        assert finding.fix == f"{line}  # runs what the file says: only if you trust its origin"
 
     def test_tensors_without_storages_reach_nothing(self, make) -> None:
         lone = TensorRecord("model.x", "model", "meta", "float32", (4,), (1,), None, 0, 16, "meta")

@@ -180,7 +180,7 @@ class TestDtypes:
 
         assert finding.where == ("model", "model.w")
         assert finding.fix == (
-            "checkpoint = torch.load('runs/my run.pth', map_location='cpu')  "
+            "checkpoint = torch.load('runs/my run.pth', map_location='cpu', weights_only=True)  "
             "# and cast model from float64: a subclass of Tensor states its dtype once more"
         )
 
@@ -203,7 +203,7 @@ class TestKeys:
 
         assert finding.message == "every key of state.state_dict starts with '_orig_mod.module.' (4 tensors)"
         assert finding.fix.startswith(
-            "state_dict = torch.load('runs/my run.pth', map_location='cpu')['state']['state_dict'];"
+            "state_dict = torch.load('runs/my run.pth', map_location='cpu', weights_only=True)['state']['state_dict'];"
         )
         assert finding.fix.index("(state_dict, '_orig_mod.')") < finding.fix.index("(state_dict, 'module.')")
 
@@ -222,7 +222,7 @@ class TestKeys:
     def test_a_pickled_wrapper_is_unwrapped(self, make) -> None:
         [finding] = make.findings(make.inventory(make.model("module."), layout="module", root_keys=()))
 
-        assert finding.fix == "model = torch.load('runs/my run.pth', map_location='cpu').module"
+        assert finding.fix == "model = torch.load('runs/my run.pth', map_location='cpu', weights_only=True).module"
 
 
 class TestSafety:

@@ -73,7 +73,7 @@ PAST = "an argument reaches past the end"
         (b"Q.", MISFIT, 0),
         (b"(o.", MISFIT, 1),
         (b"o.", MISFIT, 0),
-        (b"ios\nsystem\n.", MISFIT, 0),
+        (b"iapp\nf\n.", MISFIT, 0),
         (b"t.", MISFIT, 0),
         (b"\x85.", MISFIT, 0),
         (b"N\x86.", MISFIT, 1),

@@ -127,7 +127,7 @@ def test_what_may_stay_where_it_is(make):
 def test_for_the_cpu_a_script_can_mend_it_itself(make):
     check = placement(make("AdamW"), "cpu")
     assert check.status == "failed"
-    assert check.detail.endswith("--to cpu, or torch.load(..., map_location='cpu') in the script")
+    assert check.detail.endswith("--to cpu, or map_location='cpu' where the script loads it")
 
 
 def test_a_flag_that_the_target_refuses(make):
