@@ -13,7 +13,7 @@ import torch
 from older_torch import safetensors_table
 
 from ckptmove.api import convert, inspect
-from ckptmove.devices import NO_DEVICE
+from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

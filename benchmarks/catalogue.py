@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from faults import Fault
 
-    from ckptmove.evidence import VerifyResult
     from ckptmove.model import Finding
+    from ckptmove.verification.evidence import VerifyResult
 
 #: Those that a step can be made for: torch before 2.10 simulates no device.
 TARGETS = tuple(target for target in ("cpu", "cuda:0", "mps") if not find_site(target).reason)

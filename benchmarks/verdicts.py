@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 import ckptmove
+from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import CkptMoveError
 from ckptmove.model import Severity
-from ckptmove.report.verification import outcome
 
 
 def main() -> int:

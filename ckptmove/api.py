@@ -11,32 +11,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ckptmove.checkpoint import Survey, survey
-from ckptmove.collector import collector_paused
-from ckptmove.devices import parse_mapping, parse_target
-from ckptmove.directories import ArchiveOfFiles
-from ckptmove.errors import UsageError
+from ckptmove.checkpoint.opening import Survey, survey
+from ckptmove.errors import ArchiveOfFiles, UsageError
+from ckptmove.io.outputs import unheard
+from ckptmove.io.portable import SEPARATORS
+from ckptmove.io.source import is_folder
 from ckptmove.limits import Limits
-from ckptmove.measuring import measure
 from ckptmove.model import OneLine
-from ckptmove.outputs import unheard
-from ckptmove.streams.portable import SEPARATORS
-from ckptmove.streams.source import is_folder
-from ckptmove.wording import amount
+from ckptmove.pickles.collector import collector_paused
+from ckptmove.text import amount
+from ckptmove.torch_facts.devices import parse_mapping, parse_target
+from ckptmove.verification.measuring import measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.case import Case
-    from ckptmove.changes import UndoResult
-    from ckptmove.contracts import Progress
-    from ckptmove.differences import DiffResult
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.layouts.reading import Directory
+    from ckptmove.comparison.differences import DiffResult
     from ckptmove.errors import LimitExceeded, UnreadableInput
-    from ckptmove.evidence import VerifyResult
-    from ckptmove.inventory.outline import OutlineLine
-    from ckptmove.layouts.reading import Directory
+    from ckptmove.io.changes import UndoResult
+    from ckptmove.io.contracts import Progress
     from ckptmove.model import Finding, Inventory
     from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
+    from ckptmove.verification.evidence import VerifyResult
 
 
 class DeviceLike(Protocol):
@@ -127,7 +126,7 @@ def inspect(
     found = _read(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
     plan: MovePlan | None = None
     if expect is not None:
-        from ckptmove.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
+        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
         plan = plan_for(found.inventory, str(expect))
     unchecked = _without_checksums(found) if check else ()
@@ -191,7 +190,7 @@ def convert(
         raise UsageError(
             "--in-place replaces no other file and reads no tensor: it goes without --force and --no-check"
         )
-    from ckptmove.conversion import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.file import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
 
     request = ConvertRequest(
         path=path,
@@ -206,16 +205,16 @@ def convert(
         limits=limits or Limits(),
     )
     if in_place:
-        from ckptmove.in_place import convert_in_place  # noqa: PLC0415  # a new file does not wait for it
+        from ckptmove.conversion.in_place import convert_in_place  # noqa: PLC0415  # a new file does not wait for it
 
         return convert_in_place(request)
     if is_folder(path):
-        from ckptmove.layouts.moving import convert_directory  # noqa: PLC0415  # a file does not wait for it
+        from ckptmove.conversion.directory import convert_directory  # noqa: PLC0415  # a file does not wait for it
 
         return convert_directory(request)
     with suppress(ArchiveOfFiles):
         return convert_file(request)
-    from ckptmove.layouts.archive_moving import convert_archive  # noqa: PLC0415  # a file does not wait for it
+    from ckptmove.conversion.archive import convert_archive  # noqa: PLC0415  # a file does not wait for it
 
     return convert_archive(request)
 
@@ -236,7 +235,7 @@ def undo(
         Refused: it does not say what it was, or another process is converting it.
         WriteFailed: it could not be changed; it is as it is.
     """
-    from ckptmove.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
 
     return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits(), settle=settle)
 
@@ -289,7 +288,7 @@ def verify(
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: it asks for more than a limit allows.
     """
-    from ckptmove.verification.case_name import name_of  # noqa: PLC0415  # the only command that pays for this room
+    from ckptmove.verification.case.name import name_of  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # the only command that pays for this room
 
@@ -328,7 +327,7 @@ def diff(
     Raises:
         UnreadableInput, LimitExceeded: as :func:`inspect`, for either of them.
     """
-    from ckptmove.comparison import compare  # noqa: PLC0415  # the other commands do not wait for it
+    from ckptmove.comparison.compare import compare  # noqa: PLC0415  # the other commands do not wait for it
 
     return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure, progress)
 
@@ -351,12 +350,12 @@ def _read(
 ) -> Survey | Directory:
     """A file, a directory, or an archive of files, as it was read."""
     if is_folder(path):
-        from ckptmove.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
+        from ckptmove.checkpoint.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
 
         return read_directory(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
     with suppress(ArchiveOfFiles):
         return survey(path, limits, check=check, outline=outline, progress=progress)
-    from ckptmove.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
+    from ckptmove.checkpoint.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
 
     return read_archive(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
 

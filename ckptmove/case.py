@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckptmove.errors import UsageError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -76,17 +74,3 @@ class Case:
     step: Callable[[Any], Any] | None = None
     part: str | None = None
     optimizer_part: str | None = None
-
-
-class CaseUnusable(UsageError):
-    """``--case`` names no function that returns a case.
-
-    Attributes:
-        known: functions that its file has.
-    """
-
-    kind = "case-unusable"
-
-    def __init__(self, message: str, *, path: str | None = None, known: tuple[str, ...] = ()) -> None:
-        super().__init__(f"--case: {message}", path=path)
-        self.known = known

@@ -1,15 +1,18 @@
-"""Every way in which ckptmove says no, as one family of exceptions with the facts in fields.
-
-Never holds the wording of hints or an exit code: those belong to the command line.
-"""
+"""All errors of ckptmove: one family of exceptions, with the facts in fields. Hints and exit codes are in ``cli``."""
 
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    from ckptmove.model import ArchiveForm, ContainerName
 
 #: Names that one message lists.
 _SHOWN: Final = 4
+
+#: Of a file that was taken back nothing is left to tell it from one that was never changed.
+_NEVER: Final = "it was never converted in place, or it is as it was before that again"
 
 
 class CkptMoveError(Exception):
@@ -74,11 +77,7 @@ class TorchMissing(UsageError):
 
 
 class TorchBroken(UsageError):
-    """The command needs torch, which is installed here, and fails while it is imported.
-
-    Attributes:
-        reason: how: torch's own last line, or the signal that ended the process.
-    """
+    """torch is installed and cannot be imported; ``reason`` is its last line, or the signal that ended the process."""
 
     kind = "torch-broken"
 
@@ -117,11 +116,7 @@ class NothingConfigured(UnreadableInput):
 
 
 class AccessFailed(UnreadableInput):
-    """The operating system refused to read the input.
-
-    Attributes:
-        reason: the system's own words, for example ``Permission denied``.
-    """
+    """The operating system refused to read the input; ``reason`` is its own text, for example ``Permission denied``."""
 
     kind = "access-failed"
 
@@ -131,11 +126,7 @@ class AccessFailed(UnreadableInput):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The bytes are something else.
-
-    Attributes:
-        found: what they are, as a noun phrase: ``an empty file``, ``a git-lfs pointer``.
-    """
+    """The file is no checkpoint; ``found`` says in a noun phrase how it looks: ``an empty file``."""
 
     kind = "not-a-checkpoint"
 
@@ -370,11 +361,7 @@ class UneditableGraph(Refused):
 
 
 class WriteFailed(CkptMoveError):
-    """The output could not be written; nothing is left of it.
-
-    Attributes:
-        reason: the system's own words, for example ``No space left on device``.
-    """
+    """The output could not be written, and nothing of it is left; ``reason`` is the system's own text."""
 
     kind = "write-failed"
 
@@ -402,3 +389,206 @@ def reason_of(error: OSError | ValueError) -> str:
     if getattr(error, "winerror", None) and isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error)
+
+
+class CaseUnusable(UsageError):
+    """``--case`` names no function that returns a case.
+
+    Attributes:
+        known: functions that its file has.
+    """
+
+    kind = "case-unusable"
+
+    def __init__(self, message: str, *, path: str | None = None, known: tuple[str, ...] = ()) -> None:
+        super().__init__(f"--case: {message}", path=path)
+        self.known = known
+
+
+class InPlaceImpossible(Refused):
+    """The conversion would move or lose bytes of the file; ``reason`` is a clause that says why."""
+
+    kind = "in-place-impossible"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot be converted in place: {reason}", path=path)
+        self.reason = reason
+
+
+class NothingToUndo(Refused):
+    """The file does not say what it was before a conversion in place.
+
+    Attributes:
+        reason: why not, as a clause.
+        container: what the file is, or the directory; None where nobody has told.
+    """
+
+    kind = "nothing-to-undo"
+
+    def __init__(self, path: str, reason: str = _NEVER, container: ContainerName | None = None) -> None:
+        super().__init__(f"there is nothing to undo: {reason}", path=path)
+        self.reason = reason
+        self.container = container
+
+
+class BeingConverted(Refused):
+    """Another process is changing the file."""
+
+    kind = "being-converted"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("another process is converting it in place", path=path)
+
+
+class ChangeFailed(WriteFailed):
+    """The file could not be changed in place; it is whole all the same."""
+
+    kind = "change-failed"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.message = f"could not be changed in place: {reason}"
+
+
+class JournalInTheWay(ChangeFailed):
+    """Where the journal of a change would be, there is one already, of a file of another name.
+
+    Attributes:
+        journal: that file.
+    """
+
+    kind = "journal-in-the-way"
+
+    def __init__(self, path: str, journal: str) -> None:
+        super().__init__(path, f"{journal} is in the way, the journal of a file of another name")
+        self.journal = journal
+
+
+class RollbackFailed(WriteFailed):
+    """An interrupted conversion in place was found, and could not be taken back: the file is not whole.
+
+    Attributes:
+        journal: the file that says what has to be put back.
+    """
+
+    kind = "rollback-failed"
+
+    def __init__(self, path: str, journal: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.journal = journal
+        self.message = f"its conversion in place was interrupted, and cannot be taken back by {journal}: {reason}"
+
+
+class NotDurable(WriteFailed):
+    """The output has its name and is whole, but the system failed to make the name durable."""
+
+    kind = "not-durable"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.message = f"is written and whole, but may be lost if the machine fails now: {reason}"
+
+
+class OutputIsNoReport(Refused):
+    """A report was to replace a file that is none: a checkpoint, for all that is known."""
+
+    kind = "output-is-no-report"
+
+
+class ReportFailed(WriteFailed):
+    """A report about checkpoints could not be written to its file."""
+
+
+class ArchiveOfFiles(NotACheckpoint):
+    """A zip or a tar of files, no checkpoint itself: ``layouts`` reads those in it, as those of a directory.
+
+    Attributes:
+        form: which of the two.
+    """
+
+    def __init__(self, path: str, found: str, form: ArchiveForm) -> None:
+        super().__init__(path, found)
+        self.form = form
+
+
+class MustBeUnpacked(UnreadableInput):
+    """An archive of files that only a directory of them can stand for.
+
+    Attributes:
+        form: what unpacks it.
+        locked: whether that takes a password.
+    """
+
+    kind = "must-be-unpacked"
+
+    def __init__(self, path: str, detail: str, form: ArchiveForm, *, locked: bool = False) -> None:
+        super().__init__(f"not read as it is: {detail}", path=path)
+        self.form = form
+        self.locked = locked
+
+
+class MissingShard(UnreadableInput):
+    """A file is not there that the index of a model in several files, or a ``.metadata``, names.
+
+    Attributes:
+        name: the first of those that are missing.
+    """
+
+    kind = "missing-shard"
+
+    def __init__(self, path: str, name: str, others: int = 0) -> None:
+        more = f", and {others:,} more" if others else ""
+        super().__init__(f"a file that its index names is missing: '{name:.200}'{more}", path=path)
+        self.name = name
+
+
+class EmptyDirectory(NotACheckpoint):
+    """No file of a directory, or of an archive, is a checkpoint.
+
+    Attributes:
+        files: how many were looked at.
+        form: what the archive is; None for a directory.
+        inner: path of an archive in it, where it holds one.
+        is_cut: whether its end is missing, behind which there may have been more.
+    """
+
+    kind = "empty-directory"
+
+    def __init__(
+        self,
+        path: str,
+        files: int,
+        described: str = "a directory",
+        form: ArchiveForm | None = None,
+        *,
+        inner: str = "",
+        is_cut: bool = False,
+    ) -> None:
+        beside = f", with another archive in it: '{inner:.80}'" if inner else ""
+        super().__init__(path, f"{described}{beside}; by content, none of its files is one (looked at {files:,})")
+        self.files = files
+        self.form = form
+        self.inner = inner
+        self.is_cut = is_cut
+
+
+class DistributedFile(UnsupportedContainer):
+    """A file of a distributed checkpoint by itself, which only the others around it explain."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "dcp", "a file of a distributed checkpoint")
+        self.message = "a file of a distributed checkpoint, which is read as a whole"
+
+
+class OutputHoldsMore(Refused):
+    """The directory that is to be replaced holds something that the new one does not.
+
+    Attributes:
+        name: the first such file.
+    """
+
+    kind = "output-holds-more"
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(f"the output is not replaced: it holds '{name}', which would be lost", path=path)
+        self.name = name

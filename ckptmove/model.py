@@ -30,6 +30,7 @@ ContainerName: TypeAlias = Literal[
     "directory", "archive"]  # fmt: skip
 OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})  # which any torch.load since 0.1.10 reads
 WITH_CODE: Final = frozenset({"torchscript", "torch-export"})  # which counts on the dtypes of its tensors
+ArchiveForm: TypeAlias = Literal["zip", "tar"]
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece", "missing-end",

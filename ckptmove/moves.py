@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckptmove.model import OneLine
-from ckptmove.wording import amount
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from ckptmove.model import ContainerName, Mention

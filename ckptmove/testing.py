@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove import api
+from ckptmove.cli.render.verification import brief_line
 from ckptmove.errors import CkptMoveError
-from ckptmove.report.verification import brief_line
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
     from ckptmove.case import Case
-    from ckptmove.evidence import VerifyResult
+    from ckptmove.verification.evidence import VerifyResult
 
 
 def assert_resumes(  # the options of verify that change its verdict, each by name

@@ -15,19 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.conversion.in_place import convert_in_place, undo_in_place
+from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import CkptMoveError
-from ckptmove.in_place import convert_in_place, undo_in_place
-from ckptmove.plan import plan_move
-from ckptmove.streams.journal import decode, home_of, journal_path
-from ckptmove.streams.leftovers import clear_leftovers, is_temporary
-from ckptmove.streams.recovery import recover
+from ckptmove.io.journal import decode, home_of, journal_path
+from ckptmove.io.leftovers import clear_leftovers, is_temporary
+from ckptmove.io.recovery import recover
 from fuzz.harness import LIMITS, asked_for, bytes_of, in_each_way, opened, require, require_planned
 from fuzz.packing import lay_out
 from fuzz.wholes import content_of, folder_in_memory
 
 if TYPE_CHECKING:
+    from ckptmove.io.journal import Journal
     from ckptmove.moves import MoveRequest
-    from ckptmove.streams.journal import Journal
     from fuzz.wholes import Content
 
 #: The checkpoint, in the folder that an input stands for.

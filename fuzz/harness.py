@@ -13,32 +13,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api import Inspection
-from ckptmove.checkpoint import Checkpoint
-from ckptmove.comparison import compare_stored
-from ckptmove.containers.opening import container_of
-from ckptmove.conversion import ConvertRequest, write_checkpoint
-from ckptmove.counterparts import find_counterparts
-from ckptmove.differences import Criteria
+from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.inventory.outline import outline
+from ckptmove.checkpoint.layouts.stored import stored_file
+from ckptmove.checkpoint.opening import Checkpoint
+from ckptmove.cli.render import conversion, document, github, inspection
+from ckptmove.cli.render.answers import Detail, InspectAnswer
+from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import sentence
+from ckptmove.comparison.compare import compare_stored
+from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.comparison.differences import Criteria
+from ckptmove.conversion.file import ConvertRequest, write_checkpoint
+from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.inventory.build import build_inventory
-from ckptmove.inventory.outline import outline
-from ckptmove.layouts.stored import stored_file
+from ckptmove.formats.opening import container_of
+from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.pickles.machine import interpret
-from ckptmove.plan import plan_move
-from ckptmove.report import conversion, document, github, inspection
-from ckptmove.report.answers import Detail, InspectAnswer
-from ckptmove.report.page import Page
-from ckptmove.report.text import sentence
-from ckptmove.streams.part import MemorySource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ckptmove.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.moves import MovePlan
 

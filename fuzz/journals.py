@@ -9,12 +9,12 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.conversion.plan import plan_move
+from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, journal_name
+from ckptmove.io.leftovers import temporary_names
 from ckptmove.model import Span
 from ckptmove.moves import MoveRequest
 from ckptmove.pickles.edits import apply_plan
-from ckptmove.plan import plan_move
-from ckptmove.streams.journal import ANCHOR_BYTES, Journal, Run, decode, journal_name
-from ckptmove.streams.leftovers import temporary_names
 from fuzz.changing import CHECKPOINT
 from fuzz.harness import opened
 from fuzz.mutators import NUMBERS

@@ -13,10 +13,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.opening import container_of
-from ckptmove.containers.sniff import recognise
+from ckptmove.formats.opening import container_of
+from ckptmove.formats.sniff import recognise
+from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
-from ckptmove.streams.part import MemorySource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.evidence import VerifyResult
-from ckptmove.layouts.stored import check_bytes, stored_file
-from ckptmove.pairing import pair_all
-from ckptmove.report import document, github, verification
+from ckptmove.checkpoint.layouts.stored import check_bytes, stored_file
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.cli.render import document, github, verification
 from ckptmove.verification.checks import CHECKS, skipped
-from ckptmove.verification.entries import leaves, nested_state
+from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import hold_against
-from ckptmove.verification.optimizers import choose
 from ckptmove.verification.pieces import batches, select
 from ckptmove.verification.plain_numbers import broken_numbers
-from ckptmove.verification.reach import refuse_excess
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import checks_without_torch
+from ckptmove.verification.step.entries import leaves, nested_state
+from ckptmove.verification.step.optimizers import choose
+from ckptmove.verification.step.reach import refuse_excess
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
 if TYPE_CHECKING:
-    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
     from ckptmove.model import ArchiveFact
 
 _REQUESTS: Final = (

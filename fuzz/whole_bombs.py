@@ -11,7 +11,7 @@ import struct
 import tarfile
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.containers.tar_index import padded
+from ckptmove.formats.tar_index import padded
 from fuzz.payloads import text
 from fuzz.seeds import STORAGE, archive_of, deflated, zip_of
 from fuzz.whole_seeds import (

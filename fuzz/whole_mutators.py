@@ -11,12 +11,12 @@ import zipfile
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from ckptmove.containers.distributed import DistributedCheckpoint
-from ckptmove.containers.tar_index import BLOCK, padded, read_members, resized_header
 from ckptmove.errors import CkptMoveError
+from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+from ckptmove.formats.tar_index import BLOCK, padded, read_members, resized_header
+from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.pickles.scan import operations
-from ckptmove.streams.part import MemorySource
 from fuzz import mutators
 from fuzz.mutators import NUMBERS, WORDS
 from fuzz.packing import Entry, pack, unpack

@@ -12,7 +12,7 @@ import struct
 import tarfile
 from typing import TYPE_CHECKING, Final, Literal
 
-from ckptmove.containers.tar_index import padded
+from ckptmove.formats.tar_index import padded
 from fuzz.packing import Entry, pack, packed
 from fuzz.payloads import text
 from fuzz.seeds import STORAGE, archive_of, deflated, table, tensors, zip_of

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.containers.sniff import recognise
-from ckptmove.directories import ArchiveOfFiles
-from ckptmove.errors import CkptMoveError
-from ckptmove.layouts.archive import open_archive
-from ckptmove.layouts.archive_moving import convert_archive
-from ckptmove.layouts.moving import convert_directory
-from ckptmove.layouts.reading import read_directory, read_listing
-from ckptmove.layouts.stored import open_stored
-from ckptmove.plan import plan_move
-from ckptmove.streams.part import MemorySource
+from ckptmove.checkpoint.layouts.archive import open_archive
+from ckptmove.checkpoint.layouts.reading import read_directory, read_listing
+from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.conversion.archive import convert_archive
+from ckptmove.conversion.directory import convert_directory
+from ckptmove.conversion.plan import plan_move
+from ckptmove.errors import ArchiveOfFiles, CkptMoveError
+from ckptmove.formats.sniff import recognise
+from ckptmove.io.part import MemorySource
 from fuzz.harness import (
     LIMITS,
     REQUESTS,
@@ -39,9 +38,9 @@ from fuzz.harness import (
 from fuzz.packing import lay_out
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint import Checkpoint
-    from ckptmove.layouts.listing import Listing
-    from ckptmove.layouts.reading import Directory
+    from ckptmove.checkpoint.layouts.listing import Listing
+    from ckptmove.checkpoint.layouts.reading import Directory
+    from ckptmove.checkpoint.opening import Checkpoint
     from ckptmove.moves import MoveRequest
 
 #: What is below a folder, by path: the bytes of a file, what a link leads to, None for a folder.

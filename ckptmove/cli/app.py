@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from ckptmove.cli import options  # noqa: TC001  # Typer reads the annotations at run time
+from ckptmove.cli.config import load_config
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
+from ckptmove.cli.render.answers import Detail
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import Format, Output, write_answer
-from ckptmove.config import load_config
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
-from ckptmove.report.answers import Detail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

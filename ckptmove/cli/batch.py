@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.cli.outcome import REFUSED, YES, failure_of, interruption
+from ckptmove.cli.render.text import clean
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
-from ckptmove.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ckptmove.cli.render.answers import Failure
     from ckptmove.cli.streams import Output
-    from ckptmove.report.answers import Failure
 
 
 class Batch(NamedTuple):

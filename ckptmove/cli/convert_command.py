@@ -11,14 +11,14 @@ from ckptmove import api
 from ckptmove.cli.next_command import verify_command
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.render import conversion
+from ckptmove.cli.render.text import sentence
 from ckptmove.cli.signals import settle
 from ckptmove.cli.streams import Format, say, suggest
-from ckptmove.devices import is_accelerator, parse_mapping, parse_target
 from ckptmove.errors import CkptMoveError, OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.model import OF_TORCH_SAVE
-from ckptmove.report import conversion
-from ckptmove.report.text import sentence
-from ckptmove.wording import command_line
+from ckptmove.text import command_line
+from ckptmove.torch_facts.devices import is_accelerator, parse_mapping, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,11 +121,11 @@ def run_undo(path: str, out: Output, *, dry_run: bool, limits: Limits) -> int:
     """
     result = api.undo(path, dry_run=dry_run, settle=settle, limits=limits)
     if out.format is Format.JSON:
-        from ckptmove.report.document import undo_document  # noqa: PLC0415  # each format pays for itself alone
+        from ckptmove.cli.render.document import undo_document  # noqa: PLC0415  # each format pays for itself alone
 
         out.document(undo_document(result))
     elif out.format is Format.GITHUB:
-        from ckptmove.report.github import undo_line  # noqa: PLC0415  # each format pays for itself alone
+        from ckptmove.cli.render.github import undo_line  # noqa: PLC0415  # each format pays for itself alone
 
         out.lines([undo_line(result)])
     else:
@@ -140,11 +140,11 @@ def _tell(path: str, result: ConvertResult, out: Output, options: ConvertOptions
     if code and out.format is not Format.GITHUB:
         say("hint: with --strict nothing was written: correct the option, or leave out --strict")
     if out.format is Format.JSON:
-        from ckptmove.report.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
+        from ckptmove.cli.render.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
 
         out.document(convert_document(result, code))
     elif out.format is Format.GITHUB:
-        from ckptmove.report.github import conversion_lines  # noqa: PLC0415  # each format pays for itself alone
+        from ckptmove.cli.render.github import conversion_lines  # noqa: PLC0415  # each format pays for itself alone
 
         out.lines(conversion_lines(path, result, strict=bool(code)))
     elif out.quiet:
@@ -184,9 +184,9 @@ def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
 
 def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
     """Whether ``verify`` would find every tensor where it belongs, for the device where the model lies."""
+    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # only a mapping leaves that open
     from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # only a mapping leaves that open
     from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a mapping leaves that open
-    from ckptmove.plan import plan_move  # noqa: PLC0415  # only a mapping leaves that open
 
     try:
         home = parse_target(target_device(inventory, Context()) or "cpu")

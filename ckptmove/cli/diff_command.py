@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ckptmove import api
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.render import difference, document, github
 from ckptmove.cli.streams import Format
-from ckptmove.report import difference, document, github
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output

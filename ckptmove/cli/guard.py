@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ckptmove.changes import RolledBack
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
+from ckptmove.cli.render.answers import Failure
+from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import Format, Output, open_closed_streams, say
-from ckptmove.collector import collector_paused
-from ckptmove.devices import is_device_string
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UnknownDevice, UnsupportedDtype
-from ckptmove.outputs import LeftoversRemoved
-from ckptmove.report.answers import Failure
-from ckptmove.report.text import clean, sentence
-from ckptmove.wording import command_line
+from ckptmove.io.changes import RolledBack
+from ckptmove.io.outputs import LeftoversRemoved
+from ckptmove.pickles.collector import collector_paused
+from ckptmove.text import command_line
+from ckptmove.torch_facts.devices import is_device_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,7 +156,7 @@ def _tell(failure: Failure, words: Sequence[str]) -> int:
     try:
         out.failure(failure)
         if out.format is Format.JSON:
-            from ckptmove.report.document import envelope  # noqa: PLC0415  # only what goes wrong is told so
+            from ckptmove.cli.render.document import envelope  # noqa: PLC0415  # only what goes wrong is told so
 
             command = next((word for word in words if word in _COMMANDS), None)
             out.document(envelope(command, failure.exit_code, [failure]))

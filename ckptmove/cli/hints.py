@@ -9,11 +9,15 @@ import errno
 import os
 from functools import singledispatch
 from glob import has_magic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ckptmove import case, changes, directories, errors, outputs
+from ckptmove import errors
 from ckptmove.cli.meant import beside, link_target
-from ckptmove.wording import command_line, quoted
+from ckptmove.io import changes
+from ckptmove.text import command_line, quoted
+
+if TYPE_CHECKING:
+    from ckptmove.model import ArchiveForm
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
@@ -53,7 +57,7 @@ _MENDS: Final = {
 }
 
 
-def unpacking(archive: str, form: directories.ArchiveForm, *, locked: bool = False) -> str:
+def unpacking(archive: str, form: ArchiveForm, *, locked: bool = False) -> str:
     """The command that makes a directory of an archive: Python's, which is here, unless it must ask for a password.
 
     Without the filter, older versions of Python write what is named ``../x`` outside of that directory.
@@ -95,8 +99,8 @@ def _(error: errors.TorchBroken) -> str:
     return "see it fail with: python -c 'import torch'; then install a build for this machine, as pytorch.org says"
 
 
-@hint_for.register(case.CaseUnusable)
-def _(error: case.CaseUnusable) -> str:
+@hint_for.register(errors.CaseUnusable)
+def _(error: errors.CaseUnusable) -> str:
     if error.known:
         return f"its functions are {', '.join(error.known)}: --case {quoted(f'{error.path}:{error.known[-1]}')}"
     return (
@@ -135,8 +139,8 @@ def _(error: errors.NotACheckpoint) -> str:
     return mend.replace("{python}", repr(path))
 
 
-@hint_for.register(directories.EmptyDirectory)
-def _(error: directories.EmptyDirectory) -> str:
+@hint_for.register(errors.EmptyDirectory)
+def _(error: errors.EmptyDirectory) -> str:
     path = error.path or ""
     if error.form is not None and error.inner:
         name = quoted(f"{path}.unpacked/{error.inner}")
@@ -149,21 +153,21 @@ def _(error: directories.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(directories.MissingShard)
-def _(error: directories.MissingShard) -> str:
+@hint_for.register(errors.MissingShard)
+def _(error: errors.MissingShard) -> str:
     beside = quoted(_folder_of(error.path or ""))
     return f"copy or download that file too, into {beside}; if it was never saved, go back to an earlier checkpoint"
 
 
-@hint_for.register(directories.MustBeUnpacked)
-def _(error: directories.MustBeUnpacked) -> str:
+@hint_for.register(errors.MustBeUnpacked)
+def _(error: errors.MustBeUnpacked) -> str:
     path = error.path or ""
     command = unpacking(path, error.form, locked=error.locked)
     return f"unpack it, and take the directory: {command} && ckptmove inspect {quoted(f'{path}.unpacked')}"
 
 
-@hint_for.register(directories.DistributedFile)
-def _(error: directories.DistributedFile) -> str:
+@hint_for.register(errors.DistributedFile)
+def _(error: errors.DistributedFile) -> str:
     return f"name its directory: ckptmove inspect {quoted(_folder_of(error.path or ''))}"
 
 
@@ -231,8 +235,8 @@ def _(error: errors.OutputIsSource) -> str:
     return "name another place with --output"
 
 
-@hint_for.register(directories.OutputHoldsMore)
-def _(error: directories.OutputHoldsMore) -> str:
+@hint_for.register(errors.OutputHoldsMore)
+def _(error: errors.OutputHoldsMore) -> str:
     return f"look at it, then remove it: rm -r {quoted(error.path or '')}; or name another one with --output"
 
 
@@ -246,8 +250,8 @@ def _(error: errors.OutputIsFolder) -> str:
     return f"name a file in it: --output {quoted(error.inside)}"
 
 
-@hint_for.register(outputs.OutputIsNoReport)
-def _(error: outputs.OutputIsNoReport) -> str:
+@hint_for.register(errors.OutputIsNoReport)
+def _(error: errors.OutputIsNoReport) -> str:
     del error
     return "the word after --junit is the file to write: name one of its own, as in --junit report.xml"
 
@@ -258,14 +262,14 @@ def _(error: errors.OutputIsStdout) -> str:
     return "name a file with --output; one that is called - is named ./-"
 
 
-@hint_for.register(changes.InPlaceImpossible)
-def _(error: changes.InPlaceImpossible) -> str:
+@hint_for.register(errors.InPlaceImpossible)
+def _(error: errors.InPlaceImpossible) -> str:
     del error
     return "write a new one: take --output NEW in place of --in-place"
 
 
-@hint_for.register(changes.NothingToUndo)
-def _(error: changes.NothingToUndo) -> str:
+@hint_for.register(errors.NothingToUndo)
+def _(error: errors.NothingToUndo) -> str:
     if error.container == "safetensors":
         return "it stores no device, so that no conversion has changed it"
     if error.container in _MADE_ANEW:
@@ -274,8 +278,8 @@ def _(error: changes.NothingToUndo) -> str:
     return f"convert it back to where it was: ckptmove convert {quoted(error.path or '')} --to DEVICE"
 
 
-@hint_for.register(changes.BeingConverted)
-def _(error: changes.BeingConverted) -> str:
+@hint_for.register(errors.BeingConverted)
+def _(error: errors.BeingConverted) -> str:
     del error
     return "wait until it has finished, then try again"
 
@@ -318,8 +322,8 @@ def _(error: errors.UneditablePickle) -> str:
     return "if you trust its origin, save it again with torch.save, then convert that"
 
 
-@hint_for.register(changes.ChangeFailed)
-def _(error: changes.ChangeFailed) -> str:
+@hint_for.register(errors.ChangeFailed)
+def _(error: errors.ChangeFailed) -> str:
     if error.reason in _NO_ACCESS:
         return "make it writable, or copy it to where it can be; then type the same again"
     if error.reason in _NO_SPACE:
@@ -327,24 +331,24 @@ def _(error: changes.ChangeFailed) -> str:
     return f"see what it is with: ckptmove inspect {quoted(error.path or '')}"
 
 
-@hint_for.register(changes.JournalInTheWay)
-def _(error: changes.JournalInTheWay) -> str:
+@hint_for.register(errors.JournalInTheWay)
+def _(error: errors.JournalInTheWay) -> str:
     return (
         "if the file was renamed after a crash, give it its old name and type: ckptmove inspect OLD; "
         f"if it is whole: rm {quoted(error.journal)}"
     )
 
 
-@hint_for.register(changes.RollbackFailed)
-def _(error: changes.RollbackFailed) -> str:
+@hint_for.register(errors.RollbackFailed)
+def _(error: errors.RollbackFailed) -> str:
     if error.reason == changes.UNKNOWN_JOURNAL:
         journal = quoted(error.journal)
         return f"take the version that wrote it; or, if another one wrote the file anew since: rm {journal}"
     return f"make both writable, with some space, then type: ckptmove inspect {quoted(error.path or '')}"
 
 
-@hint_for.register(outputs.ReportFailed)
-def _(error: outputs.ReportFailed) -> str:
+@hint_for.register(errors.ReportFailed)
+def _(error: errors.ReportFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
         return f"{_make_folder(error)}; or name another place with --junit"
     if error.reason in _NO_SPACE:
@@ -352,8 +356,8 @@ def _(error: outputs.ReportFailed) -> str:
     return "name a file that can be written with --junit"
 
 
-@hint_for.register(outputs.NotDurable)
-def _(error: outputs.NotDurable) -> str:
+@hint_for.register(errors.NotDurable)
+def _(error: errors.NotDurable) -> str:
     return f"have the disk looked at, and compare: ckptmove inspect --check {quoted(error.path or '')}"
 
 

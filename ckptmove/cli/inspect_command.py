@@ -11,28 +11,28 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove import api
+from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.next_command import verify_command
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.render import inspection
+from ckptmove.cli.render.answers import Expectation, InspectAnswer
 from ckptmove.cli.streams import Format, suggest
-from ckptmove.devices import NO_DEVICE, parse_target
-from ckptmove.directories import DirectoryInventory
-from ckptmove.evidence import fails_run
 from ckptmove.findings.context import Context, within_reach
 from ckptmove.model import Severity
-from ckptmove.report import inspection
-from ckptmove.report.answers import Expectation, InspectAnswer
-from ckptmove.wording import Command, command_line
+from ckptmove.text import Command, command_line
+from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
+from ckptmove.verification.evidence import fails_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
     from ckptmove.errors import CkptMoveError
     from ckptmove.limits import Limits
-    from ckptmove.report.answers import Detail
 
 #: Findings with which no other command helps: bytes are lost, or the file attacks whoever loads it.
 _HOPELESS: Final = frozenset({"F801", "F802", "S702"})
@@ -78,7 +78,7 @@ def run_inspect(paths: Sequence[str], options: InspectOptions, out: Output) -> i
 
     batch = for_each(paths, work, out)
     if out.format is Format.JSON:
-        from ckptmove.report import document  # noqa: PLC0415  # for people it is not loaded
+        from ckptmove.cli.render import document  # noqa: PLC0415  # for people it is not loaded
 
         out.document(document.inspect_document(answers, batch.code, batch.failures))
     else:
@@ -119,7 +119,7 @@ def _answer(path: str, options: InspectOptions, out: Output) -> InspectAnswer:
 def _tell(answer: InspectAnswer, options: InspectOptions, out: Output) -> None:
     detail = options.detail
     if out.format is Format.GITHUB:
-        from ckptmove.report import github  # noqa: PLC0415  # for people it is not loaded
+        from ckptmove.cli.render import github  # noqa: PLC0415  # for people it is not loaded
 
         out.lines(github.inspection_lines(answer))
     elif out.quiet:

@@ -11,7 +11,7 @@ from glob import has_magic
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.wording import command_line
+from ckptmove.text import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove.wording import command_line
+from ckptmove.text import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

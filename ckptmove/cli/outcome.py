@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from ckptmove import errors
 from ckptmove.cli.hints import hint_for
 from ckptmove.cli.meant import link_target
+from ckptmove.cli.render.answers import Failure
 from ckptmove.cli.signals import Terminated
-from ckptmove.report.answers import Failure
-from ckptmove.wording import command_line
+from ckptmove.text import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

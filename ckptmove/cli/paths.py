@@ -14,7 +14,7 @@ from ckptmove.errors import NothingConfigured, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.config import Config
+    from ckptmove.cli.config import Config
 
 
 def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tuple[str, ...]:

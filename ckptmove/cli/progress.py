@@ -18,7 +18,7 @@ _PATIENCE_SECONDS: Final = 1.0
 
 
 class ProgressBar:
-    """A callback of :data:`ckptmove.contracts.Progress`, and the time during which its bar may be seen."""
+    """A callback of :data:`ckptmove.io.contracts.Progress`, and the time during which its bar may be seen."""
 
     __slots__ = ("_bar", "_due", "_has_stages", "_wanted")
 

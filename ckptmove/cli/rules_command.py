@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.cli.outcome import YES
+from ckptmove.cli.render import document, github, rules
 from ckptmove.cli.streams import Format, suggest
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.findings.codes import codes_like
-from ckptmove.report import document, github, rules
 
 if TYPE_CHECKING:
     from ckptmove.cli.streams import Output

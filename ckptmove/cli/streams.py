@@ -13,16 +13,16 @@ import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import clean, sentence
 from ckptmove.errors import StdoutFailed, reason_of
-from ckptmove.report.page import Page
-from ckptmove.report.text import clean, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TextIO
 
-    from ckptmove.report.answers import Failure
-    from ckptmove.report.document import Json
+    from ckptmove.cli.render.answers import Failure
+    from ckptmove.cli.render.document import Json
 
 _SIGNS: Final = "✓✗–…"  # noqa: RUF001  # what reports are written with
 #: What a closed pipe says to who writes to it; Windows, which has no SIGPIPE, says EINVAL.
@@ -95,14 +95,14 @@ class Output:
         Raises:
             StdoutFailed: stdout does not take it.
         """
-        from ckptmove.report.document import dumps  # noqa: PLC0415  # people do not wait for what programs read
+        from ckptmove.cli.render.document import dumps  # noqa: PLC0415  # people do not wait for what programs read
 
         self.lines([dumps(value, indent=2 if sys.stdout.isatty() else None)])
 
     def failure(self, failure: Failure) -> None:
         """Say what went wrong, and what to do next; in ``--json`` the document says it too."""
         if self.format is Format.GITHUB:
-            from ckptmove.report.github import failure_line  # noqa: PLC0415  # only an annotation is written with it
+            from ckptmove.cli.render.github import failure_line  # noqa: PLC0415  # only an annotation is written with it
 
             self.lines([failure_line(failure)])
             return

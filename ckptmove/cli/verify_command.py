@@ -14,21 +14,20 @@ from ckptmove import api
 from ckptmove.cli.batch import conclude, for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.render import document, github, verification
+from ckptmove.cli.render.junit import junit_document
 from ckptmove.cli.streams import Format, say
-from ckptmove.errors import UsageError, WriteFailed, reason_of
+from ckptmove.errors import OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.outputs import OutputIsNoReport, ReportFailed
-from ckptmove.report import document, github, verification
-from ckptmove.report.junit import junit_document
-from ckptmove.streams.sink import FileSink, same_file
+from ckptmove.io.sink import FileSink, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.cli.selection import Selection
     from ckptmove.cli.streams import Output
-    from ckptmove.evidence import VerifyResult
     from ckptmove.limits import Limits
+    from ckptmove.verification.evidence import VerifyResult
 
 #: What every report of ours starts with, and no checkpoint.
 _XML: Final = b"<?xml"

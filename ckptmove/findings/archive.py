@@ -8,12 +8,12 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.directories import DirectoryInventory
-from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_function, load_whole
 from ckptmove.model import WITH_CODE, Severity
-from ckptmove.wording import amount, quoted
+from ckptmove.text import amount, quoted
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

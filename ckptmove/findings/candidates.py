@@ -9,16 +9,16 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.directories import DirectoryInventory
-from ckptmove.pairing import moments
-from ckptmove.scopes import is_buffer
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.pairing import moments
+from ckptmove.checkpoint.state_dicts import is_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.directories import FileRecord
+    from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.checkpoint.state_dicts import Shape
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
-    from ckptmove.scopes import Shape
 
 #: Layouts whose model and optimizer are in several files, so that counts in one of them mean nothing.
 _SPREAD: Final = frozenset({"accelerate", "dcp", "deepspeed", "hf-trainer", "megatron", "sharded"})

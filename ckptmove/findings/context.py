@@ -10,20 +10,20 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.devices import NO_DEVICE, is_accelerator, parse_target, split
-from ckptmove.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.errors import UsageError
 from ckptmove.model import OF_TORCH_SAVE
-from ckptmove.scopes import RootKeys
-from ckptmove.wording import Command, quoted
+from ckptmove.text import Command, quoted
+from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, parse_target, split
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ckptmove.directories import FileRecord
+    from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
     from ckptmove.model import ContainerName, Inventory, TensorRecord
-    from ckptmove.pairing import Pairing
 
 
 class Context(NamedTuple):
@@ -54,7 +54,7 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
     nowhere, and neither does a tensor whose file does not say where.
 
     Returns:
-        A tag as the file has it: not every one is a target that :func:`ckptmove.devices.parse_target` takes.
+        A tag as the file has it. :func:`ckptmove.torch_facts.devices.parse_target` does not take every one.
     """
     known = context.target or context.home
     if known is not None:

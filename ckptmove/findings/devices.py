@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ckptmove.devices import is_accelerator, same_device, split
-from ckptmove.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
+from ckptmove.conversion.keep import mesh_owners
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
     census,
@@ -22,17 +23,16 @@ from ckptmove.findings.context import (
     load_whole,
     target_device,
 )
-from ckptmove.inventory.mentions import is_in_code, named_ids
-from ckptmove.keep import mesh_owners
 from ckptmove.model import Severity
-from ckptmove.wording import Command, amount, quoted
+from ckptmove.text import Command, amount, quoted
+from ckptmove.torch_facts.devices import is_accelerator, same_device, split
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory, Mention, OptimizerRecord, TensorRecord
-    from ckptmove.pairing import Pairing
 
 
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove.devices import same_device, split, unsupported_dtypes
 from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, load_whole, target_device
+from ckptmove.torch_facts.devices import same_device, split, unsupported_dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
     held = {one.dtype for one in inventory.storages} | {one.dtype for one in inventory.tensors}
     if target is None or lacking.isdisjoint(held):
         return
+    from ckptmove.conversion.plan import dtypes_out_of_place  # noqa: PLC0415  # only a file with such a dtype pays for it
     from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a file with such a dtype pays for it
-    from ckptmove.plan import dtypes_out_of_place  # noqa: PLC0415  # only a file with such a dtype pays for it
 
     away = {tensor.name for tensor in inventory.tensors if not same_device(tensor.device, target)}
     lost = [
@@ -44,8 +44,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
 
 
 def _fix(inventory: Inventory, context: Context, target: str) -> str:
+    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # only a file with such a dtype pays for it
     from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a file with such a dtype pays for it
-    from ckptmove.plan import plan_move  # noqa: PLC0415  # only a file with such a dtype pays for it
 
     try:
         plan_move(inventory, MoveRequest(to=target, cast=True))

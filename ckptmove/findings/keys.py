@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptmove.checkpoint.state_dicts import RootKeys, model_tensors, strip_wrappers
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import load_expression
-from ckptmove.scopes import RootKeys, model_tensors, strip_wrappers
-from ckptmove.wording import amount
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

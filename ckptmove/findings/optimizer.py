@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import is_accelerator, supports_capturable, supports_fused
+from ckptmove.checkpoint.pairing import moments
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_expression, load_whole, target_device
-from ckptmove.optimizers import lost_keys
-from ckptmove.pairing import moments
-from ckptmove.wording import amount, quoted
+from ckptmove.text import amount, quoted
+from ckptmove.torch_facts.devices import is_accelerator, supports_capturable, supports_fused
+from ckptmove.torch_facts.optimizers import lost_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

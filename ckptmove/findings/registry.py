@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
 from ckptmove.findings.candidates import find_lacking
 from ckptmove.findings.context import target_device
-from ckptmove.pairing import pair_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import NO_DEVICE, is_accelerator, split
+from ckptmove.checkpoint.state_dicts import model_tensors
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, load_expression, load_whole, target_device
-from ckptmove.scopes import model_tensors
-from ckptmove.wording import amount
+from ckptmove.text import amount
+from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,12 +10,12 @@ import re
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import open_load
 from ckptmove.model import OF_TORCH_SAVE, OLDEST_TORCH
-from ckptmove.pickles.names import WEIGHTS_ONLY_UNTIL, newest
-from ckptmove.wording import amount, quoted
+from ckptmove.text import amount, quoted
+from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_UNTIL, newest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -16,14 +16,14 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.devices import split
-from ckptmove.dtypes import DTYPE_STORAGE
 from ckptmove.errors import UneditablePickle
 from ckptmove.pickles import atoms
 from ckptmove.pickles.scan import PUTS, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.structure import HANDLERS as STRUCTURE
 from ckptmove.pickles.tree import Global, Tuple
+from ckptmove.torch_facts.devices import split
+from ckptmove.torch_facts.dtypes import DTYPE_STORAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
-from ckptmove.pickles.names import dangerous
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Tuple
+from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
     from ckptmove.limits import Limits

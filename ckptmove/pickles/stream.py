@@ -12,7 +12,7 @@ from ckptmove.pickles.machine import runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, variable_end
 
 if TYPE_CHECKING:
-    from ckptmove.contracts import ByteSource
+    from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
 
 #: Bytes that are read at first; then as many again as there are, until the pickle ends.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import end_within, line
-from ckptmove.pickles.names import COMPUTED, EXTENSION
 from ckptmove.pickles.tree import MADE, Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
+from ckptmove.torch_facts.weights_only import COMPUTED, EXTENSION
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.comparison import compare_stored
-from ckptmove.differences import Criteria
+from ckptmove.comparison.compare import compare_stored
+from ckptmove.comparison.differences import Criteria
+from ckptmove.text import amount
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import NOT_COMPARED
 from ckptmove.verification.state import dtype_of
-from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from ckptmove.counterparts import Counterparts
-    from ckptmove.differences import Change
-    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.comparison.counterparts import Counterparts
+    from ckptmove.comparison.differences import Change
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
-    from ckptmove.sampling import Sample
+    from ckptmove.verification.sampling import Sample
     from ckptmove.verification.state import StoredTensors
 
 
@@ -91,13 +91,13 @@ def differences(
 
     Args:
         checkpoint: the one that is verified.
-        original: the one that it came from; both as :func:`ckptmove.layouts.stored.side_by_side` gives them.
+        original: the one that it came from; both as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` gives them.
         found: which of their tensors and files belong together.
         limits: what each of them may ask for.
         sample: the tensors whose values are compared; None for all.
 
     Raises:
-        UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare`.
+        UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare.compare`.
     """
     criteria = Criteria(devices=False, values_of=None if sample is None else sample.names)
     result = compare_stored(checkpoint, original, found, criteria, limits, _without_figures)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ckptmove.evidence import CheckResult
 from ckptmove.model import Finding, Severity
+from ckptmove.verification.evidence import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

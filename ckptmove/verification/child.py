@@ -20,8 +20,8 @@ from ckptmove.verification.checks import check_from_json, failed, finding_from_j
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding
+    from ckptmove.verification.evidence import CheckResult
 
 #: What the child answers for, in the order in which it answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")

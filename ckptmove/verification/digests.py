@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.dtypes import ITEM_BYTES
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.verification.pages import drop_pages
 
 if TYPE_CHECKING:

@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.devices import is_accelerator
-from ckptmove.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.conversion.keep import dragged_along
+from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.findings.context import Context, within_reach
-from ckptmove.keep import dragged_along
 from ckptmove.model import Severity
-from ckptmove.plan import plan_move
+from ckptmove.text import Command, amount, quoted
+from ckptmove.torch_facts.devices import is_accelerator
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
-from ckptmove.wording import Command, amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.evidence import CheckResult
-    from ckptmove.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit
-    from ckptmove.pairing import Pairing
+    from ckptmove.verification.evidence import CheckResult
 
 _HOW: Final = {
     "names": "name",

@@ -20,7 +20,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
     A module may lie in the folder at hand, after everything that is installed.
 
     Args:
-        name: as :func:`ckptmove.verification.optimizers.check_override` takes it.
+        name: as :func:`ckptmove.verification.step.optimizers.check_override` takes it.
 
     Returns:
         The class; None where this torch has none of that name.

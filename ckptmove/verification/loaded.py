@@ -18,18 +18,18 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ckptmove.layouts.distributed_part import DistributedPart
+from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+from ckptmove.verification.case.source_file import as_file
 from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
 from ckptmove.verification.program import program_pickles, program_tensors
-from ckptmove.verification.source_file import as_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ckptmove.layouts.stored_part import FilePart, StoredPart
+    from ckptmove.checkpoint.layouts.stored_part import FilePart, StoredPart
     from ckptmove.model import ContainerName, TensorRecord
-    from ckptmove.sampling import Sample
+    from ckptmove.verification.sampling import Sample
     from ckptmove.verification.state import StoredTensors
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {

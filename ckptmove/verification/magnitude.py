@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from ckptmove.differences import Gap
+from ckptmove.comparison.differences import Gap
 from ckptmove.verification.state import dtype_of
 
 #: Beginnings of the names of dtypes whose elements are no numbers: torch ends the process over some of them.

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.optimizers import BY_NAME
+from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.place import find_site
 
 if TYPE_CHECKING:

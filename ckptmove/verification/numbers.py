@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ckptmove.checkpoint.state_dicts import is_buffer
 from ckptmove.findings.catalogue import found
-from ckptmove.optimizers import magnitudes
-from ckptmove.scopes import is_buffer
+from ckptmove.text import amount
+from ckptmove.torch_facts.optimizers import magnitudes
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.state import distinct
-from ckptmove.wording import amount
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ckptmove.evidence import CheckResult
     from ckptmove.model import Finding, Inventory, TensorRecord
-    from ckptmove.verification.counters import Counters, Uneven
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.step.counters import Counters, Uneven
 
 #: Roles whose values training goes on from; a metric may well be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})

@@ -8,8 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ckptmove.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
-from ckptmove.pairing import moments
+from ckptmove.checkpoint.pairing import moments
+from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from ckptmove.verification.simulated import SimulatedDevice, unavailable_reason
+from ckptmove.verification.simulated.device import SimulatedDevice, unavailable_reason
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

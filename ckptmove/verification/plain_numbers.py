@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.inventory.shapes import as_dict, members, role_of_keys, string_keys
+from ckptmove.checkpoint.inventory.shapes import as_dict, members, role_of_keys, string_keys
 from ckptmove.pickles.tree import Node, Sequence
 
 if TYPE_CHECKING:

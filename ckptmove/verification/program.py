@@ -17,7 +17,7 @@ from ckptmove.verification.state import dtype_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.layouts.stored_part import StoredPart
 
 _FOLDERS = {"weights": "state_dict", "constants": "constants"}
 

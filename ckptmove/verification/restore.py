@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ckptmove.text import amount, quoted
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
 from ckptmove.verification.state import dtype_of, extent_elements
-from ckptmove.wording import amount, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.evidence import CheckResult
     from ckptmove.model import Inventory, TensorRecord
-    from ckptmove.sampling import Sample
+    from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.numbers import NumbersTally
     from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.sampling import Sample
     from ckptmove.verification.state import StoredBytes, StoredTensors
 
 #: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.

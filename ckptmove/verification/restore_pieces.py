@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ckptmove.text import amount
+from ckptmove.verification.case.source_file import as_file
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.loaded import load
-from ckptmove.verification.source_file import as_file
 from ckptmove.verification.state import bits, dtype_of
-from ckptmove.wording import amount
 
 if TYPE_CHECKING:
-    from ckptmove.layouts.distributed_part import DistributedPart, StoredPiece
+    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart, StoredPiece
     from ckptmove.model import TensorRecord
     from ckptmove.verification.loaded import Loaded
 

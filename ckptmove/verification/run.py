@@ -9,35 +9,34 @@ import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from ckptmove.case import CaseUnusable
-from ckptmove.counterparts import find_counterparts
-from ckptmove.devices import parse_target
-from ckptmove.errors import TorchBroken, TorchMissing, UsageError
-from ckptmove.evidence import VerifyResult
+from ckptmove.checkpoint.layouts.stored import check_bytes, open_stored, side_by_side
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.conversion.keep import kept_tensors
+from ckptmove.errors import CaseUnusable, TorchBroken, TorchMissing, UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
-from ckptmove.keep import kept_tensors
-from ckptmove.layouts.stored import check_bytes, open_stored, side_by_side
 from ckptmove.moves import MoveRequest
-from ckptmove.pairing import pair_all
-from ckptmove.sampling import choose
-from ckptmove.verification.case_name import parse_case
+from ckptmove.torch_facts.devices import parse_target
+from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
+from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
-from ckptmove.verification.optimizers import check_override
-from ckptmove.verification.reach import refuse_excess
+from ckptmove.verification.sampling import choose
+from ckptmove.verification.step.optimizers import check_override
+from ckptmove.verification.step.reach import refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.contracts import Progress
-    from ckptmove.evidence import CheckResult, SampleSize
-    from ckptmove.layouts.listing import DiskPlace
-    from ckptmove.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.layouts.listing import DiskPlace
+    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Finding, Inventory
     from ckptmove.verification.child import Answers
+    from ckptmove.verification.evidence import CheckResult, SampleSize
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
-from ckptmove.dtypes import ITEM_BYTES
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged, reason_of
 from ckptmove.model import Span
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ckptmove import elements
-    from ckptmove.layouts.listing import DiskPlace
-    from ckptmove.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint import elements
+    from ckptmove.checkpoint.layouts.listing import DiskPlace
+    from ckptmove.checkpoint.layouts.stored_part import StoredPart
     from ckptmove.model import TensorRecord
 
 #: Below this a read is cheaper than a mapping.

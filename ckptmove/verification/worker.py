@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckptmove.case import CaseUnusable
-from ckptmove.counterparts import find_counterparts
-from ckptmove.errors import UsageError
-from ckptmove.layouts.stored import open_stored, side_by_side
-from ckptmove.optimizers import BY_NAME
-from ckptmove.pairing import pair_all
-from ckptmove.sampling import choose
+from ckptmove.checkpoint.layouts.stored import open_stored, side_by_side
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
-from ckptmove.verification.counters import look_at_counters
 from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import LoadedFiles
@@ -34,16 +31,18 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
-from ckptmove.verification.resume import Bench, resume
+from ckptmove.verification.sampling import choose
 from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.step.counters import look_at_counters
+from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptmove.evidence import CheckResult
-    from ckptmove.sampling import Sample
     from ckptmove.verification.against import Comparison
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.sampling import Sample
 
     Emit = Callable[[dict[str, object]], None]
 
@@ -159,7 +158,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
 
 
 def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
-    from ckptmove.verification.case_check import check_case  # noqa: PLC0415  # most checkpoints come without a case
+    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # most checkpoints come without a case
 
     try:
         emit({"check": check_to_json(check_case(bench, case))})

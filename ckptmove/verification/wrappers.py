@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
-from ckptmove.verification.simulated import SimulatedTensor
+from ckptmove.verification.simulated.device import SimulatedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,10 +27,10 @@ EXECUTING = {
 #: The one module that imports by name, a case that the user typed, and what looks at the code of such a case.
 MAY_NAME = {
     "verification/imports.py": {"import_module"},
-    "verification/user_code.py": {"import_module", "exec_module", "spec_from_file_location"},
-    "verification/backward.py": {"__code__"},
-    "verification/case_check.py": {"__code__"},
-    "verification/watch.py": {"CodeType", "__code__"},
+    "verification/case/user_code.py": {"import_module", "exec_module", "spec_from_file_location"},
+    "verification/case/backward.py": {"__code__"},
+    "verification/case/check.py": {"__code__"},
+    "verification/case/watch.py": {"CodeType", "__code__"},
 }
 #: Whole names, with their owner.
 EXECUTING_DOTTED = {
@@ -48,11 +48,12 @@ HARMLESS_MODULES = {
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
-    "ctypes": "verification/pages.py streams/cloning.py",  # ask the C library for one function of its own each
+    "ctypes": "verification/pages.py io/cloning.py",  # ask the C library for one function of its own each
     "resource": "verification/memory.py",  # lowers the limit of its own process
-    "importlib": "verification/run.py verification/user_code.py verification/imports.py",
-    "xml": "report/junit.py",  # writes XML, and reads none
-    "inspect": "verification/recipe.py verification/case_check.py verification/objective.py",  # read signatures
+    "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
+    "xml": "cli/render/junit.py",  # writes XML, and reads none
+    # These read signatures.
+    "inspect": "verification/step/recipe.py verification/case/check.py verification/case/objective.py",
 }
 #: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.
 HARMLESS_OS = {

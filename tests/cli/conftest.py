@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-import ckptmove.report
+import ckptmove.cli.render
 from ckptmove.cli.app import app
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
-SCHEMA = json.loads((Path(ckptmove.report.__file__).parent / "schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(ckptmove.cli.render.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 
 
 def closed(schema):
@@ -32,7 +32,7 @@ def closed(schema):
 def simulates():
     """Skips a test whose step is made on a simulated device, where there is no torch, or one that can simulate none."""
     pytest.importorskip("torch")
-    from ckptmove.verification.simulated import unavailable_reason
+    from ckptmove.verification.simulated.device import unavailable_reason
 
     reason = unavailable_reason()
     if reason is not None:

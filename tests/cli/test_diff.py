@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.report.difference import difference_lines
-from ckptmove.report.page import Page
+from ckptmove.cli.render.difference import difference_lines
+from ckptmove.cli.render.page import Page
 
 
 @pytest.fixture

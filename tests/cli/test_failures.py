@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, case, changes, directories, errors, outputs
+from ckptmove import api, errors
 from ckptmove.cli.outcome import failure_of, retyped
+from ckptmove.io import changes
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -198,26 +199,26 @@ ERRORS = {
     errors.UnsupportedContainer("a b", "dcp", "x"): (3, "dcp_to_torch 'a b' FILE"),
     errors.UnsupportedContainer("a/.metadata", "dcp", "x"): (3, "dcp_to_torch a FILE"),
     errors.UnsupportedContainer(".metadata", "dcp", "x"): (3, "dcp_to_torch . FILE"),
-    directories.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
+    errors.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
-    directories.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
-    case.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
-    case.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
-    changes.InPlaceImpossible("a", "it is a directory"): (4, "take --output NEW in place of --in-place"),
-    changes.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
-    changes.BeingConverted("a"): (4, "wait until it has finished"),
-    changes.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
-    changes.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
-    changes.ChangeFailed("a b", "no"): (5, "ckptmove inspect 'a b'"),
-    changes.JournalInTheWay("a", "j k"): (5, "rm 'j k'"),
-    changes.RollbackFailed("a", "j k", changes.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
-    changes.RollbackFailed("a b", "j", "no"): (
+    errors.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
+    errors.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
+    errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
+    errors.InPlaceImpossible("a", "it is a directory"): (4, "take --output NEW in place of --in-place"),
+    errors.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
+    errors.BeingConverted("a"): (4, "wait until it has finished"),
+    errors.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
+    errors.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
+    errors.ChangeFailed("a b", "no"): (5, "ckptmove inspect 'a b'"),
+    errors.JournalInTheWay("a", "j k"): (5, "rm 'j k'"),
+    errors.RollbackFailed("a", "j k", changes.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
+    errors.RollbackFailed("a b", "j", "no"): (
         5,
         "make both writable, with some space, then type: ckptmove inspect 'a b'",
     ),
-    directories.ArchiveOfFiles("a", "a tar archive", "tar"): (3, "torch.save"),
-    directories.MustBeUnpacked("a b", "c", "zip"): (3, "python -m zipfile -e 'a b' 'a b.unpacked'"),
-    directories.MissingShard("a b/c", "d"): (3, "copy or download that file too, into 'a b'"),
+    errors.ArchiveOfFiles("a", "a tar archive", "tar"): (3, "torch.save"),
+    errors.MustBeUnpacked("a b", "c", "zip"): (3, "python -m zipfile -e 'a b' 'a b.unpacked'"),
+    errors.MissingShard("a b/c", "d"): (3, "copy or download that file too, into 'a b'"),
     errors.NotACheckpoint("a", "a named pipe"): (3, "take it out of the directory"),
     errors.NotACheckpoint("a", "a symbolic link out of its directory"): (3, "cp -rL"),
     errors.DamagedArchive("a", "b"): (3, "download it again"),
@@ -226,10 +227,10 @@ ERRORS = {
     errors.SourceChanged("a"): (3, "wait"),
     errors.OutputExists("a"): (4, "--force"),
     errors.OutputIsSource("a"): (4, "--output"),
-    directories.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
+    errors.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
     errors.OutputSuffix("a.npz", ".npz", "torch-zip", "a b.pth"): (4, "--output 'a b.pth'"),
-    outputs.OutputIsNoReport("a", path="b"): (4, "--junit report.xml"),
+    errors.OutputIsNoReport("a", path="b"): (4, "--junit report.xml"),
     errors.OutputIsStdout(): (2, "./-"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "--limit-factor 10 "),
     errors.LimitExceeded("a", limit=3, actual=97): (4, "--limit-factor 100 "),
@@ -243,12 +244,12 @@ ERRORS = {
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "name a place that can be written"),
     errors.WriteFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --output"),
-    outputs.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
+    errors.ReportFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or name another place with --junit"),
     errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "name a place that can be written with --output"),
-    outputs.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "that can be written with --junit"),
-    outputs.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
-    outputs.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),
-    outputs.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
+    errors.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "that can be written with --junit"),
+    errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "or name another place with --junit"),
+    errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "that can be written with --junit"),
+    errors.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
     errors.StdoutFailed("full"): (5, ""),
 }
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ckptmove import api
-from ckptmove.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, VerifyResult
 
 
 @pytest.fixture

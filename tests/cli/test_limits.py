@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.errors import LimitExceeded
-from ckptmove.inventory.budget import Budget
 from ckptmove.limits import Limits
 from ckptmove.verification.request import VerifyRequest
 

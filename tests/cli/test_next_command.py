@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove import api
-from ckptmove.checkpoint import open_checkpoint
+from ckptmove.checkpoint.opening import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 WITHOUT = "load it without map_location:"

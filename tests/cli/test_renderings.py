@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptmove import api
+from ckptmove.conversion.policy import RULES
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.policy import RULES
 
 
 def test_inspect_without_findings(check) -> None:

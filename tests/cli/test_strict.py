@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ckptmove import api
-from ckptmove.evidence import VerifyResult, fails_run
 from ckptmove.model import Finding, Severity
 from ckptmove.testing import assert_resumes
+from ckptmove.verification.evidence import VerifyResult, fails_run
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 UNTIED = ("convert", "run.pth", "--to", "cpu", "--keep", "modle.*")

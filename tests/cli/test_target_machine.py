@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptmove import api
+from ckptmove.checkpoint.layouts.stored import open_stored
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.layouts.stored import open_stored
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
 

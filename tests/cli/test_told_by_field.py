@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.api import Inspection
-from ckptmove.changes import NothingToUndo
 from ckptmove.cli.hints import hint_for
 from ckptmove.cli.inspect_command import _next_command
-from ckptmove.directories import EmptyDirectory
+from ckptmove.cli.render.answers import InspectAnswer
+from ckptmove.cli.render.conversion import conversion_lines
+from ckptmove.cli.render.page import Page
+from ckptmove.errors import EmptyDirectory, NothingToUndo
 from ckptmove.model import Finding, Inventory, Severity
 from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
-from ckptmove.report.answers import InspectAnswer
-from ckptmove.report.conversion import conversion_lines
-from ckptmove.report.page import Page
-from ckptmove.wording import Command
+from ckptmove.text import Command
 
 
 @pytest.mark.parametrize(

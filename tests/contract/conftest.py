@@ -19,8 +19,8 @@ import pytest
 import saving
 import torch
 
-from ckptmove.containers.opening import open_container
-from ckptmove.contracts import BytesSegment, InflateSegment
+from ckptmove.formats.opening import open_container
+from ckptmove.io.contracts import BytesSegment, InflateSegment
 from ckptmove.limits import Limits
 from ckptmove.model import StorageRef
 

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from ckptmove.contracts import CastSegment, CopySegment
+from ckptmove.io.contracts import CastSegment, CopySegment
 
 
 def test_it_knows_its_name(opened):

@@ -12,8 +12,8 @@ import pytest
 
 import ckptmove
 from ckptmove.cli.outcome import failure_of
-from ckptmove.containers import torch_zip
 from ckptmove.errors import CkptMoveError
+from ckptmove.formats import torch_zip
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 SHARES = (0.3, 0.6, 0.9, 0.97, 0.999, 1)

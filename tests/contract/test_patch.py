@@ -7,12 +7,12 @@ import zipfile
 
 import pytest
 
-from ckptmove.changes import InPlaceImpossible, NothingToUndo
-from ckptmove.containers.opening import container_of
-from ckptmove.contracts import CopySegment
+from ckptmove.errors import InPlaceImpossible, NothingToUndo
+from ckptmove.formats.opening import container_of
+from ckptmove.io.contracts import CopySegment
+from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.model import Span
-from ckptmove.streams.part import MemorySource
 
 
 def changed(data, patch):

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from ckptmove.contracts import CopySegment
+from ckptmove.io.contracts import CopySegment
 from ckptmove.model import ArchiveFact
 
 

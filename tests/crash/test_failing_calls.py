@@ -15,7 +15,7 @@ from system_calls import Counted, count, spread
 from typer.testing import CliRunner
 
 from ckptmove.cli.app import app
-from ckptmove.streams.leftovers import clear_leftovers
+from ckptmove.io.leftovers import clear_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptmove import api
-from ckptmove.changes import ChangeFailed, RollbackFailed, RolledBack
-from ckptmove.errors import UnreadableInput
+from ckptmove.errors import ChangeFailed, RollbackFailed, UnreadableInput
+from ckptmove.io.changes import RolledBack
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 ZIP, LEGACY = "adamw-cuda3.pth", "legacy-adamw-cuda1.pth"

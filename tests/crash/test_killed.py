@@ -20,8 +20,8 @@ import pytest
 from system_calls import count, instants, kill_at, spread
 
 from ckptmove import api
-from ckptmove.changes import RolledBack
-from ckptmove.outputs import LeftoversRemoved
+from ckptmove.io.changes import RolledBack
+from ckptmove.io.outputs import LeftoversRemoved
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import catalogue  # after the skip
 from faults import FAULTS  # it imports torch
 
-from ckptmove.findings.catalogue import CATALOGUE  # after the skip
-from ckptmove.verification.checks import CASE, CHECKS  # after the skip
+from ckptmove.findings.catalogue import CATALOGUE
+from ckptmove.verification.checks import CASE, CHECKS
 
 SEEN = [fault for fault in FAULTS if not fault.unseen]
 UNSEEN = [pytest.param(fault, marks=pytest.mark.xfail(reason=fault.unseen)) for fault in FAULTS if fault.unseen]

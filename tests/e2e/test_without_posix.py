@@ -77,7 +77,7 @@ def windows(tmp_path_factory):
     """A folder to have on the path of a Python that is to lack what Windows lacks, and of those that it starts."""
     folder = tmp_path_factory.mktemp("windows")
     (folder / "sitecustomize.py").write_text("import without_posix\n")
-    return os.pathsep.join([str(folder), str(ROOT / "tests" / "recipes")])
+    return os.pathsep.join([str(folder), str(ROOT / "tests" / "support")])
 
 
 def run(folder, line, path=""):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.containers.zip_index import read_directory
-from ckptmove.containers.zip_layout import LocalHeaders
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
+from ckptmove.formats.zip_archive.index import read_directory
+from ckptmove.formats.zip_archive.layout import LocalHeaders
+from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
-from ckptmove.streams.source import open_source
 
 
 def first(archives, **changes):

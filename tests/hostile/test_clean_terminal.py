@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ckptmove.cli.app import app
-from ckptmove.evidence import VerifyResult
-from ckptmove.report import document, github
-from ckptmove.report.page import Page
-from ckptmove.report.verification import brief_line, verification_lines
+from ckptmove.cli.render import document, github
+from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.verification import brief_line, verification_lines
 from ckptmove.verification.checks import check_from_json, finding_from_json
+from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 from fuzz.seeds import STORAGE, archive_of

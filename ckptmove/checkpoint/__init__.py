@@ -1,0 +1,1 @@
+"""A file, a directory or an archive opened as one checkpoint, and its inventory."""

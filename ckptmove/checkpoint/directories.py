@@ -1,0 +1,188 @@
+"""What a checkpoint in a directory or an archive has besides those of one file: values, and ways to say no.
+
+Never opens either: ``layouts`` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
+from ckptmove.text import amount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
+
+#: What a rank of ZeRO saves of its optimizer (``deepspeed/runtime/engine.py``).
+_ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
+#: What a rank of model parallelism saves: a file of DeepSpeed's, a folder of Megatron's.
+_MODEL_PARALLEL: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
+
+#: What a rank saves of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
+_SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
+
+#: The numbers in a name, without their leading zeros.
+_NUMBERS: Final = re.compile(r"0*([0-9]+)")
+
+
+class FileRecord(NamedTuple):
+    """A file of a directory that is a checkpoint itself.
+
+    Attributes:
+        path: seen from the directory, parts joined by slashes.
+        roles: what is in it.
+        container: what its bytes are.
+        layout: whose checkpoint it is, by itself.
+        size_bytes: its size.
+        tensors: how many tensors it holds.
+        devices: their tags, in the order of the file.
+        expression: Python that opens it, where it is a member of an archive and no path does; else None.
+        weights_only_since: the first torch, from 2.4 on, whose ``torch.load(weights_only=True)`` takes all that its
+            pickle has without being told to; None where none does.
+    """
+
+    path: str
+    roles: tuple[Role, ...]
+    container: ContainerName
+    layout: LayoutName
+    size_bytes: int
+    tensors: int
+    devices: tuple[str, ...]
+    expression: str | None = None
+    weights_only_since: str | None = OLDEST_TORCH
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact(ArchiveFact):
+    """A fact about the bytes of one of the files.
+
+    Attributes:
+        storage: key of the storage that it is about, in the directory; the record's name begins with the file.
+    """
+
+    storage: str
+
+    @property
+    def storage_key(self) -> str:
+        """The key of the storage that it is about."""
+        return self.storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DirectoryInventory(Inventory):
+    """A directory or an archive as if it were one dict: the path of each file, and its content.
+
+    Names begin with the path of their file and a dot, keys of storages with the path and a slash. ``root_keys`` are
+    what state_dicts stand under: the path of a file, or that and a key of the file's root. Sites are those of all
+    pickles laid end to end.
+
+    Attributes:
+        files: those that are checkpoints, in the order of their tensors.
+        form: what the archive is; None for a directory.
+    """
+
+    files: tuple[FileRecord, ...]
+    form: ArchiveForm | None = None
+
+    @property
+    def sharding(self) -> str:
+        """Why no file holds an optimizer's state for a whole parameter; empty where that is not so.
+
+        ZeRO cuts the state of all parameters, laid end to end, into one run for each rank, also where there is one
+        (``deepspeed/runtime/zero/stage_1_and_2.py``); model parallelism cuts the parameters themselves.
+        """
+        paths = [file.path for file in self.files]
+        if any(map(_ZERO.fullmatch, paths)):
+            count = sum(_ZERO.fullmatch(path) is not None for path in paths)
+            return f"ZeRO keeps the optimizer's state in flat runs ({amount(count, 'file')}), and not by parameter"
+        ranks = {match[1] for path in paths if (match := _MODEL_PARALLEL.fullmatch(path)) is not None}
+        if len(ranks) > 1:
+            return f"parameters and their state are cut into parts, over {len(ranks)} ranks of model parallelism"
+        return ""
+
+    @property
+    def order_lost(self) -> str:
+        """Why the model's tensors are not in the order of the model; empty where they may be.
+
+        Of what several ranks hold alike, each saves a share (``torch/distributed/checkpoint/_dedup_save_plans.py``).
+        """
+        if any(file.container == "safetensors" and "model" in file.roles for file in self.files):
+            return "safetensors has sorted the model's tensors"
+        ranks: dict[str, set[str]] = {}
+        for file in self.files:
+            match = _SHARD.fullmatch(file.path)
+            if match is not None and file.container == "dcp" and "model" in file.roles:
+                ranks.setdefault(match[1], set()).add(match[2])
+        if any(len(own) > 1 for own in ranks.values()):
+            return "several ranks have saved a share of the model's tensors each"
+        return ""
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """Folders or files that are checkpoints of their own, a model with its optimizer each; empty below two.
+
+        By number. Files are, where a folder has several of them.
+        """
+        if self.sharding:
+            return ()  # the folders of ranks
+        saved = (file for file in self.files if not _SHARD.fullmatch(file.path))  # by itself, no rank's share is one
+        whole = [file.path for file in saved if {"model", "optimizer"}.issubset(file.roles)]
+        if len({path.rpartition("/")[0] for path in whole}) < len(whole):
+            return tuple(sorted(whole, key=_by_number))
+        roles: dict[str, set[Role]] = {}
+        for file in self.files:
+            roles.setdefault(file.path.rpartition("/")[0], set()).update(file.roles)
+        found = [folder for folder, own in roles.items() if folder and own.issuperset({"model", "optimizer"})]
+        return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
+
+    def folder_of(self, where: str) -> str:
+        """The folder of the file that something stands in, by its path from the root."""
+        return _home(where, self._homes())
+
+    def in_folder(self, folder: str) -> DirectoryInventory:
+        """The tensors and files of one folder alone, without those of folders in it; all else as it is."""
+        homes = self._homes()
+        tensors = tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) == folder)
+        files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
+        return replace(self, tensors=tensors, files=files)
+
+    def file_at(self, where: str) -> FileRecord | None:
+        """The file that something stands in, by its path from the root; None in a distributed checkpoint."""
+        homes = {file.path: file.path for file in self.files if file.container != "dcp"}
+        return next((file for file in self.files if file.path == _home(where, homes)), None)
+
+    def below(self, path: str) -> tuple[TensorRecord, ...]:
+        """The tensors of a file, or of all files in a folder and in the folders below it."""
+        homes = {folder: folder for folder in self._homes()}
+        own = {home for home in homes if not path or home == path or home.startswith(f"{path}/")}
+        return tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) in own)
+
+    def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
+        """Tensors of each of the ``checkpoints`` apart, and of all the rest."""
+        own = set(self.checkpoints)
+        folders = ((file.path, file.path.rpartition("/")[0]) for file in self.files)
+        homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
+        groups: dict[str, list[TensorRecord]] = {}
+        for tensor in tensors:
+            groups.setdefault(_home(tensor.name, homes), []).append(tensor)
+        return groups.values()
+
+    def _homes(self) -> dict[str, str]:
+        """The folder of each checkpoint by what its names begin with: its path, or that folder if it is distributed."""
+        folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
+        return {folder if file.container == "dcp" else file.path: folder for file, folder in folders}
+
+
+def _by_number(folder: str) -> list[tuple[int, str]]:
+    """Where a folder stands in a list of them: ``checkpoint-500`` before ``checkpoint-1000``."""
+    return [(len(part) if index % 2 else 0, part) for index, part in enumerate(_NUMBERS.split(folder))]
+
+
+def _home(where: str, homes: Mapping[str, str]) -> str:
+    while where and where not in homes:
+        where = where[: max(where.rfind("."), where.rfind("/"), 0)]  # ranks may each have a .metadata in one folder
+    return homes.get(where, "")  # names of a distributed checkpoint that is all there is begin with nothing

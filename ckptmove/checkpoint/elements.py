@@ -1,0 +1,162 @@
+"""The elements of a tensor as they lie in a file, in the order in which torch counts them.
+
+Never holds more of a tensor in memory than a block, unless its elements do not lie in order: then its extent, once.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from itertools import repeat
+from math import prod
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+
+from ckptmove.model import Span
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.model import TensorRecord
+
+#: Elements in a block; the largest take 16 bytes.
+BLOCK_ELEMENTS: Final = 1 << 16
+#: Formats of memoryview and array for words that are only moved.
+_WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_LARGEST_WORD: Final = 8
+
+
+class Readable(Protocol):
+    """Whatever gives bytes by their places."""
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive); errors as of :class:`ckptmove.io.contracts.ByteSource`."""
+        ...
+
+
+class StoredBytes(NamedTuple):
+    """The bytes of a storage.
+
+    Attributes:
+        source: has them.
+        span: where they lie in it.
+        byteorder: ``little`` or ``big``: of the elements.
+    """
+
+    source: Readable
+    span: Span
+    byteorder: str
+
+
+def extent(stored: StoredBytes, record: TensorRecord) -> Span | None:
+    """Where a dense tensor's bytes lie in the source, from its first element to its last; None where some are lost."""
+    item = ITEM_BYTES[record.dtype]
+    start = stored.span.start + record.storage_offset * item
+    end = start + reach(record.shape, record.stride) * item
+    return Span(start, end) if end <= stored.span.end else None
+
+
+def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from a tensor's first to its last, gaps between them included; 0 for an empty one."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def overlaps(record: TensorRecord) -> bool:
+    """Whether some elements of a tensor must be the same bytes, as those of an expanded one are."""
+    return prod(record.shape) > reach(record.shape, record.stride)
+
+
+def is_dense(record: TensorRecord) -> bool:
+    """Whether there are no gaps between a tensor's elements, in whatever order they lie."""
+    return prod(record.shape) == reach(record.shape, record.stride)
+
+
+def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
+    """A tensor's elements in order, in this machine's byte order; every block but the last has ``BLOCK_ELEMENTS``.
+
+    Args:
+        stored: its storage.
+        record: the tensor.
+        span: its :func:`extent`.
+
+    Raises:
+        SourceChanged, AccessFailed: as the source.
+    """
+    item = ITEM_BYTES[record.dtype]
+    if is_in_order(record):
+        found = _read(stored, span, item * BLOCK_ELEMENTS)
+    else:
+        found = _cut(_gathered(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
+    return _native(stored, record, found)
+
+
+def raw_blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
+    """The elements of a tensor's extent as they lie there, gaps included, in this machine's byte order."""
+    return _native(stored, record, _read(stored, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
+
+
+def _native(stored: StoredBytes, record: TensorRecord, found: Iterator[bytes]) -> Iterator[bytes]:
+    item = ITEM_BYTES[record.dtype]
+    word = item // 2 if record.dtype.startswith("complex") else item
+    swaps = stored.byteorder != sys.byteorder and word > 1
+    return (_swapped(block, word) for block in found) if swaps else found
+
+
+def is_in_order(record: TensorRecord) -> bool:
+    """Whether a tensor's elements lie one after the other as torch counts them."""
+    expected = 1
+    for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):
+        if size != 1 and step != expected:
+            return 0 in record.shape
+        expected *= size
+    return True
+
+
+def _read(stored: StoredBytes, span: Span, nbytes: int) -> Iterator[bytes]:
+    for start in range(span.start, span.end, nbytes):
+        yield stored.source.read(start, min(start + nbytes, span.end))
+
+
+def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
+    """The elements of a tensor that do not lie in order, some of a row after the other."""
+    axes = [axis for axis in zip(record.shape, record.stride, strict=True) if axis[0] != 1]
+    if item > _LARGEST_WORD:
+        item, axes = item // 2, [*((size, 2 * step) for size, step in axes), (2, 1)]
+    words = memoryview(data).cast(_WORDS[item])
+    row, step = axes.pop()
+    for place in _places(axes):
+        for begin in range(0, row, BLOCK_ELEMENTS):
+            count = min(row - begin, BLOCK_ELEMENTS)
+            first = place + begin * step
+            found = words[first : first + count * step : step] if step else words[place : place + 1]
+            yield found.tobytes() if step else found.tobytes() * count
+
+
+def _places(axes: list[tuple[int, int]]) -> Iterator[int]:
+    """Where each row begins: one number at a time, as all of them may take more than the tensor."""
+    if not axes:
+        yield 0
+        return
+    *outer, (size, step) = axes  # none has one element alone, so that there are at most 63
+    for place in _places(outer):
+        yield from range(place, place + size * step, step) if step else repeat(place, size)
+
+
+def _cut(pieces: Iterator[bytes], nbytes: int) -> Iterator[bytes]:
+    """The same bytes in blocks of one length."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= nbytes:
+            yield bytes(held[:nbytes])
+            del held[:nbytes]
+    if held:
+        yield bytes(held)
+
+
+def _swapped(block: bytes, word: int) -> bytes:
+    words = array(_WORDS[word], block)
+    words.byteswap()
+    return words.tobytes()

@@ -1,0 +1,110 @@
+"""From a container and the tree of its pickle to the inventory.
+
+Never reads a tensor's bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.flat import complete
+from ckptmove.checkpoint.inventory.layout import Origin, find_origin
+from ckptmove.checkpoint.inventory.mentions import code_mentions
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
+from ckptmove.checkpoint.inventory.walk import Walk
+from ckptmove.errors import DamagedPickle, LimitExceeded
+from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
+from ckptmove.torch_facts.weights_only import dangerous, judge, modern_name
+
+if TYPE_CHECKING:
+    from ckptmove.formats.contract import Container
+    from ckptmove.limits import Limits
+    from ckptmove.pickles.state import Machine
+
+#: Classes of an archive's own code, and functions that only TorchScript's reader knows: neither is ever imported.
+_SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
+_MOST_MENTIONS: Final = 100_000
+
+
+def build_inventory(container: Container, machine: Machine, limits: Limits) -> Inventory:
+    """Everything that the directory and the pickle of a checkpoint say.
+
+    Args:
+        container: the archive.
+        machine: the machine that has read its object pickle.
+        limits: bounds on the walk.
+
+    Raises:
+        LimitExceeded: the tree is deeper or has more paths than the limits allow.
+        DamagedPickle: a tensor is not written as torch writes it.
+    """
+    walk = Walk(limits, machine.end - machine.begin)
+    walk.reader.gather(machine.persistents)
+    try:
+        walk.run(machine.root)
+    except DamagedPickle as error:
+        raise DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals)) from error
+    storages = walk.reader.storages()
+    names, mentions = [*machine.globals], walk.mentions
+    origin = find_origin(machine.root, walk.modules, names)
+    if container.name == "torchscript":
+        names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
+        mentions, origin = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS), Origin("module")
+    root = as_dict(machine.root)
+    inventory = Inventory(
+        path=container.source.path,
+        container=container.name,
+        layout=origin.layout,
+        size_bytes=container.source.size,
+        torch_version=container.torch_version or origin.torch_version,
+        producer=container.producer or origin.producer,
+        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  # no mapping
+        tensors=tuple(walk.tensors),
+        storages=storages,
+        mentions=tuple(mentions),
+        globals=tuple(map(partial(_judged, opened=container.opened), names)),
+        foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
+        filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
+        optimizers=tuple(draft.freeze() for draft in walk.optimizers),
+        facts=(
+            *container.locate(storages),
+            *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
+            *_behind(machine),
+        ),
+        contents=frozenset(walk.contents),
+        rng_devices=tuple(walk.rng_devices),
+        last_rates=tuple(walk.last_rates),
+    )
+    return inventory if container.has_devices else complete(inventory)
+
+
+def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
+    """What loading a file with this name means, in a container that has read the calls of some."""
+    return judge(name)._replace(verdict="unknown") if name in opened else judge(name)
+
+
+def _behind(machine: Machine) -> tuple[ArchiveFact, ...]:
+    """What stands behind the end of the object pickle, where another one could be."""
+    rest = len(machine.data) - machine.end
+    return (ArchiveFact("stray-bytes", "what follows the end of data.pkl", rest),) if rest > 0 else ()
+
+
+def _script_mentions(container: Container, found: list[Mention], most: int) -> list[Mention]:
+    """The devices among the attributes of a TorchScript module, then those in its code.
+
+    From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the whole tag is the one argument of the call.
+    """
+    in_code = chain.from_iterable(code_mentions(name, text) for name, text in container.code())
+    more = list(islice(in_code, most + 1))
+    if len(more) > most:
+        raise LimitExceeded("devices named in code", limit=most, actual=len(more))
+    devices = [one._replace(tuple_site=one.site) if one.kind == "torch.device" else one for one in found]
+    return devices + more
+
+
+def _opcode_name(code: int) -> str:
+    import pickletools  # noqa: PLC0415  # only a file with such opcodes pays for it
+
+    return next(opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code)

@@ -1,0 +1,282 @@
+"""Where the trees of two pickles differ, devices aside.
+
+Never looks at the contents of storages: a tensor is compared by what is made of its storage, not by what lies there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
+from ckptmove.checkpoint.inventory.tensor_nodes import members
+from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Opaque, Persistent, Sequence, Tuple
+from ckptmove.torch_facts.devices import is_device_string
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from ckptmove.checkpoint.inventory.tensor_nodes import TensorNode, TensorNodes
+    from ckptmove.pickles.tree import Value
+
+    Pair = tuple[str, Value, int, Value, int]
+    Sites = Collection[int]
+    _Key = tuple[str, str]
+
+#: Functions whose first two arguments are a storage and an offset in it: another sharing is no other tensor.
+_REBUILDS: Final = frozenset({
+    "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
+})  # fmt: skip
+_SHOWN: Final = 60
+_MISSING: Final = Opaque("nothing")
+
+
+class TreeChange(NamedTuple):
+    """A place where a tree is not another one.
+
+    Attributes:
+        path: from the root, parts joined by dots; ``the length of``, ``the order in`` and ``the type of the key`` lead
+            it where that differs.
+        ours: what stands there, for people.
+        theirs: what stands there in the other tree.
+        is_lone_tensor: whether one of them is a tensor, and the other nothing at all.
+        may_be_kept: whether an object of some class stands beside a dict or a list, which may be what was kept of it.
+    """
+
+    path: str
+    ours: str
+    theirs: str
+    is_lone_tensor: bool = False
+    may_be_kept: bool = False
+
+    def __str__(self) -> str:
+        """The place and what stands there, in one line."""
+        return f"{self.path} is {self.ours} in place of {self.theirs}"
+
+
+def tree_changes(
+    ours: Value,
+    our_sites: Collection[int],
+    theirs: Value,
+    their_sites: Collection[int],
+    root: str = "",
+    tensors: TensorNodes | None = None,
+    is_apart: Callable[[str, str], bool] = lambda _path, _key: False,
+) -> Iterator[TreeChange]:
+    """Each place where a tree is not another one, in no particular order.
+
+    Args:
+        ours: root of the tree.
+        our_sites: starts in its pickle of what names a device, and of what follows one; such values may differ.
+        theirs: root of the tree that it should equal.
+        their_sites: likewise for that one.
+        root: path of the roots themselves.
+        tensors: tells what is a tensor, where the records of tensors are compared elsewhere: of these, what no record
+            says is compared, and of a dict or a list that only one tree has, what is in it.
+        is_apart: whether what is under a key in the dict at a path is compared elsewhere.
+    """
+    stack: list[Pair] = [(root, ours, -1, theirs, -1)]
+    # With the nodes themselves: what is put together here must not give its identity to another.
+    seen: dict[tuple[int, int], tuple[Value, Value]] = {}
+    while stack:
+        path, mine, my_start, other, other_start = stack.pop()
+        if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
+            continue
+        if (id(mine), id(other)) in seen:
+            continue  # before its members are put side by side: a list may hold itself as often as it has room
+        inner = None if tensors is None else _of_tensors(path, mine, other, tensors)
+        if inner is None and _MISSING not in (mine, other) and isinstance(mine, Node) and type(mine) is type(other):
+            inner = _members(path, mine, other)
+        if inner is None:
+            if not _is_same(mine, other):
+                yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
+        else:
+            seen[id(mine), id(other)] = (mine, other)
+            stack += (pair for pair in inner if not is_apart(path, pair[0][len(path) + bool(path) :]))
+
+
+def kept_changes(
+    ours: Value,
+    theirs: Value,
+    tensors: TensorNodes,
+    *,
+    sites: tuple[Sites, Sites] = ((), ()),
+    root: str = "",
+    is_apart: Callable[[str, str], bool] = lambda _path, _key: False,
+) -> Iterator[TreeChange]:
+    """As :func:`tree_changes`, of what a distributed checkpoint keeps of a tree: no tensors, which lie elsewhere there.
+
+    From torch/distributed/checkpoint/_traverse.py: of dicts it keeps neither the class nor the types of the keys, and
+    none that is empty; of lists with dicts, or tensors, only the items.
+
+    Args:
+        ours: root of the tree.
+        theirs: root of the tree that it should equal.
+        tensors: tells what is a tensor.
+        sites: of both, as of :func:`tree_changes`.
+        root: path of the roots themselves.
+        is_apart: whether what is under a key in the dict at a path is compared elsewhere.
+    """
+    stack: list[Pair] = [(root, ours, -1, theirs, -1)]
+    seen: dict[tuple[int, int], tuple[Value, Value]] = {}
+    while stack:
+        path, mine, my_start, other, other_start = stack.pop()
+        is_told = tensors.is_tensor(mine) or tensors.is_tensor(other)
+        if is_told or (id(mine), id(other)) in seen:
+            continue
+        if (my_start in sites[0] or other_start in sites[1]) and _may_differ(mine, other):
+            continue
+        one, two = _kept(mine), _kept(other)
+        has_members = one is not None and two is not None
+        if has_members or (_MISSING in (mine, other) and one is not two):
+            seen[id(mine), id(other)] = (mine, other)
+            one, two = one or {}, two or {}
+            for key in (*two, *(key for key in one if key not in two)):
+                if not is_apart(path, key):
+                    sides = *one.get(key, (_MISSING, -1)), *two.get(key, (_MISSING, -1))
+                    stack.append((_join(path, key), *sides))
+        elif _MISSING in (mine, other):
+            yield TreeChange(path, _shown(mine), _shown(other))
+        elif one is two:
+            yield from tree_changes(mine, sites[0], other, sites[1], path)
+        else:
+            is_object = type(mine) is Call or type(other) is Call
+            yield TreeChange(path or "the root", _shown(mine), _shown(other), may_be_kept=is_object)
+
+
+def _kept(value: Value) -> dict[str, tuple[Value, int]] | None:
+    """The members of a dict or a list by the text of their keys; None of anything else, which is kept whole."""
+    if type(value) is List:
+        return {str(at): member for at, member in enumerate(zip(value.items, value.starts, strict=True))}
+    pairs = as_dict(value)
+    return None if pairs is None else {key_text(key): (one, start) for key, one, start in pairs.pairs()}
+
+
+def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> Iterable[Pair] | None:
+    """What two tensors consist of that no record tells, or what holds tensors, where the other side has nothing."""
+    if mine is _MISSING and tensors.hold(other):
+        return ((_join(path, key), _MISSING, -1, value, -1) for key, value in members(other))
+    if other is _MISSING and tensors.hold(mine):
+        return ((_join(path, key), value, -1, _MISSING, -1) for key, value in members(mine))
+    ours, theirs = tensors.node(mine), tensors.node(other)
+    return None if ours is None or theirs is None else _tensor(path, ours, theirs)
+
+
+def _is_lone_tensor(mine: Value, other: Value, tensors: TensorNodes | None) -> bool:
+    lone = other if mine is _MISSING else mine if other is _MISSING else None
+    return tensors is not None and tensors.is_tensor(lone)
+
+
+def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
+    """What no record tells of two tensors, side by side."""
+    if mine.kind != other.kind:
+        return []
+    keys = dict.fromkeys((*mine.rest, *other.rest))
+    found: list[Pair] = []
+    for key in keys:
+        label, lacking = key[0], _MISSING if key[0] else Dict([], [])
+        place = _join(path, label) if label else path
+        found.append((place, mine.rest.get(key, lacking), -1, other.rest.get(key, lacking), -1))
+    return found
+
+
+def _members(path: str, mine: Node, other: Value) -> list[Pair]:
+    """What two nodes of one type consist of, side by side."""
+    if isinstance(mine, Sequence) and isinstance(other, Sequence):
+        return _items(path, mine, other)
+    if isinstance(mine, Dict) and isinstance(other, Dict):
+        return _pairs(path, mine, other)
+    if isinstance(mine, Call) and isinstance(other, Call):
+        return _call(path, mine, other)
+    if isinstance(mine, Persistent) and isinstance(other, Persistent):
+        is_storage = type(mine.pid) is Tuple and mine.pid.items[:1] == ("storage",)
+        return [] if is_storage else [(path, mine.pid, mine.pid_start, other.pid, other.pid_start)]
+    return [(path, _name(mine), -1, _name(other), -1)]
+
+
+def _items(path: str, mine: Sequence, other: Sequence) -> list[Pair]:
+    if len(mine.items) != len(other.items):
+        return [(f"the length of {path or 'the root'}", len(mine.items), -1, len(other.items), -1)]
+    both = zip(mine.items, mine.starts, other.items, other.starts, strict=True)
+    return [(_join(path, str(index)), *sides) for index, sides in enumerate(both)]
+
+
+def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:
+    found: list[Pair] = []
+    ours, theirs = _by_key(mine), _by_key(other)
+    if ours.keys() == theirs.keys() and list(ours) != list(theirs):
+        orders = (", ".join(key for _, key in one) for one in (ours, theirs))
+        found.append((f"the order in {path or 'the root'}", next(orders), -1, next(orders), -1))
+    for key, twin in _mistyped(ours, theirs):
+        place = _join(path, key[1])
+        found += (f"the type of the key {place}", key[0], -1, twin[0], -1), (place, *ours.pop(key), *theirs.pop(twin))
+    for key in (*theirs, *(key for key in ours if key not in theirs)):
+        one, two = ours.get(key, (_MISSING, -1)), theirs.get(key, (_MISSING, -1))
+        found.append((_join(path, key[1]), *one, *two))
+    return found
+
+
+def _mistyped(ours: Collection[_Key], theirs: Collection[_Key]) -> list[tuple[_Key, _Key]]:
+    """Keys that only one dict has, each with the one that reads alike in the other: ``0`` and ``"0"``."""
+    lone = {key[1]: key for key in ours if key not in theirs and key[0].isalpha()}
+    twins = [key for key in theirs if key not in ours and key[0].isalpha() and key[1] in lone]
+    return [(lone.pop(twin[1]), twin) for twin in twins if twin[1] in lone]
+
+
+def _by_key(pairs: Dict) -> dict[_Key, tuple[Value, int]]:
+    """The values by the type and the text of their keys; of keys that are objects by the order of these."""
+    found: dict[_Key, tuple[Value, int]] = {}
+    for index, (key, value, start) in enumerate(pairs.pairs()):
+        place = str(index) if isinstance(key, Node) and not isinstance(key, Tuple) else ""
+        found[type(key).__name__ + place, key_text(key)] = (value, start)
+    return found
+
+
+def _call(path: str, mine: Call, other: Call) -> list[Pair]:
+    attributes = path if type(mine.state) is type(other.state) else f"what is set on {path or 'the root'}"
+    found: list[Pair] = [
+        (path, mine.func, -1, other.func, -1),
+        (_join(path, "kwargs"), mine.kwargs, -1, other.kwargs, -1),
+        (attributes, mine.state, mine.state_start, other.state, other.state_start),
+        (path, mine.appended, -1, other.appended, -1),
+        (path, mine.assigned, -1, other.assigned, -1),
+    ]
+    ours, theirs = mine.args, other.args
+    if mine.name in _REBUILDS and type(ours) is Tuple and type(theirs) is Tuple:
+        ours, theirs = (Tuple(one.items[2:], one.starts[2:]) for one in (ours, theirs))
+    return [*found, (path, ours, mine.args_start, theirs, other.args_start)]
+
+
+def _may_differ(mine: Value, other: Value) -> bool:
+    """Whether two values are a device, or a flag that follows one, on both sides."""
+    if isinstance(mine, str) and isinstance(other, str):
+        return is_device_string(mine) and is_device_string(other)
+    flags = (True, False, None)
+    return type(mine) is type(other) is Tuple or (mine in flags and other in flags)
+
+
+def _is_same(mine: Value, other: Value) -> bool:
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, float) and isinstance(other, float):
+        # NaN is itself here, and -0.0 is not 0.0.
+        return repr(mine) == repr(other)
+    return mine == other
+
+
+def _name(node: Value) -> str:
+    return node.full_name if isinstance(node, Global) else getattr(node, "description", "")
+
+
+def _join(path: str, part: str) -> str:
+    return f"{path}.{part}" if path else part
+
+
+def _shown(value: Value) -> str:
+    if value is _MISSING:
+        return "absent"
+    if type(value) is Opaque:
+        return value.description
+    if isinstance(value, Node):
+        return f"a {type(value).__name__.lower()}" if not isinstance(value, Call) else f"a {value.name or 'call'}"
+    text = key_text(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

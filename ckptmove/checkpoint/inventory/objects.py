@@ -1,0 +1,147 @@
+"""What is inside the objects of a checkpoint: pickled modules, optimizers and objects of classes that nobody knows.
+
+Never builds one: it lists the values that unpickling would hand to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.shapes import (
+    as_dict,
+    attributes,
+    key_fault,
+    key_text,
+    members,
+    state_dict_of,
+    string_keys,
+    unique,
+)
+from ckptmove.pickles.tree import Call, Dict, Node, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.checkpoint.inventory.optimizers import OptimizerDraft
+    from ckptmove.checkpoint.inventory.shapes import Member
+    from ckptmove.pickles.tree import Value
+
+_REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
+#: Classes that TorchScript compiles from the code of its archive.
+_SCRIPT_CLASSES: Final = "__torch__."
+#: Functions that tell TorchScript the type of a list or a dict: ``restore_type_tag(value, type)``.
+_SCRIPT_TYPES: Final = "torch.jit._pickle."
+
+
+def unwrapped(call: Call) -> tuple[Value, int] | None:
+    """The list or dict of a TorchScript attribute, and its start, out of the call that states its type; or None."""
+    if not call.name.startswith(_SCRIPT_TYPES) or type(call.args) is not Tuple or not call.args.items:
+        return None
+    value = call.args.items[0]
+    return None if type(value) is Call else (value, call.args.starts[0])
+
+
+def extent(call: Call) -> int:
+    """How many attributes and arguments have to be looked at before it is known what an object is."""
+    first = call.args.items[0] if isinstance(call.args, Sequence) and call.args.items else None
+    state = attributes(call)
+    pairs = 0 if state is None else len(state.flat)
+    return pairs + (len(first.flat) if type(first) is Dict else len(first.items) if isinstance(first, Sequence) else 0)
+
+
+def module_attributes(call: Call) -> Dict | None:
+    """The attributes of a pickled ``nn.Module`` or of a TorchScript module, or None where a call is neither.
+
+    A ``torch.fx.GraphModule`` has them in its arguments: ``reduce_graph_module(dict, import_block)``.
+    """
+    if call.name.startswith(_SCRIPT_CLASSES):
+        return attributes(call)
+    arguments = call.args.items if type(call.args) is Tuple else ()
+    for pairs in (attributes(call), as_dict(arguments[0]) if arguments else None):
+        if pairs is not None and _has_registries(pairs):
+            return pairs
+    return None
+
+
+def registered_members(pairs: Dict) -> Iterator[Member]:
+    """Parameters, buffers and submodules of a module, in the order of its ``state_dict()``.
+
+    A TorchScript module has them all among its attributes.
+    """
+    if not _has_registries(pairs):
+        yield from members(pairs)
+    for registry in _REGISTRIES:
+        registered = as_dict(pairs.get(registry))
+        yield from members(registered) if registered is not None else ()
+
+
+def plain_members(pairs: Dict) -> Iterator[Member]:
+    """The other attributes of a module, which may hold tensors too."""
+    if not _has_registries(pairs):
+        return iter(())
+    return (member for member in members(pairs) if member[0] not in _REGISTRIES)
+
+
+def _has_registries(pairs: Dict) -> bool:
+    return string_keys(pairs).issuperset(_REGISTRIES)
+
+
+def sequence_members(value: Sequence) -> Iterator[Member]:
+    """The items of a sequence, named by their indices."""
+    return zip(map(str, range(len(value.items))), value.items, value.starts, strict=True)
+
+
+def state_members(state: Dict, draft: OptimizerDraft) -> Iterator[Member]:
+    """The state of an optimizer by parameter; a pickled optimizer object keys it by the parameter itself."""
+    for key, value, start in unique(state):
+        yield draft.object_keys.get(id(key)) or key_text(key), value, start
+
+
+def object_members(call: Call) -> Iterator[Member]:
+    """Everything that an object of an unknown class was given: arguments, items and attributes."""
+    if isinstance(call.func, Call):
+        yield "func", call.func, -1
+    for holder in (call.args, call.appended):
+        if isinstance(holder, Sequence):
+            yield from sequence_members(holder)
+        elif isinstance(holder, Node):
+            yield "args", holder, -1
+    keywords = as_dict(call.kwargs)
+    yield from members(keywords) if keywords is not None else ()
+    yield from value_members(call.state)
+
+
+def dict_kind(node: Node, pairs: Dict) -> str:
+    """``dict`` for one that can be rebuilt from its members by name, else its class, or what is wrong with its keys."""
+    fault = key_fault(pairs)
+    if fault:
+        return fault
+    return node.name if type(node) is Call and node.name != "collections.OrderedDict" else "dict"
+
+
+def dict_members(call: Call, pairs: Dict) -> Iterator[Member]:
+    """The items of a dict subclass, and what else it was given: attributes of other names, or arguments."""
+    yield from members(pairs)
+    if call.assigned is None:
+        return  # the items are the arguments
+    keys = string_keys(pairs) | {"_metadata"}  # versions of the modules in a state_dict
+    yield from (member for member in object_members(call) if member[0] not in keys)
+
+
+def value_members(state: Value) -> Iterator[Member]:
+    """The attributes in a state, or the state itself where ``__getstate__`` made it something else."""
+    pairs = state_dict_of(state)
+    if pairs is not None:
+        yield from members(pairs)
+    elif isinstance(state, Sequence):
+        yield from sequence_members(state)
+    elif isinstance(state, Node):
+        yield "state", state, -1
+
+
+def attached_members(value: Value) -> Iterator[Member]:
+    """The members of what hangs on a tensor: the ``torch.device`` of a wrapper, or python attributes."""
+    if type(value) is Call and value.name == "torch.device":
+        yield "device", value, -1
+    else:
+        yield from value_members(value)

@@ -1,0 +1,154 @@
+"""The optimizers of a checkpoint, gathered while the tree is walked.
+
+Never matches state with parameters: that is ``pairing``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, members
+from ckptmove.model import OPAQUE, FlagValue, OptimizerRecord, ParamGroup, StateEntry
+from ckptmove.pickles.tree import Call, Node, Sequence
+from ckptmove.torch_facts.optimizers import candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.checkpoint.inventory.flattened import FlatOptimizer
+    from ckptmove.model import TensorRecord
+    from ckptmove.pickles.tree import Dict, Value
+
+_FLAGS: Final = ("capturable", "fused")
+
+
+@dataclass(slots=True)
+class EntryDraft:
+    """What an optimizer keeps for one parameter, while it is gathered."""
+
+    key: str
+    tensors: list[tuple[str, TensorRecord]] = field(default_factory=list)
+    scalars: list[tuple[str, object]] = field(default_factory=list)
+    nested: list[tuple[str, str]] = field(default_factory=list)
+    keys: list[tuple[str, object]] = field(default_factory=list)
+
+    def freeze(self) -> StateEntry:
+        """The entry as a value."""
+        return StateEntry(self.key, tuple(self.tensors), tuple(self.scalars), tuple(self.nested), tuple(self.keys))
+
+
+@dataclass(slots=True)
+class OptimizerDraft:
+    """An optimizer's state_dict, while it is gathered."""
+
+    where: str
+    groups: tuple[ParamGroup, ...]
+    object_keys: dict[int, str]
+    mistyped: tuple[str, ...]
+    is_flat: bool = False
+    entries: list[EntryDraft] = field(default_factory=list)
+
+    def open_entry(self, key: str) -> EntryDraft:
+        """Begin the state of one parameter."""
+        draft = EntryDraft(key)
+        self.entries.append(draft)
+        return draft
+
+    def freeze(self) -> OptimizerRecord:
+        """The optimizer as a value, named by its keys."""
+        state = tuple(entry.freeze() for entry in self.entries)
+        names = candidates(self.groups, state)
+        algorithm = names[0] if names else None
+        return OptimizerRecord(self.where, self.groups, state, algorithm, names, self.mistyped, self.is_flat)
+
+
+def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
+    """Begin an optimizer from the dict that holds its ``state`` and ``param_groups``.
+
+    Args:
+        pairs: that dict.
+        where: its path.
+        spend: told of what is copied out of each group, before it is: groups may share their lists.
+
+    Raises:
+        LimitExceeded: as ``spend``.
+    """
+    object_keys: dict[int, str] = {}
+    groups = []
+    listed = pairs.get("param_groups")
+    for index, item in enumerate(listed.items if isinstance(listed, Sequence) else ()):
+        group = as_dict(item)
+        if group is not None:
+            spend(_extent(group))
+            groups.append(
+                _group(group, f"{where}.param_groups.{index}" if where else f"param_groups.{index}", object_keys)
+            )
+    return OptimizerDraft(where, tuple(groups), object_keys, _mistyped(pairs))
+
+
+def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
+    """Begin an optimizer from a dict of dotted keys: a group for each parameter, where its own options stand.
+
+    Args:
+        flat: that dict, sorted out.
+        where: its path.
+        spend: told of what is copied out of the options of each parameter, before it is: they may share lists.
+
+    Raises:
+        LimitExceeded: as ``spend``.
+    """
+    groups = []
+    prefix = f"{where}.param_groups." if where else "param_groups."
+    for name, options in flat.groups:
+        spend(_extent(options))
+        groups.append(_group(options, f"{prefix}{name}", {})._replace(params=(name,)))
+    return OptimizerDraft(where, tuple(groups), {}, (), is_flat=True)
+
+
+def _extent(group: Dict) -> int:
+    return len(group.flat) + sum(len(_items(value)) for value in group.flat[1::2])
+
+
+def _mistyped(pairs: Dict) -> tuple[str, ...]:
+    """Keys of the state that no group lists, but for their type: JSON makes text of numbers."""
+    state = as_dict(pairs.get("state"))
+    groups = [group for item in _items(pairs.get("param_groups")) if (group := as_dict(item)) is not None]
+    listed = {key for group in groups for key in _items(group.get("params")) if type(key) in {int, str}}
+    keys = [key for key in (state.keys() if state is not None else ()) if type(key) in {int, str} and key not in listed]
+    texts = {str(key) for key in listed}
+    return tuple(str(key) for key in keys if str(key) in texts)
+
+
+def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
+    options: list[tuple[str, object]] = []
+    flags: list[FlagValue] = []
+    params: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    for name, value, start in members(pairs):
+        if name == "params":
+            params = tuple(_parameter_key(item, object_keys) for item in _items(value))
+        elif name == "param_names":
+            names = tuple(item for item in _items(value) if type(item) is str)
+        elif not isinstance(value, Node):
+            options.append((name, value))
+            if name in _FLAGS and isinstance(value, bool):
+                flags.append(FlagValue(name, value, start))
+        elif isinstance(value, Sequence) and not any(isinstance(item, Node) for item in value.items):
+            options.append((name, tuple(value.items)))
+        else:
+            number = scalar_value(value)
+            options.append((name, OPAQUE if number is None else number))
+    return ParamGroup(where, params, names, tuple(options), tuple(flags))
+
+
+def _parameter_key(item: Value, object_keys: dict[int, str]) -> str:
+    """An index or a name; a pickled optimizer object lists the parameters themselves, which are then numbered."""
+    if isinstance(item, Call):
+        return object_keys.setdefault(id(item), str(len(object_keys)))
+    return key_text(item)
+
+
+def _items(value: Value) -> list[Value] | tuple[Value, ...]:
+    return value.items if isinstance(value, Sequence) else ()

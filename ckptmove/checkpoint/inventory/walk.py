@@ -1,0 +1,369 @@
+"""The walk over the tree: names, roles and what hangs together, in the order of the file.
+
+Never recurses, whatever the file nests, and never visits more paths than the pickle's size accounts for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, cast
+
+from ckptmove.checkpoint.inventory import mentions, objects, shapes
+from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.flattened import is_flat_optimizer, sort_out
+from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
+from ckptmove.checkpoint.inventory.optimizers import draft_flat_optimizer, draft_optimizer
+from ckptmove.checkpoint.inventory.place import Place, settled_role
+from ckptmove.checkpoint.roles import role_of_key, role_of_leaf
+from ckptmove.errors import LimitExceeded
+from ckptmove.model import Mention
+from ckptmove.pickles.tensors import TensorReader
+from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.checkpoint.inventory.flattened import FlatOptimizer
+    from ckptmove.checkpoint.inventory.optimizers import EntryDraft, OptimizerDraft
+    from ckptmove.checkpoint.inventory.shapes import Member
+    from ckptmove.limits import Limits
+    from ckptmove.model import Role, TensorRecord
+    from ckptmove.pickles.tree import Value
+
+_COUNTERS: Final = frozenset({
+    "epoch", "step", "global_step", "global_steps", "iter", "iteration", "iterations", "iter_num", "it", "num_updates",
+    "steps", "frame", "batches_in_epoch_completed", "epochs_completed", "batch_num_total", "epoch_num", "n_iter",
+})  # fmt: skip
+_COUNTER_DEPTH: Final = 3
+_DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
+#: Roles that the keys of a dict may tell better than the key that it stands under.
+_BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
+#: Roles that are parts of a resume with or without a tensor.
+_CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
+#: What is kept counts as so many paths: it takes memory, and more of it in a report.
+_RECORD, _MENTION, _SCALAR = 32, 8, 4
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a walk gathers.
+
+    Attributes:
+        limits: bounds on visits, depth and the length of names.
+        pickle_bytes: size of the pickle.
+        reader: the storages met on the way.
+        tensors: every tensor.
+        mentions: devices named outside of tensors.
+        optimizers: optimizers, while they are gathered.
+        contents: parts of a resume that were seen.
+        rng_devices: path and length of each list of per-device RNG states.
+        last_rates: path and values of each list of learning rates that a scheduler has set.
+        modules: paths of pickled modules.
+    """
+
+    limits: Limits
+    pickle_bytes: int
+    reader: TensorReader = field(default_factory=TensorReader)
+    tensors: list[TensorRecord] = field(default_factory=list)
+    mentions: list[Mention] = field(default_factory=list)
+    optimizers: list[OptimizerDraft] = field(default_factory=list)
+    contents: set[str] = field(default_factory=set)
+    rng_devices: list[tuple[str, int]] = field(default_factory=list)
+    last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    _frames: list[tuple[Iterator[Member], Place, int]] = field(default_factory=list)
+    _open: set[int] = field(default_factory=set)
+    _objects: set[int] = field(default_factory=set)
+    _registered: set[int] = field(default_factory=set)
+    _budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Say how much a pickle of this size may ask for."""
+        self._budget = Budget(self.limits, self.pickle_bytes)
+
+    def run(self, root: Value) -> None:
+        """Visit everything below the root.
+
+        Raises:
+            LimitExceeded: the tree is deeper, or has more or longer paths, than the limits allow.
+            DamagedPickle: a tensor is not written as torch writes it.
+        """
+        frames = self._frames
+        self._visit("", root, -1, Place())
+        while frames:
+            iterator, place, identity = frames[-1]
+            height = len(frames)
+            for key, value, start in iterator:
+                self._budget.spend(1)
+                self._visit(key, value, start, place)
+                if len(frames) != height:
+                    break
+            else:
+                frames.pop()
+                self._open.discard(identity)
+
+    def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
+        if type(value) is Call:
+            if self.reader.is_tensor(value):
+                self._tensor(key, value, place)
+            elif value.name == "torch.device":
+                self._device(key, value, place)
+            else:
+                self._enter_object(key, value, place)
+        elif type(value) is Dict:
+            self._enter_dict(key, value, value, place)
+        elif isinstance(value, Sequence):
+            self._enter_sequence(key, value, place)
+        elif type(value) is Persistent:
+            name = self._name(key, place)
+            record = self.reader.storage(value, name, self._leaf_role(key, place))
+            if record is not None:
+                self._keep(record, place)
+        elif not isinstance(value, Node):
+            self._atom(key, value, start, place)
+
+    def _name(self, key: str, place: Place) -> str:
+        """The path of a member, counted: a deep tree of long keys makes long ones."""
+        name = place.prefix + key
+        self._budget.write(len(name))
+        return name
+
+    # --- leaves ------------------------------------------------------------------------------------------------------
+
+    def _tensor(self, key: str, call: Call, place: Place) -> None:
+        if place.repeats and id(call) in self._registered:
+            return
+        role = place.role
+        if role is None or role == "model":
+            role = self._leaf_role(key, place)
+        record = self.reader.tensor(call, self._name(key, place), role)
+        if record is None:
+            self._enter_object(key, call, place)
+            return
+        settled = settled_role(record, key, place)
+        if settled != role:
+            record = record._replace(role=settled)
+        self._keep(record, place)
+        if self.modules:
+            self._registered.add(id(call))
+        if self.reader.attached:
+            attached = [member for value in self.reader.attached for member in objects.attached_members(value)]
+            self._push(iter(attached), self._inner(key, place), call)
+
+    def _device(self, key: str, call: Call, place: Place) -> None:
+        self._nest(key, place, call.name)
+        mention = mentions.device_mention(call, self._name(key, place))
+        if mention is not None:
+            self._mention(mention)
+
+    def _mention(self, mention: Mention) -> None:
+        self._budget.spend(_MENTION)
+        self.mentions.append(mention)
+
+    def _keep(self, record: TensorRecord, place: Place) -> None:
+        self._budget.spend(_RECORD + len(record.shape) + len(record.parts))
+        self._budget.write(len(record.device) + len(record.storage or "") + len(record.subclass))
+        self.tensors.append(record)
+        if place.entry is not None:
+            place.entry.tensors.append((record.name[place.entry_length :], record))
+        elif record.role == "rng":
+            self.contents.add("rng")
+
+    def _below(self, key: str, place: Place) -> str:
+        """The path of a member of an optimizer's entry, seen from there."""
+        return key if len(place.prefix) == place.entry_length else self._name(key, place)[place.entry_length :]
+
+    def _nest(self, key: str, place: Place, kind: str) -> None:
+        """Note what holds values inside of an optimizer's entry."""
+        if place.entry is not None:
+            place.entry.nested.append((self._below(key, place), kind))
+
+    def _note_keys(self, pairs: Dict, entry: EntryDraft, inner: Place) -> None:
+        """Note the keys of a dict in an optimizer's entry that their path does not tell, for the path is text."""
+        fault = shapes.key_fault(pairs)
+        path = inner.prefix[inner.entry_length :]
+        if fault and not path:
+            entry.nested.append(("", fault))
+        for key in () if fault else pairs.keys():
+            if type(key) is not str:
+                self._budget.spend(_SCALAR)
+                entry.keys.append((path + shapes.key_text(key), key))
+
+    def _leaf_role(self, key: str, place: Place) -> Role:
+        if place.role == "model":
+            return role_of_leaf(key) or "model"
+        return place.role or role_of_key(key) or "other"
+
+    def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
+        if place.entry is not None:
+            self._budget.spend(_SCALAR)
+            place.entry.scalars.append((self._below(key, place), value))
+        elif type(value) is str:
+            if place.is_mesh and mentions.is_mesh_type(key, value):
+                self._mention(Mention(self._name(key, place), "device_mesh", value, start))
+            elif mentions.names_device(key, value):
+                self._mention(Mention(self._name(key, place), "string", value, start))
+        elif type(value) is int:
+            if key in _COUNTERS and place.depth <= _COUNTER_DEPTH and place.role in {None, "other"}:
+                self.contents.add("counter")
+            self._device_ids(key, value, place)
+
+    def _device_ids(self, key: str, value: Value, place: Place) -> None:
+        ids = mentions.device_ids(key, value)
+        if ids is not None:
+            self._mention(Mention(self._name(key, place), "device_ids", ids))
+
+    # --- containers --------------------------------------------------------------------------------------------------
+
+    def _push(self, iterator: Iterator[Member], place: Place, node: Node) -> None:
+        """Go into a node, unless the walk is inside it already."""
+        identity = id(node)
+        if identity in self._open:
+            return
+        if len(self._frames) >= self.limits.depth:
+            raise LimitExceeded("the depth of a pickle", limit=self.limits.depth, actual=len(self._frames) + 1)
+        self._open.add(identity)
+        self._frames.append((iterator, place, identity))
+
+    def _inner(self, key: str, place: Place) -> Place:
+        """The place of a container's members, with the role that its key points to."""
+        role = place.role
+        if role is None:
+            role = role_of_key(key)
+        elif role == "model":
+            role = role_of_leaf(key) or role
+        prefix = f"{self._name(key, place)}." if place.depth else ""
+        if place.optimizer is not None:
+            return Place(prefix, role, place.depth + 1, None, place.optimizer.open_entry(key), len(prefix))
+        return Place(prefix, role, place.depth + 1, None, place.entry, place.entry_length, place.repeats)
+
+    def _enter_dict(self, key: str, pairs: Dict, node: Node, place: Place) -> None:
+        if id(node) in self._open:
+            return
+        self._budget.spend(len(pairs.flat))
+        inner, flat = self._inner(key, place), None
+        if place.entry is not None:
+            self._nest(key, place, objects.dict_kind(node, pairs))
+        if inner.entry is not None:
+            self._note_keys(pairs, inner.entry, inner)
+        else:
+            keys = shapes.string_keys(pairs)
+            state = shapes.optimizer_state(pairs) if "param_groups" in keys else None
+            if state is not None:
+                self._enter_optimizer(pairs, state, node, inner)
+                return
+            if is_flat_optimizer(keys):
+                self._budget.write(sum(map(len, keys)))  # each is cut up, once for each path to the dict
+                flat = sort_out(pairs)
+                pairs, keys = flat.others, shapes.string_keys(flat.others)
+            if inner.role in _BY_KEYS:
+                inner.role = shapes.role_of_keys(keys) or inner.role
+            if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
+                inner.role = "model"
+            if inner.role in _CONTENTS and pairs.flat:
+                self.contents.add(inner.role)
+        members = objects.dict_members(node, pairs) if type(node) is Call else shapes.members(pairs)
+        self._push(members, inner, node)
+        if flat is not None:
+            self._enter_flat_optimizer(flat, inner)
+
+    def _looks_like_state_dict(self, pairs: Dict, keys: set[str], node: Node) -> bool:
+        """Mostly tensors, under the keys of a module: a dict of data has tensors too, but no dotted keys."""
+        if type(node) is Call and shapes.has_module_versions(node):
+            return True
+        values = pairs.flat[1::2]
+        tensors = sum(type(value) is Call and self.reader.is_tensor(value) for value in values)
+        if tensors * 2 < len(values) or not tensors:
+            return False
+        if any("." in key for key in keys):
+            return True
+        return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
+
+    def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: Place) -> None:
+        draft = draft_optimizer(pairs, inner.path, self._budget.spend)
+        self.optimizers.append(draft)
+        inner.role = "optimizer"
+        rest = (member for member in shapes.members(pairs) if member[0] != "state")
+        self._push(rest, inner, node)
+        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        self._push(objects.state_members(state, draft), below, state)
+
+    def _enter_flat_optimizer(self, flat: FlatOptimizer, inner: Place) -> None:
+        draft = draft_flat_optimizer(flat, inner.path, self._budget.spend)
+        self.optimizers.append(draft)
+        self._push(flat.option_members(), Place(inner.prefix, "optimizer", inner.depth), flat.options)
+        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        self._push(objects.state_members(flat.state, draft), below, flat.state)
+
+    def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
+        if id(value) in self._open:
+            return
+        self._budget.spend(len(value.items))
+        inner = self._inner(key, place)
+        if inner.entry is None:
+            self._device_ids(key, value, place)
+            for index, item in enumerate(value.items):
+                if type(item) is str and mentions.names_device(key, item):
+                    self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
+        self._nest(key, place, type(value).__name__.lower())
+        members = objects.sequence_members(value)
+        rows = [member for member in members if place.entry is not None or isinstance(member[1], Node)]
+        if inner.role == "rng" and value.items:
+            self.contents.add("rng")
+            if rows and _DEVICE_RNG.search(key):
+                self.rng_devices.append((inner.path, len(value.items)))
+        if key == "_last_lr" and value.items and all(type(rate) is float for rate in value.items):
+            self.last_rates.append((inner.path, cast("tuple[float, ...]", tuple(value.items))))
+        if rows:
+            self._push(iter(rows), inner, value)
+
+    def _enter_object(self, key: str, call: Call, place: Place) -> None:
+        if id(call) in self._open or id(call) in self._objects:
+            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
+        self._budget.spend(objects.extent(call))
+        inside = objects.unwrapped(call)
+        if inside is not None:
+            self._visit(key, *inside, place)
+            return
+        module = objects.module_attributes(call)
+        if module is not None:
+            self._enter_module(key, call, module, place)
+            return
+        pairs = shapes.as_dict(call)
+        if pairs is not None:
+            self._enter_dict(key, pairs, call, place)
+            return
+        number = scalar_value(call)
+        if place.entry is not None and number is not None:
+            self._atom(key, number, -1, place)
+            return
+        self._nest(key, place, call.name)
+        self._objects.add(id(call))
+        state = shapes.attributes(call)
+        inner = self._inner(key, place)
+        optimizer = shapes.optimizer_state(state) if state is not None else None
+        if state is not None and optimizer is not None:
+            self._enter_optimizer(state, optimizer, call, inner)
+            return
+        role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
+        if mentions.is_mesh(call):  # its tensors are ranks: of no model, and no state of an optimizer
+            inner = Place(inner.prefix, "other", inner.depth, is_mesh=True)
+        elif role is not None:  # a pickled scheduler or scaler
+            inner.role = role
+            self.contents.add(role)
+        self._push(objects.object_members(call), inner, call)
+
+    def _enter_module(self, key: str, call: Call, pairs: Dict, place: Place) -> None:
+        """A pickled ``nn.Module``: its tensors are named as its ``state_dict()`` would name them."""
+        if place.repeats and id(call) in self._registered:
+            return
+        self._registered.add(id(call))
+        inner = self._inner(key, place)
+        if inner.role in {None, "other"} and (call.name.startswith("torch.nn.modules.loss.") or key.lower() == "loss"):
+            inner.role = "criterion"
+        inner.role = inner.role or "model"
+        self.modules.append(inner.path)
+        # What the module has registered comes first, and is passed over where an attribute lists it again.
+        self._push(objects.plain_members(pairs), replace(inner, repeats=True), pairs)
+        self._push(objects.registered_members(pairs), inner, call)

@@ -1,0 +1,1 @@
+"""Checkpoints of several files: directories, archives, and the layouts of trainers."""

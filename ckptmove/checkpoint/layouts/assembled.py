@@ -1,0 +1,150 @@
+"""A tensor that lies in pieces, read as if its elements lay in order in one place.
+
+Never holds more of it than what was asked for, save for a piece whose own elements do not lie in order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptmove.checkpoint.elements import blocks, is_in_order, raw_blocks
+from ckptmove.model import Span
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ckptmove.checkpoint.elements import StoredBytes
+    from ckptmove.formats.chunks import Chunk
+    from ckptmove.model import TensorRecord
+
+
+class ChunkElements:
+    """The elements of one chunk, in the order in which torch counts them and in this machine's byte order."""
+
+    def __init__(self, stored: StoredBytes, record: TensorRecord, span: Span) -> None:
+        """Take a tensor for a chunk.
+
+        Args:
+            stored: its storage.
+            record: the tensor.
+            span: its :func:`ckptmove.checkpoint.elements.extent`.
+        """
+        self._stored, self._record, self._start = stored, record, span.start
+        self._item = ITEM_BYTES[record.dtype]
+        self._held = None if is_in_order(record) else b"".join(blocks(stored, record, span))
+
+    def read(self, first: int, last: int) -> bytes:
+        """The elements from ``first`` to ``last`` (exclusive); errors as of the source."""
+        low, high = first * self._item, last * self._item
+        if self._held is not None:
+            return self._held[low:high]
+        return b"".join(raw_blocks(self._stored, self._record, Span(self._start + low, self._start + high)))
+
+
+class _Box(NamedTuple):
+    """A chunk as rows that lie side by side in the tensor: axes that it fills to the end are parts of the one before.
+
+    Attributes:
+        shape: of the tensor.
+        offsets: where the chunk begins in it.
+        sizes: its own shape.
+        place: of the chunk among all.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    place: int
+
+    def before(self, index: int) -> int:
+        """How many of its elements stand before an element of the tensor."""
+        count, rest, own = 0, prod(self.shape), prod(self.sizes)
+        for size, offset, extent in zip(self.shape, self.offsets, self.sizes, strict=True):
+            rest, own = rest // size, own // extent
+            at, index = index // rest - offset, index % rest
+            count += min(max(at, 0), extent) * own
+            if not 0 <= at < extent:
+                break
+        return count
+
+    def position(self, element: int) -> int:
+        """Where one of its elements stands in the tensor."""
+        found, by = 0, 1
+        for size, offset, extent in zip(
+            reversed(self.shape), reversed(self.offsets), reversed(self.sizes), strict=True
+        ):
+            found += (element % extent + offset) * by
+            element //= extent
+            by *= size
+        return found
+
+    def runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Its elements from ``first`` to ``last``, run by run: first, after the last, and its place in the tensor."""
+        width = self.sizes[-1]
+        while first < last:
+            end = min(first - first % width + width, last)
+            yield first, end, self.position(first)
+            first = end
+
+
+class AssembledTensor:
+    """The bytes of a contiguous tensor, put together from its chunks as they are asked for."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk], load: Callable[[int], ChunkElements]
+    ) -> None:
+        """Take note of the chunks; none is looked at before its elements are asked for.
+
+        Args:
+            shape: of the tensor.
+            dtype: of its elements.
+            chunks: parts that lie side by side and cover it; none is empty.
+            load: the elements of one, by its place among them.
+        """
+        self._item = ITEM_BYTES[dtype]
+        self._load = load
+        self._loaded: dict[int, ChunkElements] = {}
+        boxes = [_box(shape, chunk, place) for place, chunk in enumerate(chunks)]
+        self._boxes = sorted(boxes, key=lambda box: box.position(0))
+        self._firsts = [box.position(0) for box in self._boxes]
+        #: Where the last element of the boxes so far stands, so that those that end before a place are the first ones.
+        self._lasts = list(accumulate((box.position(prod(box.sizes) - 1) for box in self._boxes), max))
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive), both between two elements.
+
+        Raises:
+            DamagedArchive: a piece is not the chunk that it should be.
+            UnreadableInput, LimitExceeded: it cannot be read.
+        """
+        item, low, high = self._item, start // self._item, end // self._item
+        data = bytearray(end - start)
+        near = slice(bisect_left(self._lasts, low), bisect_left(self._firsts, high))
+        for box in self._boxes[near]:
+            first, last = box.before(low), box.before(high)
+            if first == last:
+                continue
+            found = memoryview(self._elements(box.place).read(first, last))
+            for begin, stop, at in box.runs(first, last):
+                place = (at - low) * item
+                data[place : place + (stop - begin) * item] = found[(begin - first) * item : (stop - first) * item]
+        return bytes(data)
+
+    def _elements(self, place: int) -> ChunkElements:
+        if place not in self._loaded:
+            self._loaded[place] = self._load(place)
+        return self._loaded[place]
+
+
+def _box(shape: tuple[int, ...], chunk: Chunk, place: int) -> _Box:
+    whole, offsets, sizes = [1, *shape], [0, *chunk.offsets], [1, *chunk.sizes]
+    while len(whole) > 1 and sizes[-1] == whole[-1]:
+        size = whole.pop()
+        del sizes[-1], offsets[-1]
+        for axis in (whole, offsets, sizes):
+            axis[-1] *= size
+    return _Box(tuple(whole), tuple(offsets), tuple(sizes), place)

@@ -1,0 +1,129 @@
+"""Whose layout a directory has, told from the files in it and from what they say.
+
+Never goes by the directory's own name, and never takes a model in several files for whole without looking.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.layouts.trainers import place_of
+from ckptmove.errors import DamagedArchive, LimitExceeded, MissingShard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.checkpoint.layouts.listing import ListedFile, Listing
+    from ckptmove.model import LayoutName
+
+_SHARD: Final = re.compile(r".*-\d{5}-of-\d{5}\.(bin|safetensors)")
+_INDEX: Final = re.compile(r".*\.(bin|safetensors)\.index\.json")
+#: An index of a million tensors is smaller.
+_MOST_INDEX_BYTES: Final = 1 << 26
+_POINTER: Final = "last_checkpoint"
+_POINTER_BYTES: Final = 4096
+#: Layouts whose directories say with a file ``last_checkpoint`` where to resume.
+_POINTED: Final = frozenset({"mmengine", "detectron2"})
+#: Files that one layout alone has, besides those that say so themselves; the first row that fits counts.
+_SIGNS: Final[tuple[tuple[LayoutName, re.Pattern[str]], ...]] = (
+    ("hf-trainer", re.compile(r"trainer_state\.json")),
+    ("accelerate", re.compile(r"random_states_\d+\.pkl")),
+    ("deepspeed", re.compile(r"(.*zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt|.*_mp_rank_\d+_optim_states\.pt")),
+    ("megatron", re.compile(r"model_(optim_)?rng\.pt")),
+    ("stable-baselines3", re.compile(r"_stable_baselines3_version")),
+    ("nemo", re.compile(r"model_weights\.ckpt")),
+)
+_ACCELERATE_OPTIMIZER: Final = "optimizer.bin"
+#: What Megatron-Core (dist_checkpointing/strategies/common.py) writes beside a distributed checkpoint.
+_MEGATRON_COMMON: Final = "common.pt"
+
+
+def require_shards(listing: Listing) -> None:
+    """Refuse a model in several files of which one is missing.
+
+    Raises:
+        MissingShard: its index names a file that is not there.
+        DamagedArchive: it is no index.
+        LimitExceeded: its index is larger than any.
+        AccessFailed: it cannot be read.
+    """
+    names = listing.names
+    for file in listing.files:
+        if is_index(file.name) and not file.is_hidden:
+            prefix = f"{file.folder}/" if file.folder else ""
+            for shard in _shards(listing, file.path):
+                if prefix + shard not in names:
+                    raise MissingShard(listing.full(file.path), shard)
+
+
+def is_index(name: str) -> bool:
+    """Whether a file says which tensor of a model in several files is in which of them."""
+    return _INDEX.fullmatch(name) is not None
+
+
+def _shards(listing: Listing, name: str) -> Sequence[str]:
+    path, text = listing.full(name), _read(listing, name, _MOST_INDEX_BYTES)
+    try:
+        index = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedArchive(path, "it is no JSON") from error
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(shard, str) for shard in weights.values()):
+        raise DamagedArchive(path, "it has no weight_map")
+    return sorted(set(weights.values()))
+
+
+def layout_of(listing: Listing, records: Sequence[FileRecord]) -> LayoutName:
+    """The layout of a directory: that of the topmost folder which has one.
+
+    Args:
+        listing: what lies in it.
+        records: what its checkpoint files say of themselves.
+    """
+    by_path = {record.path: record for record in records}
+    folders: dict[str, list[ListedFile]] = {}
+    for file in listing.files:
+        if not file.is_hidden:
+            folders.setdefault(file.folder, []).append(file)
+    for folder in sorted(folders, key=lambda folder: (folder.count("/") + bool(folder), folder)):
+        files = folders[folder]
+        said = {file.name: by_path[file.path].layout for file in files if file.path in by_path}
+        layout = _by_signs([file.name for file in files], said) or _by_pointer(listing, folder, said)
+        if layout is not None:
+            return layout
+    return "other"
+
+
+def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutName | None:
+    for layout, sign in _SIGNS:
+        if layout in said.values() or any(map(sign.fullmatch, names)):
+            return layout
+    if _ACCELERATE_OPTIMIZER in said and any(place_of(name) == "model" for name in said):
+        return "accelerate"
+    if "dcp" in said.values():
+        return "megatron" if _MEGATRON_COMMON in names else "dcp"
+    return "sharded" if any(map(_SHARD.fullmatch, said)) else None
+
+
+def _by_pointer(listing: Listing, folder: str, said: Mapping[str, LayoutName]) -> LayoutName | None:
+    """The layout of the file that ``last_checkpoint`` names: mmengine writes a path, Detectron2 a name."""
+    path = f"{folder}/{_POINTER}".lstrip("/")
+    if path not in listing.names:
+        return None
+    text = _read(listing, path, _POINTER_BYTES).decode("utf-8", "replace")
+    layout = said.get(text.strip().replace("\\", "/").rpartition("/")[2])
+    return layout if layout in _POINTED else None
+
+
+def _read(listing: Listing, path: str, most: int) -> bytes:
+    source = listing.open(path)
+    try:
+        if source.size > most:
+            resource = f"the bytes of '{path.rpartition('/')[2]}'"
+            raise LimitExceeded(resource, limit=most, actual=source.size, path=listing.full(path), is_fixed=True)
+        return source.read(0, source.size)
+    finally:
+        source.close()

@@ -1,0 +1,306 @@
+"""Folders that torch.distributed.checkpoint has written, each of them a part of a directory.
+
+Never follows a name in ``.metadata`` to a place that the listing of the directory does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.checkpoint.directories import FileRecord
+from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.inventory.outline import outline as make_outline
+from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
+from ckptmove.checkpoint.opening import Survey, naming
+from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+from ckptmove.formats.sniff import recognise
+from ckptmove.model import ArchiveFact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.checkpoint.layouts.listing import Listing
+    from ckptmove.checkpoint.layouts.merge import Part
+    from ckptmove.formats.dcp.metadata import Piece
+    from ckptmove.io.contracts import ByteSource, CheckedRange, Progress
+    from ckptmove.limits import Limits
+    from ckptmove.model import TensorRecord
+
+_SHARD: Final = ".distcp"
+_METADATA: Final = re.compile(r"(__\d+)?\.metadata")
+#: A safetensors file begins with the length of its header, in 8 bytes, and a brace.
+_HEAD_BYTES: Final = 9
+
+
+class DistributedFolder(NamedTuple):
+    """A ``.metadata`` and the files beside it; each rank has its own where they saved without talking.
+
+    Attributes:
+        metadata: path of ``.metadata`` or ``__R.metadata``, seen from the directory.
+        files: sizes in bytes of the files beside it, by name.
+        spare: names of ``*.distcp`` that its table may leave out and that belong to no other.
+    """
+
+    metadata: str
+    files: Mapping[str, int]
+    spare: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """The folder, seen from the directory."""
+        return self.metadata.rpartition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """What its part of the directory is called: the folder, or ``__R.metadata`` where it has several."""
+        return self.folder if self.metadata.rpartition("/")[2] == ".metadata" else self.metadata
+
+    def full(self, file: str) -> str:
+        """The path of a file beside it, seen from the directory."""
+        return f"{self.folder}/{file}" if self.folder else file
+
+
+def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
+    """The distributed checkpoints in a directory.
+
+    Raises:
+        DamagedArchive: a folder has ``*.distcp`` without the ``.metadata`` that says what they are.
+        AccessFailed: a file cannot be read.
+    """
+    beside: dict[str, dict[str, int]] = {}
+    for file in listing.files:
+        if not file.is_hidden:
+            beside.setdefault(file.folder, {})[file.name] = file.size_bytes
+    for link in listing.links:
+        folder, _, name = link.path.rpartition("/")
+        if folder in beside and is_distributed(name):
+            with _opened(listing, link.path) as source:
+                beside[folder][name] = source.size
+    found = []
+    for folder, files in sorted(beside.items()):
+        shards = tuple(name for name in files if name.endswith(_SHARD))
+        prefix = f"{folder}/" if folder else ""
+        tables = [name for name in files if _METADATA.fullmatch(name)]
+        if not shards:
+            tables = [name for name in tables if _is_table(listing, prefix + name)]
+        elif not tables:
+            detail = f"{len(shards):,} *{_SHARD} without their .metadata, which is written last: the save did not end"
+            raise DamagedArchive(listing.full(folder).rstrip("/"), detail)
+        if ".metadata" in tables:
+            found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
+        else:
+            found += [DistributedFolder(prefix + name, files, ()) for name in tables]
+    return tuple(found)
+
+
+def is_distributed(name: str) -> bool:
+    """Whether a file beside a ``.metadata`` belongs to it, or is what a save that broke off has left."""
+    return name.endswith(_SHARD) or _METADATA.fullmatch(name.removesuffix(".tmp")) is not None
+
+
+def survey_distributed(
+    listing: Listing,
+    part: DistributedFolder,
+    limits: Limits,
+    *,
+    check: bool = False,
+    outline: bool = False,
+    objects: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Survey, DistributedCheckpoint]:
+    """Read a distributed checkpoint as data and close it.
+
+    Args:
+        listing: the directory that it is in.
+        part: where.
+        limits: what it may ask for.
+        check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``. What is wrong with one
+            is a fact: the rest can be read all the same.
+        outline: whether to make the outline too.
+        objects: whether to read the pieces that are no tensors: the options of an optimizer, counters, schedules.
+        progress: told of bytes checked and bytes in all.
+
+    Raises:
+        UnreadableInput: a file cannot be read, ``.metadata`` is damaged, or it is of a kind that is not read.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    home = listing.full(part.folder).rstrip("/")
+    with _opened(listing, part.metadata) as source, naming(source.path):
+        container = DistributedCheckpoint(source, part.files, limits)
+        _require_streams(listing, part, container)
+        container.require_apart()
+        damaged = tuple(_read_objects(listing, part, container, limits)) if objects else ()
+        machine = container.read_whole() if objects else container.read()
+        inventory = build_inventory(container, machine, limits)
+        nbytes = source.size + sum(container.sizes.values())
+    # Keys that are numbers are text there, and a load puts them back under whatever the training has.
+    inventory = replace(inventory, optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers))
+    facts = inventory.facts + tuple(_unnamed(part, container))
+    facts += tuple(_check(listing, part, container, limits, progress)) if check else damaged
+    lines = make_outline(machine.root, limits, machine.end) if outline else ()
+    return Survey(
+        replace(inventory, path=home, layout="dcp", size_bytes=nbytes, facts=facts), lines, 0, has_checksums=True
+    ), container
+
+
+class PiecesOfFile(NamedTuple):
+    """What is copied of a file of a distributed checkpoint, and must be what was written.
+
+    Attributes:
+        container: what ``.metadata`` says.
+        pieces: those in the file, in its order.
+    """
+
+    container: DistributedCheckpoint
+    pieces: Sequence[Piece]
+
+    def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
+        """The CRCs in the file, once the form of each piece is what it should be.
+
+        Args:
+            source: the file.
+            limits: what a piece may ask for.
+            turn: called before each piece; it raises where there is no need any more.
+
+        Raises:
+            CrcMismatch, DamagedArchive, DamagedPickle: a piece is damaged.
+            UnreadableInput, LimitExceeded: it is of a kind that is not read, or asks for too much.
+        """
+        found: list[CheckedRange] = []
+        for piece in self.pieces:
+            turn()
+            found += checks_in(source, piece, self.container, limits_of(piece, limits, self.container))
+        return tuple(found)
+
+
+def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -> Mapping[str, PiecesOfFile]:
+    """What is in each file of a distributed checkpoint, by its path seen from the directory.
+
+    Args:
+        part: where it is.
+        container: what was read of it, of which every piece is there.
+    """
+    return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
+
+
+def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:
+    """A row for each file: which tensors it holds, or pieces of them.
+
+    Args:
+        part: where the checkpoint is.
+        container: what was read of it.
+        whole: it, as a part of the directory.
+    """
+    by_storage = {one.storage: one for one in whole.inventory.tensors}
+    prefix = f"{whole.file.path}/" if whole.file.path else ""
+    held: dict[str, dict[str, TensorRecord]] = {name: {} for name in (*container.sizes, *part.spare)}
+    for piece in container.metadata.pieces:
+        tensor = by_storage.get(prefix + piece.name)
+        if tensor is not None:
+            held[piece.file][piece.name] = tensor
+    return tuple(
+        FileRecord(
+            path=part.full(name),
+            roles=tuple(dict.fromkeys(tensor.role for tensor in tensors.values())) or ("other",),
+            container="dcp",
+            layout="dcp",
+            size_bytes=part.files[name],
+            tensors=len(tensors),
+            devices=tuple(dict.fromkeys(tensor.device for tensor in tensors.values())),
+        )
+        for name, tensors in sorted(held.items())
+    )
+
+
+def _is_table(listing: Listing, path: str) -> bool:
+    with _opened(listing, path) as source:
+        try:
+            return recognise(source) == "dcp"
+        except NotACheckpoint:
+            return False
+
+
+def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
+    """Refuse pieces that are no ``torch.save``: ``FileSystemWriter(serialization_format=SAFETENSORS)``.
+
+    Its ``.metadata`` is the same, but for places that are none.
+    """
+    seen: set[str] = set()
+    for piece in container.whole_pieces():
+        if piece.offsets is None or piece.file in seen or piece.span.start + _HEAD_BYTES > container.sizes[piece.file]:
+            continue
+        seen.add(piece.file)
+        with _opened(listing, part.full(piece.file)) as source:
+            heads = [source.read(start, start + _HEAD_BYTES) for start in {0, piece.span.start}]
+        if any(head.endswith(b"{") for head in heads):
+            raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
+
+
+def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:
+    """Files that nothing refers to, as an earlier save by more ranks leaves them."""
+    for name in sorted(part.spare):
+        if name not in container.sizes and part.files[name]:
+            yield ArchiveFact("unnamed-file", name, part.files[name])
+
+
+def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.file, []).append(piece)
+    return found
+
+
+def _read_objects(
+    listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
+) -> Iterator[ArchiveFact]:
+    """Have the container hold what is no tensor; of two places of one object the last counts, as in torch's dict.
+
+    Returns:
+        What is damaged of it: nothing else is known of that.
+    """
+    last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
+    for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
+        with _opened(listing, part.full(file)) as source:
+            for piece in own:
+                yield from _read_object(source, piece, container, limits_of(piece, limits, container))
+
+
+def _read_object(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[ArchiveFact, ...]:
+    try:
+        container.objects[piece.name] = read_object(source, piece, limits)
+    except DAMAGE:
+        container.damaged.add(piece.name)
+        return check_piece(source, piece, container, limits)
+    return ()
+
+
+def _check(
+    listing: Listing,
+    part: DistributedFolder,
+    container: DistributedCheckpoint,
+    limits: Limits,
+    progress: Progress | None,
+) -> Iterator[ArchiveFact]:
+    done, total = 0, sum(container.sizes.values())
+    for file, own in _by_file(container.whole_pieces()).items():
+        with _opened(listing, part.full(file)) as source:
+            for piece in own:
+                yield from check_piece(source, piece, container, limits_of(piece, limits, container))
+                if progress is not None:
+                    done += piece.span.nbytes
+                    progress(min(done, total), total)
+
+
+@contextmanager
+def _opened(listing: Listing, path: str) -> Iterator[ByteSource]:
+    source = listing.open(path)
+    try:
+        yield source
+    finally:
+        source.close()

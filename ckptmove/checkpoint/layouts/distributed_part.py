@@ -1,0 +1,212 @@
+"""A folder of torch.distributed.checkpoint as a part of a checkpoint: each tensor put together from its pieces.
+
+Never opens a piece before it is asked for, and never takes one for the chunk that it should be without looking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from ckptmove.checkpoint.elements import StoredBytes, extent, overlaps
+from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
+from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, limits_of, open_chunk
+from ckptmove.checkpoint.layouts.stored_part import StoredPart
+from ckptmove.checkpoint.opening import naming
+from ckptmove.formats.chunks import Chunk
+from ckptmove.formats.dcp.metadata import StoredObject
+from ckptmove.io.part import PartSource
+from ckptmove.model import Span
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptmove.checkpoint.layouts.distributed import DistributedFolder
+    from ckptmove.checkpoint.layouts.open_files import OpenFiles
+    from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+    from ckptmove.formats.dcp.metadata import Piece, StoredTensor
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, Inventory, TensorRecord
+    from ckptmove.pickles.tree import Value
+
+_BLOCK: Final = 1 << 20
+
+
+class StoredPiece(NamedTuple):
+    """The ``torch.save`` of a chunk, or of an object.
+
+    Attributes:
+        source: its bytes.
+        place: for people: its file, and where it begins in that.
+        kind: what it is.
+        chunk: which part of its tensor it is; of an object, one without axes.
+    """
+
+    source: ByteSource
+    place: str
+    kind: ContainerName
+    chunk: Chunk
+
+
+class DistributedPart(StoredPart):
+    """A ``.metadata`` and the files beside it."""
+
+    is_distributed = True
+    byteorder = sys.byteorder
+    disk = None
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        folder: DistributedFolder,
+        container: DistributedCheckpoint,
+        files: OpenFiles,
+        limits: Limits,
+        base: int = 0,
+    ) -> None:
+        """Hold what was read of a folder.
+
+        Args:
+            inventory: what it holds, in the terms of the whole.
+            folder: the folder.
+            container: what its ``.metadata`` says, with its objects.
+            files: those of the whole directory.
+            limits: what a piece may ask for.
+            base: what was added to its sites.
+        """
+        self.name, self.path, self.inventory, self.base = folder.path, inventory.path, inventory, base
+        self._folder, self._container, self._files, self._limits = folder, container, files, limits
+        self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
+        names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
+        self._names = dict.fromkeys(names)
+        # Of two places of one chunk the last counts, as in the dict that torch makes of them.
+        self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
+        #: Of each piece that was looked into what it is, or None where it is damaged: how is told beside.
+        self._kinds_of: dict[tuple[str, int], ContainerName | None] = {}
+        self._damage: dict[str, str] = {}
+
+    @cached_property
+    def has_checksums(self) -> bool:
+        """Whether the first whole piece in each of its files holds CRCs: one process writes all of a file."""
+        first: dict[str, Piece] = {}
+        for piece in self._container.whole_pieces():
+            if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
+                first[piece.file] = piece
+        return all(open_chunk(self._source(one), one, self._limits).has_checksums() for one in first.values())
+
+    def span(self, key: str) -> Span | None:
+        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        tensor = self._tensors[key]
+        return None if self._found(tensor) is None else Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype])
+
+    def storage(self, key: str) -> StoredBytes | None:
+        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        tensor, span = self._tensors[key], self.span(key)
+        found = self._found(tensor)
+        if found is None or span is None:
+            return None
+        chunks, pieces = [chunk for chunk, _ in found], [piece for _, piece in found]
+        whole = AssembledTensor(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(pieces[place]))
+        return StoredBytes(whole, span, self.byteorder)
+
+    def pieces_of(self, key: str) -> Iterator[StoredPiece]:
+        """The pieces of a tensor by its name, of which none is lost; those without elements are left out."""
+        for chunk, piece in self._found(self._tensors[key]) or ():
+            kind = cast("ContainerName", self._kind_of(piece))  # of what is found, it is known
+            yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
+
+    def objects(self) -> Iterator[tuple[str, StoredPiece]]:
+        """The pieces of what is no tensor, by name; what is lost, or wrote its own bytes, is left out."""
+        for name, found in self._container.objects.items():
+            piece = self._piece(name, None)
+            if piece is not None and found.kind is not None:
+                place = PartSource(self._source(piece), piece.span), _place(piece)
+                yield name, StoredPiece(*place, found.kind, Chunk((), ()))
+
+    def tree(self) -> Value:
+        """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
+        return self._container.read_whole().root
+
+    def budget(self) -> Budget:
+        """What one walk over the tree may ask for."""
+        return Budget(self._limits, self._container.source.size)
+
+    def extras(self) -> Mapping[str, bytes]:
+        """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""
+        return self._digests
+
+    def lost(self) -> tuple[str, ...]:
+        """Names of the objects whose bytes are not there, or not what was written."""
+        return tuple(name for name in self._names if self._piece(name, None) is None or name in self._container.damaged)
+
+    def why_not(self, record: TensorRecord) -> str:
+        """Why :meth:`bytes_of` knows nothing of a tensor."""
+        return self._damage.get(self.own_key(record) or "") or super().why_not(record)
+
+    @cached_property
+    def _digests(self) -> dict[str, bytes]:
+        found = {}
+        for name, one in self._container.objects.items():
+            piece = self._piece(name, None)
+            if piece is not None and one.machine is None:
+                digest = hashlib.sha256()
+                for block in self._source(piece).blocks(piece.span, _BLOCK):
+                    digest.update(block)
+                found[name] = digest.digest()
+        return found
+
+    def _found(self, tensor: StoredTensor) -> list[tuple[Chunk, Piece]] | None:
+        """The chunks of a tensor that have elements, with their pieces; None where some are lost, or damaged."""
+        chunks = {chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values()
+        found = [(chunk, piece) for chunk in chunks if (piece := self._piece(tensor.name, chunk.offsets)) is not None]
+        if len(found) < len(chunks) or tensor.uncovered > 0:
+            return None
+        return None if any(self._kind_of(piece) is None for _, piece in found) else found
+
+    def _kind_of(self, piece: Piece) -> ContainerName | None:
+        """What the piece of a chunk is; None where it is not the chunk that it should be."""
+        place = piece.file, piece.span.start
+        if place not in self._kinds_of:
+            source, self._kinds_of[place] = self._source(piece), None
+            try:
+                with naming(source.path):
+                    self._kinds_of[place] = self._open(piece)[0]
+            except DAMAGE as error:
+                self._damage.setdefault(piece.name, str(error))
+        return self._kinds_of[place]
+
+    def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
+        """The piece of a chunk or an object; None where it is not all there."""
+        piece = self._pieces.get((name, offsets))
+        return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
+
+    def _chunk(self, piece: Piece) -> ChunkElements:
+        with naming(self._source(piece).path):
+            return ChunkElements(*self._open(piece)[1:])
+
+    def _open(self, piece: Piece) -> tuple[ContainerName, StoredBytes, TensorRecord, Span]:
+        """What the piece of a chunk is, and where its elements lie."""
+        source = self._source(piece)
+        limits = limits_of(piece, self._limits, self._container)
+        stream = open_chunk(source, piece, limits)
+        (record,) = chunk_in(stream, source, piece, self._container, limits)
+        span = None if record.storage is None else stream.storage_span(record.storage)
+        stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
+        place = None if stored is None else extent(stored, record)
+        if stored is None or place is None or overlaps(record):  # of a few bytes, an expanded one makes any number
+            raise damaged_piece(source, piece, "does not hold all of its elements plainly")
+        return stream.name, stored, record, place
+
+    def _source(self, piece: Piece) -> ByteSource:
+        return self._files.source(self._folder.full(piece.file))
+
+
+def _place(piece: Piece) -> str:
+    """Where a piece lies, for people."""
+    return f"{piece.file} at byte {piece.span.start}"

@@ -1,0 +1,198 @@
+"""The pieces of a distributed checkpoint: a chunk of a tensor, or what is no tensor, each a ``torch.save`` of its own.
+
+Never lets the damage of one piece be that of the whole: it is a fact about the piece, as a bad CRC is in an archive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.opening import naming
+from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, NotACheckpoint
+from ckptmove.formats.dcp.checkpoint import ReadObject
+from ckptmove.formats.opening import container_of
+from ckptmove.formats.zip_archive.index import END_BYTES, END_SIGNATURE
+from ckptmove.io.contracts import CopySegment
+from ckptmove.io.part import PartSource
+from ckptmove.io.segments import shifted
+from ckptmove.model import LACKING, ArchiveFact
+
+if TYPE_CHECKING:
+    from ckptmove.formats.contract import Container
+    from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+    from ckptmove.formats.dcp.metadata import Piece
+    from ckptmove.io.contracts import ByteSource, CheckedRange
+    from ckptmove.limits import Limits
+    from ckptmove.model import TensorRecord
+
+_ZIP: Final = b"PK\x03\x04"
+#: What a piece raises that is not what was written.
+DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
+#: What all pieces may ask for, besides as much as they take: operations, and bytes of pickles.
+_OPERATIONS: Final = 1 << 20
+_PICKLE_BYTES: Final = 1 << 22
+
+
+def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) -> Limits:
+    """What one of all pieces may ask for: objects are held at once, and a few kilobytes inflate to many operations.
+
+    What is stored plainly, as torch stores it, never asks for more.
+    """
+    count = len(container.metadata.pieces)
+    operations, nbytes = _OPERATIONS // count + piece.span.nbytes, _PICKLE_BYTES // count + piece.span.nbytes
+    return limits._replace(
+        operations=min(limits.operations, limits.factor * operations),
+        pickle_bytes=min(limits.pickle_bytes, limits.factor * nbytes),
+    )
+
+
+def check_piece(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[ArchiveFact, ...]:
+    """What is wrong with the bytes of a piece: each CRC is compared, and it is held against ``.metadata``.
+
+    Args:
+        source: the file that it is in.
+        piece: its piece, which does not reach past the end of it.
+        container: what ``.metadata`` says.
+        limits: what it may ask for.
+
+    Raises:
+        UnreadableInput: the file cannot be read, or the piece is of a kind that is not read.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    record = f"{piece.file}/{piece.name}"
+    try:
+        facts = _check_object(source, piece, limits) if piece.offsets is None else ()
+        if piece.offsets is not None:
+            stream = open_chunk(source, piece, limits)
+            facts = stream.check()
+            if not facts:
+                chunk_in(stream, source, piece, container, limits)
+    except DAMAGE:
+        return (ArchiveFact("damaged-piece", record, piece.span.nbytes),)
+    return tuple(replace(fact, record=record) for fact in facts)
+
+
+def checks_in(
+    source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[CheckedRange, ...]:
+    """The CRCs that the bytes of a piece must have where they are copied, once its form is what it should be.
+
+    Arguments as of :func:`check_piece`.
+
+    Raises:
+        CrcMismatch, DamagedArchive, DamagedPickle: it is damaged.
+        UnreadableInput, LimitExceeded: as :func:`check_piece`.
+    """
+    if piece.offsets is None:
+        stream = open_object(source, piece, limits)
+        if stream is not None:
+            stream.read()
+    else:
+        stream = open_chunk(source, piece, limits)
+        chunk_in(stream, source, piece, container, limits)
+    if stream is None or not stream.has_checksums():
+        return ()
+    folder = f"{piece.name}/"
+    segments = [shifted(one, piece.span.start, folder) for one in stream.lay_out(stream.object_pickle(), {})]
+    copied = [one for one in segments if isinstance(one, CopySegment)]
+    if len(copied) == len(segments):
+        return tuple(chain.from_iterable(one.checks for one in copied))
+    for fact in stream.check():  # what is deflated has a CRC of what it inflates to
+        raise CrcMismatch(source.path, folder + fact.record)
+    return ()
+
+
+def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[ArchiveFact, ...]:
+    stored = open_object(source, piece, limits)
+    facts = () if stored is None else stored.check()
+    if stored is not None and not facts:
+        stored.read()
+    return facts
+
+
+def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
+    """The ``torch.save`` of an object; None where it has written its bytes itself.
+
+    Args:
+        source: the file that it is in.
+        piece: its piece, which does not reach past the end of it.
+        limits: what it may ask for.
+
+    Raises:
+        DamagedArchive: it does not begin as one, and ends as one.
+        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+    """
+    try:
+        return container_of(PartSource(source, piece.span), limits)
+    except NotACheckpoint as error:
+        tail = source.read(max(piece.span.start, piece.span.end - END_BYTES), piece.span.end)
+        head = source.read(piece.span.start, min(piece.span.start + len(_ZIP), piece.span.end))
+        if tail.startswith(END_SIGNATURE) and head != _ZIP:  # else it is a zip of something else, like numpy's
+            raise damaged_piece(source, piece, f"is {error.found}") from error
+    return None
+
+
+def read_object(source: ByteSource, piece: Piece, limits: Limits) -> ReadObject:
+    """An object, as far as its content is in a pickle: it may have written its own bytes, or have tensors in it.
+
+    Arguments and errors as of :func:`open_object`.
+    """
+    with naming(source.path):
+        stream = open_object(source, piece, limits)
+        machine = None if stream is None or stream.placeholder else stream.read()
+    kind = None if stream is None else stream.name
+    return ReadObject(kind, machine if machine is not None and not machine.persistents else None)
+
+
+def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
+    """The ``torch.save`` of a chunk.
+
+    Arguments and errors as of :func:`open_object`.
+
+    Raises:
+        DamagedArchive: it is none.
+    """
+    try:
+        return container_of(PartSource(source, piece.span), limits)
+    except NotACheckpoint as error:
+        raise damaged_piece(source, piece, f"is {error.found}") from error
+
+
+def chunk_in(
+    stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
+) -> tuple[TensorRecord, ...]:
+    """The tensors in a piece: one, unless ``.metadata`` says of no tensor that it has this chunk.
+
+    Args:
+        stream: what the piece is.
+        source: the file that it is in.
+        piece: the piece.
+        container: what ``.metadata`` says.
+        limits: what it may ask for.
+
+    Raises:
+        DamagedArchive: it holds something else than ``.metadata`` says.
+        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+    """
+    expected, inventory = container.chunk_at(piece), build_inventory(stream, stream.read(), limits)
+    tensors = inventory.tensors
+    found = [_spelled(one.dtype, one.shape) for one in tensors]
+    if expected is not None and found != [_spelled(*expected)]:
+        raise damaged_piece(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
+    if any(fact.kind in LACKING for fact in inventory.facts):
+        raise damaged_piece(source, piece, "has fewer bytes than its tensor takes")
+    return tensors
+
+
+def _spelled(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {list(shape)}"
+
+
+def damaged_piece(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
+    """The error that says of a piece that it is not what it should be, and what it does or is."""
+    return DamagedArchive(source.path, f"the piece of '{piece.name:.200}' at byte {piece.span.start} {what}")

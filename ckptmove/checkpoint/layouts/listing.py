@@ -1,0 +1,328 @@
+"""What lies in a directory: files, folders and links, within bounds.
+
+Never reads a file, and never follows a link: one that leads out of the directory is refused. The one exception is a
+snapshot of huggingface_hub's cache, whose files are all links to ``blobs`` beside its ``snapshots``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged, reason_of
+from ckptmove.io.leftovers import is_unfinished
+from ckptmove.io.portable import shared_folder
+from ckptmove.io.source import KINDS, open_source
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, ArchiveForm, ContainerName
+
+    Stamp: TypeAlias = tuple[int, ...]
+
+#: Folders inside of each other: those of a training run are three or four.
+DEEPEST: Final = 64
+#: Who may read, write and execute; no copy inherits setuid and the like.
+_PERMISSIONS: Final = 0o777
+_BLOCK: Final = 1 << 20
+
+
+class ListedFile(NamedTuple):
+    """A regular file.
+
+    Attributes:
+        path: seen from the directory, parts joined by slashes.
+        size_bytes: its size.
+        mode: its permission bits.
+        stamp: what changes when it is written or replaced: device, inode, size and time of the last write.
+        is_hidden: whether it lies in a folder whose name begins with a dot: it is then nobody's checkpoint.
+    """
+
+    path: str
+    size_bytes: int
+    mode: int
+    stamp: Stamp
+    is_hidden: bool
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """All but the last part of its path; empty for the directory itself."""
+        return self.path.rpartition("/")[0]
+
+
+class ListedFolder(NamedTuple):
+    """A folder.
+
+    Attributes:
+        path: as of a file; empty for the directory itself.
+        mode: its permission bits.
+    """
+
+    path: str
+    mode: int
+
+
+class ListedLink(NamedTuple):
+    """A symbolic link that stays in the directory, or that leads nowhere.
+
+    Attributes:
+        path: as of a file.
+        target: what it is to say in a copy of the directory.
+    """
+
+    path: str
+    target: str
+
+
+class DiskPlace(NamedTuple):
+    """Where the bytes of a file lie on the disk.
+
+    Attributes:
+        path: of the file that holds them, as the system knows it.
+        start: where the first of them lies in that.
+        stamp: of that file when it was read.
+    """
+
+    path: str
+    start: int
+    stamp: Stamp
+
+    def require_unchanged(self, descriptor: int | None = None) -> None:
+        """Refuse a file that is not the one that was read any more.
+
+        Args:
+            descriptor: of the file, where it is open; None to look at what has its path.
+
+        Raises:
+            SourceChanged: it was written, replaced or removed meanwhile.
+        """
+        try:
+            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp  # noqa: PTH116  # the path stays text
+        except OSError:
+            same = False
+        if not same:
+            raise SourceChanged(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything in a directory.
+
+    Attributes:
+        path: the directory as it was named.
+        files: by path.
+        folders: each before what is in it.
+        links: by path.
+    """
+
+    path: str
+    files: tuple[ListedFile, ...]
+    folders: tuple[ListedFolder, ...]
+    links: tuple[ListedLink, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The paths of files and links."""
+        return frozenset([*(file.path for file in self.files), *(link.path for link in self.links)])
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def container(self) -> ContainerName:
+        """What holds the files, in the public contract."""
+        return "directory"
+
+    @property
+    def form(self) -> ArchiveForm | None:
+        """What an archive is; None for a directory."""
+        return None
+
+    @property
+    def described(self) -> str:
+        """The same for people."""
+        return "a directory"
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it holds a CRC of each file; a directory keeps none."""
+        return False
+
+    def full(self, path: str) -> str:
+        """The path of something in the directory, as the system knows it."""
+        return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
+
+    def look(self, path: str) -> None:
+        """Refuse a file that is seen without opening it to be no checkpoint; in a directory, none is."""
+
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a file, for whoever closes them.
+
+        Raises:
+            MissingFile, AccessFailed: it cannot be opened any more.
+        """
+        return open_source(self.full(path))
+
+    def disk(self, file: ListedFile) -> DiskPlace | None:
+        """Where the bytes of a file lie; None where they are compressed, as none is in a directory."""
+        return DiskPlace(self.full(file.path), 0, file.stamp)
+
+    def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
+        """What has to stay as it is for some of the files to be what they are: each of them."""
+        return tuple(DiskPlace(self.full(file.path), 0, file.stamp) for file in files)
+
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a file block by block; each is valid until the next.
+
+        Raises:
+            MissingFile, AccessFailed, SourceChanged: it cannot be read any more.
+        """
+        with closing(self.open(path)) as source:
+            yield from source.blocks(Span(0, source.size), _BLOCK)
+
+    def require_unchanged(self, file: ListedFile) -> None:
+        """Refuse a file that is not the one that was listed any more.
+
+        Raises:
+            SourceChanged: it was written, replaced or removed meanwhile.
+        """
+        require_unchanged(self, file)
+
+    def expression(self, path: str) -> str | None:
+        """Python that opens a file, where no path does."""
+        del path
+        return None
+
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the bytes of a file, by sums that are kept beside it; a directory keeps none."""
+        del path
+        return ()
+
+
+def list_directory(path: str, limits: Limits) -> Listing:
+    """List a directory with everything below it.
+
+    Raises:
+        NotACheckpoint: something in it is a pipe, a socket or a device, or a link that leads out of it.
+        LimitExceeded: there is more in it, or it is deeper, than the limits allow.
+        AccessFailed: the system refuses to list a part of it.
+    """
+    lister = _Lister(path, limits)
+    try:
+        lister.run()
+    except OSError as error:
+        raise AccessFailed(error.filename or path, reason_of(error)) from error
+    return Listing(
+        path,
+        tuple(sorted(lister.files, key=lambda file: file.path)),
+        tuple(sorted(lister.folders, key=lambda folder: folder.path)),
+        tuple(sorted(lister.links, key=lambda link: link.path)),
+    )
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """What changes when a file is written or replaced."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def require_unchanged(listing: Listing, file: ListedFile) -> None:
+    """Refuse a file that is not the one that was listed any more.
+
+    Raises:
+        SourceChanged: it was written, replaced or removed meanwhile.
+    """
+    DiskPlace(listing.full(file.path), 0, file.stamp).require_unchanged()
+
+
+def _blobs_of(real: str) -> str | None:
+    """Where the files of a snapshot lie, ``MODEL/blobs`` for ``MODEL/snapshots/REVISION``; None for other directories.
+
+    From huggingface_hub/file_download.py ``_get_pointer_path`` and ``hf_hub_download``.
+    """
+    above, _, name = os.path.dirname(real).rpartition(os.sep)  # noqa: PTH120  # the path stays text
+    return f"{above}{os.sep}blobs" if name == "snapshots" else None
+
+
+class _Lister:
+    """Goes through a directory without recursion."""
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        self._path = path
+        self._limits = limits
+        self._real = os.path.realpath(path)
+        self._blobs = _blobs_of(self._real)
+        self._entries = 0
+        self.files: list[ListedFile] = []
+        self.folders: list[ListedFolder] = []
+        self.links: list[ListedLink] = []
+
+    def run(self) -> None:
+        mode = os.stat(self._path).st_mode & _PERMISSIONS  # noqa: PTH116  # the path stays text
+        self.folders.append(ListedFolder("", mode))
+        todo = [("", 0, False)]
+        while todo:
+            folder, depth, is_hidden = todo.pop()
+            if depth > DEEPEST:
+                raise LimitExceeded(
+                    "folders inside of each other", limit=DEEPEST, actual=depth, path=self._path, is_fixed=True
+                )
+            prefix = f"{folder}/" if folder else ""
+            for entry in self._scan(folder):
+                self._entries += 1
+                if self._entries > self._limits.entries:
+                    raise LimitExceeded(
+                        "entries of a directory", limit=self._limits.entries, actual=self._entries, path=self._path
+                    )
+                path = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & _PERMISSIONS))
+                    todo.append((path, depth + 1, is_hidden or entry.name.startswith(".")))
+                elif entry.is_symlink() and not self._is_blob(entry):
+                    self._link(path, entry)
+                else:
+                    self._file(path, entry, is_hidden=is_hidden)
+
+    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
+        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        with os.scandir(full) as entries:
+            # One more than may be: whoever counts them says so. What is being written, or was broken off, is no part.
+            whole = (entry for entry in entries if not is_unfinished(entry.name))
+            return list(islice(whole, self._limits.entries - self._entries + 1))
+
+    def _is_blob(self, entry: os.DirEntry[str]) -> bool:
+        """Whether a link leads to a file of the cache: such a file is one of the directory."""
+        real = os.path.realpath(entry.path)
+        return os.path.dirname(real) == self._blobs and os.path.isfile(real)  # noqa: PTH113, PTH120  # the path stays text
+
+    def _file(self, path: str, entry: os.DirEntry[str], *, is_hidden: bool) -> None:
+        found = os.stat(entry.path)  # noqa: PTH116  # the entry itself has neither device nor inode on Windows
+        kind = KINDS.get(stat.S_IFMT(found.st_mode))
+        if kind is not None:
+            raise NotACheckpoint(entry.path, kind)
+        mode = found.st_mode & _PERMISSIONS
+        self.files.append(ListedFile(path, found.st_size, mode, stamp_of(found), is_hidden))
+
+    def _link(self, path: str, entry: os.DirEntry[str]) -> None:
+        real = os.path.realpath(entry.path)
+        if not os.path.lexists(real) or os.path.islink(real):  # noqa: PTH114  # a loop ends at a link
+            self.links.append(ListedLink(path, os.readlink(entry.path)))  # noqa: PTH115  # its text, as it is
+            return
+        if shared_folder(real, self._real) != self._real:
+            raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
+        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        self.links.append(ListedLink(path, os.path.relpath(real, home)))

@@ -1,0 +1,138 @@
+"""The contract of an archive of files: its members as sources, and the archive with some of them changed.
+
+Never makes a file of a member: a name in an archive may be anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from ckptmove.checkpoint.layouts.listing import ListedFile
+from ckptmove.errors import MustBeUnpacked
+from ckptmove.io.part import PartSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, ArchiveForm, Span
+
+#: What macOS puts beside every file of an archive.
+_APPLE_FOLDER: Final = "__MACOSX"
+_APPLE_FILE: Final = "._"
+
+
+class Members(ABC):
+    """An open archive of files.
+
+    Attributes:
+        form: what it is.
+        source: its bytes.
+        files: its members that are files, by path.
+        has_checksums: whether it holds a CRC of each.
+        facts: what is amiss with the archive itself.
+    """
+
+    form: ClassVar[ArchiveForm]
+    source: ByteSource
+    files: tuple[ListedFile, ...]
+    has_checksums: ClassVar[bool]
+    facts: tuple[ArchiveFact, ...] = ()
+
+    @abstractmethod
+    def look(self, path: str) -> None:
+        """Refuse a member that is seen without opening it to be no checkpoint.
+
+        Raises:
+            NotACheckpoint: it is none.
+        """
+
+    @abstractmethod
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a member.
+
+        Raises:
+            MustBeUnpacked: it cannot be read where it lies.
+            CrcMismatch: its bytes are compressed, and damaged.
+        """
+
+    @abstractmethod
+    def span(self, path: str) -> Span | None:
+        """Where the bytes of a member lie; None where they are compressed."""
+
+    def limits(self, path: str, limits: Limits) -> Limits:
+        """What a member may ask for, of what a file may: as much, where its bytes lie as they are."""
+        del path
+        return limits
+
+    @abstractmethod
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block, inflated where they are compressed; each is valid until the next."""
+
+    @abstractmethod
+    def expression(self, path: str) -> str:
+        """Python that opens a member for ``torch.load``."""
+
+    @abstractmethod
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """Read a member and compare it with its CRC: one ``crc-mismatch`` where it differs."""
+
+    @abstractmethod
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
+        """The archive with other bytes in some of its members, all else as it is.
+
+        Args:
+            changed: segments of this archive's source that make up such a member, by its path.
+
+        Raises:
+            CrcMismatch: a compressed member that is kept differs from its CRC.
+        """
+
+    def listed(self, members: Sequence[tuple[str, int]]) -> tuple[ListedFile, ...]:
+        """Members as the files of a directory, by path.
+
+        Args:
+            members: name and size of each; the names may begin with ``./``, as those of ``tar -c .`` do.
+
+        Raises:
+            MustBeUnpacked: two have the same name: which of them counts, whoever unpacks it decides.
+        """
+        files: dict[str, ListedFile] = {}
+        for place, (name, nbytes) in enumerate(members):
+            path = shown_path(name)
+            if path in files:
+                raise self.refusal(f"two of its members are named '{path:.80}'")
+            # In an archive that is open, a member stays what it is: its place says enough.
+            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0), _is_hidden(path))
+        return tuple(sorted(files.values(), key=lambda file: file.path))
+
+    def refusal(self, detail: str, *, locked: bool = False) -> MustBeUnpacked:
+        """The error that says that the archive is not read where it lies, or not without a password."""
+        return MustBeUnpacked(self.source.path, detail, self.form, locked=locked)
+
+    def part(self, path: str, span: Span) -> PartSource:
+        """A span of the archive, as the source of a member."""
+        source = PartSource(self.source, span)
+        source.path = full_path(self.source.path, path)
+        return source
+
+
+def full_path(archive: str, path: str) -> str:
+    """How a member is named to people."""
+    return f"{archive}/{path}"
+
+
+def shown_path(name: str) -> str:
+    """The path of a member, as it is shown: its name from the top of the archive."""
+    while name.startswith("./"):
+        name = name[2:]
+    return name
+
+
+def _is_hidden(path: str) -> bool:
+    *folders, last = path.split("/")
+    return last.startswith(_APPLE_FILE) or any(
+        folder == _APPLE_FOLDER or (folder.startswith(".") and folder.strip(".") != "") for folder in folders
+    )

@@ -1,0 +1,281 @@
+"""The inventories of several files as one, as if a dict held them by their paths; and a plan for it, file by file.
+
+Never decides anything: what a file's place says of its tensors is in ``places``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
+from ckptmove.checkpoint.layouts.trainers import in_place, place_of
+from ckptmove.checkpoint.state_dicts import RootKeys
+from ckptmove.model import WITH_CODE
+from ckptmove.torch_facts.weights_only import newest
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from ckptmove.model import (
+        ArchiveFact,
+        ContainerName,
+        FlagValue,
+        GlobalUse,
+        Inventory,
+        Mention,
+        OptimizerRecord,
+        ParamGroup,
+        Role,
+        StorageRef,
+        TensorRecord,
+    )
+    from ckptmove.moves import FlagEdit, MovePlan, StorageEdit
+
+_Unique = TypeVar("_Unique", bound="Hashable")
+
+
+class Part(NamedTuple):
+    """A checkpoint file of a directory, its inventory written as a part of the whole.
+
+    Attributes:
+        file: what it is.
+        inventory: its own, with names, storages and sites as they are in the directory.
+        base: what was added to its sites: the length of all pickles before.
+        rows: the files that it is made of: itself, unless it is a folder.
+    """
+
+    file: FileRecord
+    inventory: Inventory
+    base: int
+    rows: tuple[FileRecord, ...]
+
+
+def as_part(path: str, inventory: Inventory, base: int, expression: str | None = None) -> Part:
+    """Write an inventory as a part of the whole.
+
+    Args:
+        path: of the file, seen from the directory; of a folder that is one checkpoint, empty for the directory itself.
+        inventory: of the file alone.
+        base: length of the pickles of all files before it.
+        expression: Python that opens the file, where no path does.
+    """
+    place = place_of(path.rpartition("/")[2])
+    mover = _Mover(path, base, place)
+    tensors = tuple(map(mover.tensor, inventory.tensors))
+    storages = tuple(map(mover.storage, inventory.storages))
+    # Code counts on the dtypes of what it works on: where no class is said to be edited, nothing is cast.
+    is_code = inventory.container in WITH_CODE
+    told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
+    moved = replace(
+        inventory,
+        root_keys=_root_keys(path, inventory),
+        tensors=tensors,
+        storages=tuple(one._replace(class_sites=()) if is_code else one for one in storages),
+        mentions=tuple(map(mover.mention, inventory.mentions)),
+        optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
+        facts=tuple(map(mover.fact, inventory.facts)),
+        contents=inventory.contents.union(told),
+        rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
+        last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),
+    )
+    record = FileRecord(
+        path=path,
+        roles=_roles(moved),
+        container=inventory.container,
+        layout=inventory.layout,
+        size_bytes=inventory.size_bytes,
+        tensors=len(tensors),
+        devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
+        expression=expression,
+        weights_only_since=_since(inventory),
+    )
+    return Part(record, moved, base, (record,))
+
+
+def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
+    """The inventory of a directory or an archive; its layout is yet to be told.
+
+    Args:
+        path: of the directory.
+        container: what it is, in the public contract.
+        parts: its checkpoint files.
+        size_bytes: of all files.
+    """
+    each = [part.inventory for part in parts]
+    return DirectoryInventory(
+        path=path,
+        container=container,
+        layout="other",
+        size_bytes=size_bytes,
+        torch_version=next((one.torch_version for one in each if one.torch_version), None),
+        producer=next((one.producer for one in each if one.producer and one.container != "safetensors"), None),
+        root_keys=tuple(chain.from_iterable(one.root_keys for one in each)),
+        tensors=tuple(chain.from_iterable(one.tensors for one in each)),
+        storages=tuple(chain.from_iterable(one.storages for one in each)),
+        mentions=tuple(chain.from_iterable(one.mentions for one in each)),
+        globals=_once(chain.from_iterable(map(_telling, each))),
+        foreign_opcodes=_once(chain.from_iterable(one.foreign_opcodes for one in each)),
+        filled_classes=_once(chain.from_iterable(one.filled_classes for one in each)),
+        optimizers=tuple(chain.from_iterable(one.optimizers for one in each)),
+        facts=tuple(chain.from_iterable(one.facts for one in each)),
+        contents=frozenset().union(*(one.contents for one in each)),
+        rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
+        last_rates=tuple(chain.from_iterable(one.last_rates for one in each)),
+        files=tuple(chain.from_iterable(part.rows for part in parts)),
+    )
+
+
+def split_plan(plan: MovePlan, parts: Sequence[Part]) -> tuple[MovePlan, ...]:
+    """A plan for the whole as a plan for each of its parts, in the terms of the file alone.
+
+    What is kept is left out, for it changes nothing, and what is inflated: a container knows.
+    """
+    bases = [part.base for part in parts]
+    edits: list[list[StorageEdit]] = [[] for _ in parts]
+    flags: list[list[FlagEdit]] = [[] for _ in parts]
+    for edit in plan.edits:
+        index = bisect_right(bases, edit.sites[0]) - 1
+        back = _Mover(parts[index].file.path, -bases[index], None)
+        edits[index].append(back.edit(edit))
+    for flag in plan.flags:
+        # A plan only names what can be edited, so that there is a site.
+        site = cast("int", flag.site if flag.mention is None else flag.mention.site)
+        index = bisect_right(bases, site) - 1
+        back = _Mover(parts[index].file.path, -bases[index], None)
+        flags[index].append(back.flag_edit(flag))
+    return tuple(
+        plan._replace(edits=tuple(own), kept=(), flags=tuple(set_), inflates=())
+        for own, set_ in zip(edits, flags, strict=True)
+    )
+
+
+class _Mover:
+    """Puts a file's path before names and keys, and moves sites by the length of what lies before."""
+
+    def __init__(self, path: str, base: int, place: Role | None) -> None:
+        self._path = path
+        self._base = base
+        self._place = place
+        self._tensors: dict[int, TensorRecord] = {}
+
+    def name(self, name: str) -> str:
+        return f"{self._path}.{name}" if name and self._path else name or self._path
+
+    def key(self, key: str) -> str:
+        return f"{self._path}/{key}" if self._path else key
+
+    def site(self, site: int | None) -> int | None:
+        return None if site is None else site + self._base
+
+    def sites(self, sites: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(site + self._base for site in sites)
+
+    def tensor(self, record: TensorRecord) -> TensorRecord:
+        """A tensor; the state of an optimizer holds the same one again."""
+        moved = self._tensors.get(id(record))
+        if moved is None:
+            moved = self._tensors[id(record)] = in_place(
+                record._replace(
+                    name=self.name(record.name),
+                    storage=None if record.storage is None else self.key(record.storage),
+                    parts=tuple(map(self.tensor, record.parts)),
+                    device_site=self.site(record.device_site),
+                ),
+                self._place,
+            )
+        return moved
+
+    def storage(self, storage: StorageRef) -> StorageRef:
+        return storage._replace(
+            key=self.key(storage.key),
+            tag_sites=self.sites(storage.tag_sites),
+            class_sites=self.sites(storage.class_sites),
+        )
+
+    def mention(self, mention: Mention) -> Mention:
+        return mention._replace(
+            where=self.name(mention.where),
+            site=self.site(mention.site),
+            index_site=self.site(mention.index_site),
+            tuple_site=self.site(mention.tuple_site),
+        )
+
+    def fact(self, fact: ArchiveFact) -> FileFact:
+        return FileFact(fact.kind, self.key(fact.record), fact.nbytes, self.key(fact.storage_key))
+
+    def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
+        return optimizer._replace(
+            where=self.name(optimizer.where),
+            groups=tuple(map(self._group, optimizer.groups)),
+            state=tuple(
+                entry._replace(tensors=tuple((key, self.tensor(one)) for key, one in entry.tensors))
+                for entry in optimizer.state
+            ),
+        )
+
+    def _group(self, group: ParamGroup) -> ParamGroup:
+        return group._replace(where=self.name(group.where), flags=tuple(map(self._flag, group.flags)))
+
+    def _flag(self, flag: FlagValue) -> FlagValue:
+        return flag._replace(site=flag.site + self._base)
+
+    # --- and back, with a base below zero -------------------------------------------------------------------------
+
+    def edit(self, edit: StorageEdit) -> StorageEdit:
+        return edit._replace(
+            storage=edit.storage[len(self._path) + 1 :],
+            sites=self.sites(edit.sites),
+            class_sites=self.sites(edit.class_sites),
+        )
+
+    def flag_edit(self, flag: FlagEdit) -> FlagEdit:
+        mention = flag.mention
+        if mention is not None:
+            mention = mention._replace(
+                site=self.site(mention.site),
+                index_site=self.site(mention.index_site),
+                tuple_site=self.site(mention.tuple_site),
+            )
+        return flag._replace(mention=mention, site=self.site(flag.site))
+
+
+def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
+    """What state_dicts stand under: the file itself where its root is the model's, else the keys of the root."""
+    if not path:
+        return inventory.root_keys
+    roots = RootKeys(inventory)
+    is_state_dict = any(not roots.split(one.name)[0] for one in inventory.tensors if one.role in {"model", "other"})
+    if is_state_dict or not inventory.root_keys:
+        return (path,)
+    return tuple(f"{path}.{key}" for key in inventory.root_keys)
+
+
+def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
+    """The names to tell of: of a distributed checkpoint, which ``torch.load`` never reads, only what is dangerous."""
+    if inventory.container != "dcp":
+        return inventory.globals
+    return tuple(use for use in inventory.globals if use.verdict == "dangerous")
+
+
+def _since(inventory: Inventory) -> str | None:
+    """The first torch that takes all of a pickle in weights-only mode; None where none does."""
+    since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
+    is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
+    return None if is_refused else newest(since)
+
+
+def _roles(inventory: Inventory) -> tuple[Role, ...]:
+    """What is in a file: the roles of its tensors, and the parts of a resume that have none."""
+    found: dict[Role, None] = dict.fromkeys(tensor.role for tensor in inventory.tensors)
+    if inventory.optimizers:
+        found["optimizer"] = None
+    tensorless: tuple[Role, ...] = ("scheduler", "scaler", "rng")
+    found.update(dict.fromkeys(role for role in tensorless if role in inventory.contents))
+    return tuple(found) or ("other",)
+
+
+def _once(values: Iterable[_Unique]) -> tuple[_Unique, ...]:
+    return tuple(dict.fromkeys(values))

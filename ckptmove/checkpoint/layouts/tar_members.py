@@ -1,0 +1,94 @@
+"""A tar of files: what lies in it, and a new one with other bytes in some of them.
+
+Never follows a link: a member that is one passes as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.layouts.members import Members, shown_path
+from ckptmove.formats.tar_index import BLOCK, padded, read_to_end, resized_header
+from ckptmove.io.contracts import BytesSegment, CopySegment
+from ckptmove.io.segments import length
+from ckptmove.model import ArchiveFact, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
+
+_BLOCK: Final = 1 << 20
+#: Blocks of zeros that writers put at the end, before they fill it up to 10,240 bytes.
+_ENDING: Final = 2
+
+
+class TarMembers(Members):
+    """A tar of files."""
+
+    form = "tar"
+    has_checksums = False
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        """List its members.
+
+        Raises:
+            DamagedArchive: a header is none, or asks for more bytes than there are.
+            MustBeUnpacked: two members have one name, or one has holes.
+            LimitExceeded: it has more members than the limits allow.
+        """
+        self.source = source
+        everything, lacking = read_to_end(source, limits)
+        if lacking:
+            nbytes = lacking + (_ENDING - 1) * BLOCK
+            self.facts = (ArchiveFact("missing-end", "the blocks of zeros at the end of the tar", nbytes),)
+        members = [member for member in everything if member.kind not in {"folder", "other"}]
+        sparse = next((member.name for member in members if member.kind == "sparse"), None)
+        if sparse is not None:
+            raise self.refusal(f"member '{sparse:.80}' is sparse: its holes are not in the archive")
+        # A link of the same name as a file would take its place, where it is unpacked.
+        every = self.listed([(member.name, member.span.nbytes) for member in members])
+        self._members = {shown_path(member.name): member for member in members if member.kind == "file"}
+        self.files = tuple(file for file in every if file.path in self._members)
+
+    def look(self, path: str) -> None:
+        """Nothing: any member can be opened at no cost."""
+
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a member."""
+        return self.part(path, self.span(path))
+
+    def span(self, path: str) -> Span:
+        """Where the bytes of a member lie."""
+        return self._members[path].span
+
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block; each is valid until the next."""
+        return self.source.blocks(self.span(path), _BLOCK)
+
+    def expression(self, path: str) -> str:
+        """Python that opens a member for ``torch.load``."""
+        return f"tarfile.open({self.source.path!r}).extractfile({self._members[path].name!r})"
+
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """Nothing: a tar keeps no CRC of its members."""
+        del path
+        return ()
+
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
+        """The tar with other bytes in some of its members, all else as it is.
+
+        Args:
+            changed: segments of the tar's source that make up such a member, by its path.
+        """
+        pieces: list[Segment] = []
+        position = 0
+        for path in sorted(changed, key=lambda path: self._members[path].header.start):
+            member, segments = self._members[path], changed[path]
+            nbytes = sum(map(length, segments))
+            header = self.source.read(member.header.start, member.header.end)
+            pieces += CopySegment(Span(position, member.header.start)), BytesSegment(resized_header(header, nbytes))
+            pieces += *segments, BytesSegment(bytes(padded(nbytes) - nbytes))
+            position = padded(member.span.end)
+        return (*pieces, CopySegment(Span(position, self.source.size)))

@@ -1,0 +1,201 @@
+"""A zip of files: what lies in it, and a new one with other bytes in some of them.
+
+Never inflates more than fits in memory, and never trusts two members that share bytes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.directories import FileFact
+from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
+from ckptmove.formats.sniff import recognise
+from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
+from ckptmove.formats.zip_archive.layout import Layout, LocalHeaders, NewRecord
+from ckptmove.io.inflate import inflate
+from ckptmove.io.part import MemorySource
+from ckptmove.io.segments import blocks_of, length
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.formats.zip_archive.index import ZipRecord
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact
+
+_BLOCK: Final = 1 << 20
+#: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it
+#: holds them at once.
+MOST_INFLATED_BYTES: Final = 1 << 26
+#: As much of a compressed member tells whether it may be a checkpoint.
+_HEAD: Final = 4096
+
+
+class ZipMembers(Members):
+    """A zip of files."""
+
+    form = "zip"
+    has_checksums = True
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        """List its members.
+
+        Raises:
+            DamagedArchive: its directory or a header is none, or two members share bytes.
+            MustBeUnpacked: two members have one name, or one is encrypted, or compressed otherwise than by deflate.
+            LimitExceeded: it has more members than the limits allow.
+        """
+        self.source = source
+        self._directory = read_directory(source, limits)
+        records = self._directory.records
+        if self._directory.shift:
+            raise DamagedArchive(source.path, f"{self._directory.shift} bytes stand before its first record")
+        if len(records) > limits.entries:
+            raise LimitExceeded("members of an archive", limit=limits.entries, actual=len(records), path=source.path)
+        files = [record for record in records if not record.name.endswith("/")]
+        for record in files:
+            if record.obstacle:
+                is_encrypted = record.obstacle == "encrypted"
+                raise self.refusal(f"member '{shown_path(record.name):.80}' is {record.obstacle}", locked=is_encrypted)
+        self.files = self.listed([(record.name, record.nbytes) for record in files])
+        self._records = {shown_path(record.name): record for record in files}
+        self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))
+        self._inflated: set[str] = set()
+        self._left = MOST_INFLATED_BYTES
+
+    def look(self, path: str) -> None:
+        """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
+
+        Raises:
+            NotACheckpoint: it is none.
+        """
+        record = self._records[path]
+        if record.method == DEFLATED:
+            head = b"".join(inflate(self.source.blocks(self._spans[record.place], _HEAD), _HEAD, _HEAD))
+            full = full_path(self.source.path, path)
+            if record.nbytes and not head:
+                raise NotACheckpoint(full, "bytes that cannot be inflated")
+            with suppress(DamagedArchive):  # a zip that ends after so many bytes: there is more of it
+                recognise(MemorySource(full, head))
+
+    def open(self, path: str) -> ByteSource:
+        """The bytes of a member; those of a compressed one are inflated, as long as all of them fit in memory.
+
+        Raises:
+            MustBeUnpacked: all that are compressed do not fit.
+            CrcMismatch: its bytes are compressed, and damaged.
+        """
+        record, span = self._records[path], self.span(path)
+        if span is not None:
+            return self.part(path, span)
+        if path not in self._inflated:
+            if record.nbytes > self._left:
+                detail = (
+                    f"member '{path:.80}' is compressed, and too large to inflate in memory ({record.nbytes:,} bytes)"
+                )
+                raise self.refusal(detail)
+            self._left -= record.nbytes
+            self._inflated.add(path)
+        data = b"".join(self._contents(record))
+        if len(data) != record.nbytes or zlib.crc32(data) != record.crc:
+            raise CrcMismatch(self.source.path, path)
+        return MemorySource(full_path(self.source.path, path), data)
+
+    def span(self, path: str) -> Span | None:
+        """Where the bytes of a member lie; None where they are compressed."""
+        record = self._records[path]
+        return None if record.method == DEFLATED else self._spans[record.place]
+
+    def limits(self, path: str, limits: Limits) -> Limits:
+        """What a member may ask for: of a compressed one, the pickle follows the bytes that it takes in the archive.
+
+        A few kilobytes inflate to millions of operations, which take a minute to read.
+        """
+        record = self._records[path]
+        if record.method != DEFLATED:
+            return limits
+        return limits.for_packed(record.stored_bytes, self._candidates)
+
+    @cached_property
+    def _candidates(self) -> int:
+        """How many compressed members may be checkpoints, by their first bytes: a text asks for nothing."""
+        return sum(record.method == DEFLATED and self._may_be_one(path) for path, record in self._records.items())
+
+    def _may_be_one(self, path: str) -> bool:
+        try:
+            self.look(path)
+        except NotACheckpoint:
+            return False
+        return True
+
+    def contents(self, path: str) -> Iterator[bytes | memoryview]:
+        """The bytes of a member block by block, inflated where they are compressed; each is valid until the next.
+
+        Raises:
+            CrcMismatch: its bytes differ from their CRC, which is known once all of them have passed.
+        """
+        record, crc, nbytes = self._records[path], 0, 0
+        for block in self._contents(record):
+            crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
+            yield block
+        if (crc, nbytes) != (record.crc, record.nbytes):
+            raise CrcMismatch(self.source.path, path)
+
+    def expression(self, path: str) -> str:
+        """Python that opens a member for ``torch.load``."""
+        return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
+
+    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
+        """Read a member and compare it with its CRC: one ``crc-mismatch`` where it differs."""
+        return () if self._sound(path) else (FileFact("crc-mismatch", path, self._records[path].nbytes, path),)
+
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
+        """The zip with other bytes in some of its members, which are then stored plainly, all else as it is.
+
+        The CRC of a member stands before its bytes, so that changed ones are read once here.
+
+        Args:
+            changed: segments of the zip's source that make up such a member, by its path.
+
+        Raises:
+            CrcMismatch: a compressed member that is kept differs from its CRC.
+        """
+        new: dict[int, NewRecord] = {}
+        for path, segments in changed.items():
+            crc = 0
+            for block in blocks_of(self.source, segments):
+                crc = zlib.crc32(block, crc)
+            new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
+        for path, record in self._records.items():
+            if record.method == DEFLATED and record.place not in new and not self._sound(path):
+                raise CrcMismatch(self.source.path, path)  # its bytes pass as they are, inflated by nobody
+        return Layout(self.source, self._directory, alignment=1).build(new)
+
+    def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
+        blocks = self.source.blocks(self._spans[record.place], _BLOCK)
+        return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks
+
+    def _sound(self, path: str) -> bool:
+        try:
+            deque(self.contents(path), maxlen=0)
+        except CrcMismatch:
+            return False
+        return True
+
+
+def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecord]) -> Iterator[tuple[int, Span]]:
+    """Where the bytes of each record lie, by its place in the directory."""
+    taken = 0
+    for record in sorted(records, key=lambda record: record.header_offset):
+        start = headers.read(record).data_start
+        if record.header_offset < taken:
+            raise DamagedArchive(source.path, f"record '{record.name}' lies inside another one")
+        taken = start + record.stored_bytes
+        yield record.place, Span(start, taken)

@@ -1,0 +1,375 @@
+"""Which model tensor an optimizer's state belongs to, told from names, order and shapes.
+
+Never guesses in silence: a pairing says how it was made, and when several were possible.
+
+``torch.optim.Optimizer.load_state_dict`` pairs by position alone: the n-th parameter of the saved groups with the n-th
+of the new ones. A file holds no parameters in that sense, only a state_dict, which has buffers besides, lists tied
+weights twice, and keeps the module's order and not the groups'. So the shapes of the moments decide: each group must
+lie in the model as an in-order subsequence. It is taken once from the left and once from the right: for a single run of
+parameters, both giving the same tensors means that there is no other match; for several groups it is strong evidence.
+Where they differ, the left one is given and called ambiguous. Parameters of one shape that a script has listed in
+another order than the model's cannot be told from the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
+from ckptmove.checkpoint.unordered import match_unordered
+from ckptmove.torch_facts.optimizers import TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.checkpoint.state_dicts import Index, Shape
+    from ckptmove.checkpoint.unordered import Known
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
+
+How: TypeAlias = Literal["names", "order", "sorted", "shapes", "position", "ambiguous", "permuted", "none"]
+
+#: State keys of bookkeeping tensors: 0-d whatever the parameter's shape.
+BOOKKEEPING: Final = frozenset().union(*(row.scalars for row in TABLE))
+#: The state keys of classes whose moments have the shape of their parameter.
+_STATE_KEYS: Final = {row.name: row.known_state for row in TABLE if row.shapes == "parameter"}
+_ALL_STATE_KEYS: Final = frozenset().union(*_STATE_KEYS.values())
+#: Parts that hold copies, which no optimizer steps: target networks, and modules among Lightning's arguments.
+_COPIES: Final = re.compile(r"target|hyper_parameters")
+#: What says nothing of the part of a model that an optimizer is for: ``opt_G`` and ``netG`` are both ``g``.
+_FILLER: Final = re.compile(r"optimizers?|optim|opt|states?|dict|net|model|[^a-z0-9]")
+
+
+class Pairing(NamedTuple):
+    """The parameters of one optimizer among the tensors of the model.
+
+    Attributes:
+        matches: every key that the groups list, in their order, then every key that only the state has; each with its
+            tensor, or None where none was found.
+        how: ``names``: the optimizer names its parameters; ``order``: in-order match with all known shapes agreeing,
+            and no other; ``sorted``: the same in the order of the tensors' names, in which some scripts list the
+            parameters of each group; ``shapes``: the order is lost, but no other tensor of the model has the shape;
+            ``position``: as many parameters as model tensors, but a few shapes part;
+            ``ambiguous``: one of several matches; ``permuted``: a single group whose moments have the shapes
+            of the model's tensors, but in no order that scripts choose; ``none``: no match.
+        reason: why it is no better; empty for a pairing in which nothing is missing.
+    """
+
+    matches: tuple[tuple[str, TensorRecord | None], ...]
+    how: How
+    reason: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a finding may rest on it."""
+        return self.how in {"names", "order", "sorted", "shapes", "position"}
+
+    def by_key(self) -> dict[str, TensorRecord | None]:
+        """The tensors by the keys of their parameters."""
+        return dict(self.matches)
+
+
+def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
+    """Match each optimizer's parameters with the model's tensors, in time in proportion to both.
+
+    In a directory, an optimizer is for the model in its own folder, if there is one.
+    """
+    if isinstance(inventory, DirectoryInventory):
+        return _pair_in_directory(inventory)
+    scopes = _Scopes(inventory)
+    return tuple(scopes.pair(optimizer) for optimizer in inventory.optimizers)
+
+
+def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
+    if inventory.sharding:
+        return tuple(_result(optimizer, [], "none", inventory.sharding) for optimizer in inventory.optimizers)
+    scopes: dict[str, tuple[_Scopes, str]] = {}
+    pairings = []
+    for optimizer in inventory.optimizers:
+        folder = inventory.folder_of(optimizer.where)
+        if folder not in scopes:
+            near = inventory.in_folder(folder)
+            beside = near if any("model" in file.roles for file in near.files) else inventory
+            scopes[folder] = _Scopes(beside), beside.order_lost
+        pairings.append(scopes[folder][0].pair(optimizer, scopes[folder][1]))
+    return tuple(pairings)
+
+
+class _Scopes:
+    """The scopes of a checkpoint, without the parameters of a loss and with them, each made when it is first needed."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+
+    @cached_property
+    def _of_model(self) -> tuple[Scope, ...]:
+        return model_scopes(self._inventory)
+
+    @cached_property
+    def _with_loss(self) -> tuple[Scope, ...]:
+        has_loss = any(tensor.role == "criterion" for tensor in self._inventory.tensors)
+        return model_scopes(self._inventory, frozenset({"model", "criterion"})) if has_loss else ()
+
+    def pair(self, optimizer: OptimizerRecord, lost: str = "") -> Pairing:
+        """Match an optimizer with the model, or, where that alone does not fit, with the model and its loss."""
+        pairing = _pair(optimizer, self._of_model, lost)
+        if (pairing.is_certain and not pairing.reason) or not self._with_loss:
+            return pairing
+        wider = _pair(optimizer, self._with_loss, lost)
+        return wider if wider.is_certain and not wider.reason else pairing
+
+
+def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, TensorRecord], ...]:
+    """The tensors of a state that ``torch.optim`` creates in the shape of the parameter, by state key.
+
+    Empty for LBFGS and Adafactor, and for a state with keys that torch does not write: such an optimizer (GaLore,
+    8-bit Adam) may use torch's names for tensors of other shapes.
+
+    Args:
+        entry: state of one parameter.
+        algorithm: as in ``OptimizerRecord``; None stands for any class but those two.
+    """
+    known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
+    entry = entry.without_inner()
+    if not known.issuperset([key for key, _ in (*entry.tensors, *entry.scalars)]):
+        return ()
+    return tuple([pair for pair in entry.tensors if pair[0] not in BOOKKEEPING])
+
+
+def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:
+    """The shape that a parameter must have by its state, or None where that does not tell.
+
+    Adafactor's ``row_var`` is the parameter's shape with a last size of 1, ``col_var`` has the last size
+    (``torch/optim/_adafactor.py``, ``_init_group`` of Adafactor).
+    """
+    if algorithm == "Adafactor":
+        tensors = dict(entry.tensors)
+        row, column, variance = (tensors.get(key) for key in ("row_var", "col_var", "variance"))
+        if row is not None and column is not None:
+            return (*row.shape[:-1], *column.shape[-1:])
+        return None if variance is None else variance.shape
+    own = moments(entry, algorithm)
+    return own[0][1].shape if own else None
+
+
+class _Fit(NamedTuple):
+    """A scope's tensors for the listed parameters, in the order of the groups; None for a name that is not there."""
+
+    scope: Scope
+    tensors: list[TensorRecord | None]
+    is_unique: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.tensors) == len(self.scope.parameters)
+
+
+def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "") -> Pairing:
+    groups = [group.params for group in optimizer.groups]
+    keys = [key for group in groups for key in group]
+    if not keys or not scopes:
+        lacking = "file holds no model tensors" if keys else "groups list no parameters"
+        return _result(optimizer, [], "none", f"the {lacking}")
+    named = _by_names(optimizer, keys, scopes)
+    if named is not None or lost:
+        return named or _without_order(optimizer, keys, scopes, lost)
+    if optimizer.algorithm == "LBFGS" and not any(len(scope.parameters) == len(keys) for scope in scopes):
+        return _as_one_vector(optimizer, len(keys), scopes)
+    state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
+    shapes = [[state.get(key) for key in group] for group in groups]
+    fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
+    if fits:
+        return _by_shapes(optimizer, fits)
+    if len(groups) > 1:
+        fits = [fit for scope in scopes if (fit := _fit(shapes, scope.sorted_by_name)) is not None and fit.is_unique]
+        if fits:
+            return _by_shapes(optimizer, fits)._replace(how="sorted")
+    return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
+
+
+def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
+    """Of LBFGS, whose state knows no parameters but all of them as one vector: a run that has as many elements."""
+    sizes = {one.shape for entry in optimizer.state for key, one in entry.tensors if key in {"d", "prev_flat_grad"}}
+    for scope in scopes:
+        ends = [0, *accumulate(prod(one.shape) * (1 + one.dtype.startswith("complex")) for one in scope.parameters)]
+        for start in range(len(ends) - count):
+            if sizes <= {(ends[start + count] - ends[start],)}:
+                run = scope.parameters[start : start + count]
+                return _result(optimizer, run, "ambiguous", "its state tells how many elements there are, not which")
+    return _result(optimizer, [], "none", "no run of the model's tensors has as many elements as its state")
+
+
+def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...], lost: str) -> Pairing:
+    """By the shapes of the state alone; what has several tensors of one shape is ambiguous."""
+    known: dict[str, Known] = {}
+    for entry in optimizer.state:
+        shape, own = parameter_shape(entry, optimizer.algorithm), moments(entry, optimizer.algorithm)
+        known[entry.key] = (shape, own[0][1].dtype if own else "") if shape is not None else None
+    states = [known.get(key) for key in keys]
+    if optimizer.state and not any(states):
+        return _result(optimizer, [], "none", f"{lost}, and the state does not tell the parameters' shapes")
+    matches = [(scope, match_unordered(states, scope.parameters)) for scope in scopes]
+    fits = [_Fit(scope, *match) for scope, match in matches if match is not None]
+    if not fits:
+        return _result(optimizer, [], "none", f"{lost}, and the shapes of the state do not fit them")
+    fit, rivals = _decide(optimizer, [fit for fit in fits if fit.is_whole] or fits)
+    if not rivals and not fit.is_unique:
+        rivals = f"{lost}, and several have one shape"
+    return _result(optimizer, fit.tensors, "ambiguous" if rivals else "shapes", rivals)
+
+
+def _not_in_order(optimizer: OptimizerRecord, flat: list[Shape | None], scopes: tuple[Scope, ...]) -> Pairing:
+    """What can still be said of an optimizer whose state lies in no scope in its order."""
+    for scope in scopes:
+        parted = _parted(flat, scope)
+        if parted:
+            reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
+            return _result(optimizer, scope.parameters, "position", reason)
+    if len(optimizer.groups) == 1 and (arranged := _in_another_order(flat, scopes)):
+        return _result(optimizer, arranged[0], "ambiguous", arranged[1])
+    if len(optimizer.groups) == 1 and any(_is_permuted(flat, scope) for scope in scopes):
+        reason = "the state has the shapes of the model's tensors, but in another order"
+        return _result(optimizer, [], "permuted", reason)
+    return _result(optimizer, [], "none", "the shapes of the state do not fit the model's tensors in their order")
+
+
+def _result(optimizer: OptimizerRecord, tensors: Sequence[TensorRecord | None], how: How, reason: str = "") -> Pairing:
+    listed = [key for group in optimizer.groups for key in group.params]
+    known = set(listed)
+    rest = [entry.key for entry in optimizer.state if entry.key not in known]
+    found = [*tensors, *[None] * (len(listed) + len(rest) - len(tensors))]
+    return Pairing(matches=tuple(zip((*listed, *rest), found, strict=True)), how=how, reason=reason)
+
+
+def _by_names(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...]) -> Pairing | None:
+    """By ``param_names`` (torch 2.6 and up), or by keys that are names; None where less than half of them are found."""
+    names: list[str] = []
+    for group in optimizer.groups:
+        names += group.param_names if len(group.param_names) == len(group.params) else group.params
+    if all(name.isdigit() for name in names):
+        return None
+    wanted = [strip_wrappers(name)[1] for name in names]
+    fits = [_Fit(scope, [scope.named.get(name) for name in wanted], True) for scope in scopes]
+    fewest = min(fit.tensors.count(None) for fit in fits)
+    if fewest * 2 > len(keys):
+        return None
+    fit, rivals = _decide(optimizer, [fit for fit in fits if fit.tensors.count(None) == fewest])
+    if rivals:
+        return _result(optimizer, fit.tensors, "ambiguous", rivals)
+    reason = f"{fewest} of {len(keys)} names are not in the model" if fewest else ""
+    return _result(optimizer, fit.tensors, "names", reason)
+
+
+def _by_shapes(optimizer: OptimizerRecord, fits: list[_Fit]) -> Pairing:
+    """The best of the scopes that fit: one that is covered whole, then one in which the optimizer lies in one way."""
+    best = [fit for fit in fits if fit.is_whole] or [fit for fit in fits if fit.is_unique] or fits
+    fit, rivals = _decide(optimizer, best)
+    if not rivals and not fit.is_unique:
+        rivals = "several tensors of the model have these shapes in this order"
+    return _result(optimizer, fit.tensors, "ambiguous" if rivals else "order", rivals)
+
+
+def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
+    """The scope that an optimizer is for, by its name where several fit (``opt_G``: ``netG``), and what rivals it."""
+    fits = [fit for fit in fits if not _COPIES.search(fit.scope.where)] or fits
+    distinct = {tuple(map(_view, fit.tensors)): fit for fit in reversed(fits)}
+    if len(distinct) == 1:
+        return fits[0], ""
+    purpose = _purpose(optimizer.where)
+    purposes = [(_purpose(fit.scope.where), fit) for fit in distinct.values()]
+    named = [fit for own, fit in purposes if purpose and own and (purpose.startswith(own) or own.startswith(purpose))]
+    if len(named) == 1:
+        return named[0], ""
+    return fits[0], "it fits several parts: " + ", ".join(fit.scope.where for fit in fits if fit.scope.where)
+
+
+def _view(tensor: TensorRecord | None) -> object:
+    """What a tensor is under any of its names: tied weights are one parameter, and no choice between two."""
+    if tensor is None or tensor.storage is None:
+        return tensor and tensor.name
+    return tensor.storage, tensor.storage_offset, tensor.shape, tensor.stride
+
+
+def _purpose(where: str) -> str:
+    return _FILLER.sub("", where.lower())
+
+
+def _parted(shapes: list[Shape | None], scope: Scope) -> int:
+    """How many known shapes differ from the tensor at the same place; 0 where position is no plausible pairing.
+
+    It is plausible where counts agree, most shapes do, and the ones that differ are not the same shapes in another
+    order: then the groups would only be ordered otherwise than the model, which is no fault.
+    """
+    if len(shapes) != len(scope.parameters):
+        return 0
+    pairs = [(shape, tensor.shape) for shape, tensor in zip(shapes, scope.parameters, strict=True)]
+    parted = [(shape, own) for shape, own in pairs if shape is not None and shape != own]
+    reordered = Counter(shape for shape, _ in parted) == Counter(own for _, own in parted)
+    return 0 if reordered or len(parted) * 2 > len(shapes) else len(parted)
+
+
+def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> tuple[list[TensorRecord], str] | None:
+    """Orders that scripts choose, with a word on it: from the last parameter to the first, or the parts in another."""
+    for scope in scopes:
+        backward = list(reversed(scope.parameters))
+        if _agree(shapes, backward) and len(shapes) == len(backward):
+            return backward, "it fits the model's tensors only from last to first, right if the script lists them so"
+    rest = list(scopes[:-1])
+    arranged: list[TensorRecord] = []
+    while len(arranged) < len(shapes):
+        part = next((one for one in rest if _agree(shapes[len(arranged) :], one.parameters)), None)
+        if part is None:
+            return None
+        rest.remove(part)
+        arranged += part.parameters
+    return arranged, "it fits the parts of the model only in another order, right if the script lists them so"
+
+
+def _agree(shapes: list[Shape | None], tensors: Sequence[TensorRecord]) -> bool:
+    """Whether there is a shape for each tensor, and each known one is the tensor's."""
+    both = zip(shapes, tensors, strict=False)
+    return len(tensors) <= len(shapes) and all(shape is None or shape == tensor.shape for shape, tensor in both)
+
+
+def _is_permuted(shapes: list[Shape | None], scope: Scope) -> bool:
+    """Whether every known shape has a tensor of its own in a scope that is large enough."""
+    known = Counter(shape for shape in shapes if shape is not None)
+    enough = len(shapes) <= len(scope.parameters)
+    return bool(known) and enough and known <= Counter(tensor.shape for tensor in scope.parameters)
+
+
+def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
+    """The groups in a scope: all of them in one run, or each as a run of its own (decay and no decay)."""
+    flat = [shape for group in groups for shape in group]
+    if len(flat) > len(scope.parameters):
+        return None
+    if len(flat) == len(scope.parameters) and _agree(flat, scope.parameters):
+        return _Fit(scope, list(scope.parameters), True)
+    for runs in ([flat], groups):
+        left = _embed(runs, scope.forward)
+        if left is not None:
+            last = len(scope.parameters) - 1
+            right = _embed([run[::-1] for run in reversed(runs)], scope.backward)
+            is_unique = right is not None and left == [last - place for place in reversed(right)]
+            return _Fit(scope, [scope.parameters[place] for place in left], is_unique)
+    return None
+
+
+def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:
+    """The leftmost places of each run in turn, none used twice; None where a run does not fit."""
+    free = index.all_free()
+    places: list[int] = []
+    for run in runs:
+        at = -1
+        for shape in run:
+            found = free.take(shape, at)
+            if found is None:
+                return None
+            at = found
+            places.append(at)
+    return places

@@ -1,0 +1,1 @@
+"""Reports: human, JSON, GitHub annotations, JUnit."""

@@ -1,0 +1,137 @@
+"""What ``convert`` shows to people: the plan, and what came of it.
+
+Never decides on a move, and never prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cli.render.page import Column, table
+from ckptmove.cli.render.text import clean, sentence, size
+from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
+from ckptmove.text import Command, amount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.cli.render.page import Page
+    from ckptmove.io.changes import UndoResult
+    from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
+
+_REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
+    rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION, MESH_TYPE)
+}
+#: The rule of ``--keep``.
+_KEEP: Final = "keep"
+_DEVICE: Final = "cyan"
+#: Seconds below which a rate says more of the start than of the disk.
+_WORTH_A_RATE: Final = 1.0
+_NOTHING: Final = "nothing to change: no tensor has to move"
+
+
+def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:
+    """The plan, and the output where one was written."""
+    yield page.paint(clean(path), "bold")
+    yield ""
+    yield from plan_lines(page, result.plan, verbose=verbose)
+    yield ""
+    yield page.paint(brief_line(path, result), "bold green")
+    for note in result.notes:
+        line = f"note: {sentence(note)}"
+        yield from [line] if isinstance(note, Command) else page.wrap(line, 2)
+
+
+def brief_line(path: str, result: ConvertResult) -> str:
+    """What was done, in one line."""
+    if result.output is None:
+        return f"{clean(path)}: {'nothing' if result.plan.is_empty else 'dry run, nothing'} was written"
+    if result.in_place and result.plan.is_empty:
+        return f"{clean(path)}: left as it was"
+    rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
+    copied = ", copied as it was" if result.plan.is_empty and not result.plan.inflates else ""
+    did = "changed in place" if result.in_place else "wrote"
+    return f"{did} {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
+
+
+def undo_line(result: UndoResult) -> str:
+    """What an undo did, in one line."""
+    path = clean(result.path)
+    if not result.is_done:
+        return f"{path}: dry run, {size(result.removed)} would be taken off"
+    return f"{path}: as it was before it was converted in place, {size(result.removed)} taken off"
+
+
+def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
+    """Every change, alike ones in one row.
+
+    Args:
+        page: what it is written on.
+        plan: what is to change.
+        verbose: whether every storage has a row of its own.
+    """
+    if plan.edits:
+        yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
+    for flag in plan.flags:
+        yield page.cut(f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})")
+    # Where nothing moves, all stays: worth a word is what would have moved but for --keep.
+    kept = tuple(one for one in plan.kept if verbose or not plan.is_empty or one.reason == _KEEP)
+    yield from _kept(page, kept, verbose=verbose)
+    if plan.is_empty:
+        yield page.paint(_NOTHING, "bold")
+    changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
+    yield from _legend(page, {*changes, *(one.reason for one in kept)})
+
+
+def _legend(page: Page, used: set[str]) -> Iterator[str]:
+    """What the reasons mean, in the order in which the policy tries them: "everything else" is then true."""
+    reasons = [reason for reason in _REASONS if reason in used]
+    broad = max(map(len, reasons), default=0)
+    if reasons:
+        yield ""
+    for reason in reasons:
+        for line in page.wrap(f"{reason:<{broad}}  {_REASONS[reason]}", broad + 2):
+            yield page.paint(line, "dim")
+
+
+def _alike(edits: tuple[StorageEdit, ...]) -> list[tuple[StorageEdit, ...]]:
+    groups: dict[tuple[object, ...], list[StorageEdit]] = {}
+    for edit in edits:
+        groups.setdefault((edit.source, edit.target, edit.cast, edit.reason), []).append(edit)
+    return [tuple(group) for group in groups.values()]
+
+
+def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
+    columns = (
+        Column("from", style=_DEVICE),
+        Column("to", style=_DEVICE),
+        Column("tensors", right=True),
+        Column("bytes", right=True),
+        Column("reason"),
+        Column("first of them", gives_way=True),
+    )
+    return table(page, columns, [_row(group) for group in groups])
+
+
+def _row(group: tuple[StorageEdit, ...]) -> tuple[str, ...]:
+    first = group[0]
+    names = [name for edit in group for name in edit.names]
+    cast = f" as {first.cast[1]}" if first.cast else ""
+    return (
+        clean(first.source),
+        clean(first.target) + cast,
+        f"{len(names):,}",
+        size(sum(edit.nbytes for edit in group)),
+        first.reason,
+        clean(names[0]) if names else "none",
+    )
+
+
+def _kept(page: Page, kept: tuple[Kept, ...], *, verbose: bool) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in kept:
+        groups.setdefault((one.device, one.reason), []).append(one.name)
+    for (device, reason), names in groups.items():
+        yield f"stay on {clean(device)}: {amount(len(names), 'tensor')} ({reason})"
+        for name in names if verbose else ():
+            yield f"  {page.cut(clean(name), 2)}"

@@ -1,0 +1,152 @@
+"""What ``diff`` shows to people: alike changes in one row, the largest first.
+
+Never decides what a difference is, and never prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cli.render.page import Column, table
+from ckptmove.cli.render.text import clean
+from ckptmove.comparison.differences import Gap
+from ckptmove.text import amount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.cli.render.page import Page
+    from ckptmove.comparison.differences import Change, DiffResult, LoneNan
+
+#: Properties of which many tensors change alike: they share a row.
+_SHARED: Final = frozenset({"device", "dtype", "role"})
+#: Rows of a list of which the rest is only counted.
+_SHOWN: Final = 20
+
+
+def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterator[str]:
+    """What differs, and the answer.
+
+    Args:
+        page: what it is written on.
+        result: the comparison.
+        verbose: whether every change has a row of its own.
+    """
+    yield page.paint(f"{clean(result.first)} -> {clean(result.second)}", "bold")
+    yield ""
+    yield from _names(page, f"only in {clean(result.first)}", result.removed, verbose=verbose)
+    yield from _names(page, f"only in {clean(result.second)}", result.added, verbose=verbose)
+    if result.changed and (result.removed or result.added):
+        yield ""
+    yield from _changes(page, result.changed, verbose=verbose)
+    shown = result.uncompared if verbose else result.uncompared[:_SHOWN]
+    for one in shown:
+        yield from page.wrap(f"not compared: {clean(one.name)}: {clean(one.reason)}", 2)
+    if len(result.uncompared) > len(shown):
+        yield f"not compared: {len(result.uncompared) - len(shown):,} more (-v shows them)"
+    for note in result.notes:
+        yield from page.wrap(f"note: {clean(note)}", 2)
+    if result.notes or not result.same:
+        yield ""
+    yield page.paint(_answer(result), "bold green" if result.same else "bold yellow")
+
+
+def brief_line(result: DiffResult) -> str:
+    """The answer in one line, with both names."""
+    return f"{clean(result.first)} -> {clean(result.second)}: {_answer(result)}"
+
+
+def _answer(result: DiffResult) -> str:
+    if result.same:
+        rest = "and all else that was compared" if result.notes else "with every stored device, and all else"
+        return f"the same: {amount(result.tensors, 'tensor')} bit for bit, {rest}"
+    if result.uncompared and not (result.changed or result.added or result.removed):
+        return f"no difference was found, and {_uncompared(result)} could not be compared"
+    counts: dict[str, int] = {}
+    for change in result.changed:
+        counts[change.what] = counts.get(change.what, 0) + 1
+    parts = [f"{what} {count:,}" for what, count in counts.items()]
+    parts += [f"added {len(result.added):,}"] if result.added else []
+    parts += [f"removed {len(result.removed):,}"] if result.removed else []
+    parts += [f"not compared {len(result.uncompared):,}"] if result.uncompared else []
+    alike = "; every value is the same bit for bit" if _only_moved(result) else ""
+    return f"they differ: {', '.join(parts)}{alike}"
+
+
+def _uncompared(result: DiffResult) -> str:
+    return amount(len(result.uncompared), "tensor or object" if len(result.uncompared) == 1 else "tensors and object")
+
+
+def _only_moved(result: DiffResult) -> bool:
+    values = any(change.what in {"value", "shape", "dtype"} for change in result.changed)
+    return not (values or result.uncompared or result.added or result.removed)
+
+
+def _names(page: Page, title: str, names: Sequence[str], *, verbose: bool) -> Iterator[str]:
+    shown = names if verbose else names[:_SHOWN]
+    for name in shown:
+        yield page.cut(f"{title}: {clean(name)}")
+    if len(names) > len(shown):
+        yield f"{title}: {len(names) - len(shown):,} more (-v shows them)"
+
+
+def _changes(page: Page, changes: Sequence[Change], *, verbose: bool) -> Iterator[str]:
+    rows = [((change,), _size(change)) for change in changes] if verbose else _alike(changes)
+    rows = sorted(rows, key=lambda row: -row[1])
+    shown = rows if verbose else rows[: 2 * _SHOWN]
+    measured = any(change.gap is not None for change in changes)
+    columns = (
+        Column("what"),
+        Column("from", style="cyan"),
+        Column("to", style="cyan"),
+        *((Column("max abs", right=True), Column("max rel", right=True)) if measured else ()),
+        Column("count", right=True),
+        Column("first of them", gives_way=True),
+    )
+    if rows:
+        yield from table(page, columns, [_row(group, measured=measured) for group, _ in shown])
+    if len(rows) > len(shown):
+        yield f"and {len(rows) - len(shown):,} more (-v shows them)"
+
+
+def _alike(changes: Sequence[Change]) -> list[tuple[tuple[Change, ...], float]]:
+    groups: dict[tuple[str, ...], list[Change]] = {}
+    for change in changes:
+        own = () if change.what in _SHARED else (change.name,)
+        groups.setdefault((change.what, change.source, change.target, *own), []).append(change)
+    return [(tuple(group), _size(group[0])) for group in groups.values()]
+
+
+def _size(change: Change) -> float:
+    """What brings a change to the top: properties first, then how far values lie apart."""
+    if change.what != "value":
+        return float("inf")
+    return change.gap.max_abs if change.gap is not None else 0.0
+
+
+def _row(group: tuple[Change, ...], *, measured: bool) -> tuple[str, ...]:
+    first = group[0]
+    sides = clean(first.source), "" if first.what == "value" else clean(first.target)
+    apart, lone = first.gap, first.gap.lone_nan if first.gap is not None else None
+    if lone is not None:
+        sides = ", ".join([sides[0], *_nan(lone.first, lone)]), "".join(_nan(lone.second, lone))
+        apart = Gap(lone.max_abs, lone.max_rel)
+    figures = (f"{apart.max_abs:.3g}", f"{apart.max_rel:.3g}") if apart is not None else ("", "")
+    return (first.what, *sides, *(figures if measured else ()), f"{len(group):,}", clean(first.name))
+
+
+def _nan(count: int, lone: LoneNan) -> list[str]:
+    """What is said on the side that has NaN where the other has numbers."""
+    return [f"NaN only here: {count:,} of {lone.elements:,}"] if count else []
+
+
+def apart_in_words(result: DiffResult, gap: Gap) -> str:
+    """How far values lie apart, in a sentence."""
+    lone = gap.lone_nan
+    if lone is None:
+        return f"differs by at most {gap.max_abs:.3g} (relative {gap.max_rel:.3g})"
+    sides = (lone.first, result.first), (lone.second, result.second)
+    counts = [f"NaN only in {clean(path)}: {count:,} of {lone.elements:,}" for count, path in sides if count]
+    if lone.first + lone.second == lone.elements:
+        return ", ".join(counts)
+    return f"{', '.join(counts)}; the others differ by at most {lone.max_abs:.3g} (relative {lone.max_rel:.3g})"

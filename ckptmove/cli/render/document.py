@@ -1,0 +1,302 @@
+"""The JSON that programs read: version 1 of the contract, whose JSON Schema is ``schema.json`` beside this file.
+
+Never leaves a key out: where there is nothing to say, it is empty or null.
+
+Prose (messages, hints, fixes, details, notes) has escapes in place of control characters, as people see it: a program
+prints it. Data (names, paths, devices, values) is exact: a program looks things up by it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.cli.render.answers import shares
+from ckptmove.cli.render.text import escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.cli.render.answers import Expectation, Failure, InspectAnswer
+    from ckptmove.comparison.differences import DiffResult, Gap
+    from ckptmove.findings.catalogue import Entry
+    from ckptmove.io.changes import UndoResult
+    from ckptmove.model import Finding, TensorRecord
+    from ckptmove.moves import ConvertResult, MovePlan
+    from ckptmove.verification.evidence import VerifyResult
+
+Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would be recursive
+
+SCHEMA_VERSION: Final = 1
+
+
+def dumps(document: Json, *, indent: int | None = None) -> str:
+    """A document as text: ASCII, so that no encoding and no lone surrogate can break it."""
+    return json.dumps(document, ensure_ascii=True, allow_nan=False, indent=indent)
+
+
+def envelope(command: str | None, exit_code: int, failures: Sequence[Failure]) -> Json:
+    """What every document begins with.
+
+    Args:
+        command: the command that ran; None where none was recognised.
+        exit_code: what the command leaves with.
+        failures: errors, in the order in which they were met.
+    """
+    errors = [_failure(failure) for failure in failures]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "ok": exit_code == 0,
+        "exit_code": exit_code,
+        "checkpoints": [],
+        "error": errors[0] if errors else None,
+        "errors": errors,
+        **_own_keys(command),
+    }
+
+
+def _own_keys(command: str | None) -> Json:
+    """The keys that only one command has, empty."""
+    if command == "convert":
+        return {"plan": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0, "notes": []}
+    if command == "diff":
+        return {"same": None, "added": [], "removed": [], "changed": [], "uncompared": [], "notes": []}
+    return {"verify": {"results": []}, "rules": {"rules": []}}.get(command or "", {})
+
+
+def inspect_document(answers: Iterable[InspectAnswer], exit_code: int, failures: Sequence[Failure]) -> Json:
+    """The document of ``inspect``."""
+    document = envelope("inspect", exit_code, failures)
+    document["checkpoints"] = [_checkpoint(answer) for answer in answers]
+    return document
+
+
+def convert_document(result: ConvertResult, exit_code: int = 0) -> Json:
+    """The document of ``convert``."""
+    return envelope("convert", exit_code, ()) | {
+        "plan": _plan(result.plan),
+        "output": result.output,
+        "in_place": result.in_place,
+        "bytes_copied": result.bytes_copied,
+        "seconds": result.seconds,
+        "notes": [escaped(note) for note in (*map(str, result.unmatched), *result.notes)],
+    }
+
+
+def undo_document(result: UndoResult) -> Json:
+    """The document of a ``convert --undo``: nothing is planned and nothing copied."""
+    return envelope("convert", 0, ()) | {
+        "output": result.path if result.is_done else None,
+        "in_place": True,
+        "seconds": result.seconds,
+        "notes": [*map(escaped, result.notes)],
+    }
+
+
+def verify_document(results: Iterable[VerifyResult], exit_code: int, failures: Sequence[Failure]) -> Json:
+    """The document of ``verify``."""
+    document = envelope("verify", exit_code, failures)
+    document["results"] = [_result(result) for result in results]
+    return document
+
+
+def diff_document(result: DiffResult, exit_code: int) -> Json:
+    """The document of ``diff``."""
+    return envelope("diff", exit_code, ()) | {
+        "same": result.same,
+        "added": list(result.added),
+        "removed": list(result.removed),
+        "changed": [
+            {
+                "name": change.name,
+                "what": change.what,
+                "from": change.source,
+                "to": change.target,
+                "max_abs": _plain(change.gap.max_abs) if change.gap is not None else None,
+                "max_rel": _plain(change.gap.max_rel) if change.gap is not None else None,
+                "lone_nan": _lone_nan(change.gap),
+            }
+            for change in result.changed
+        ],
+        "uncompared": [{"name": one.name, "reason": escaped(one.reason)} for one in result.uncompared],
+        "notes": [*map(escaped, result.notes)],
+    }
+
+
+def _lone_nan(gap: Gap | None) -> Json | None:
+    lone = None if gap is None else gap.lone_nan
+    if lone is None:
+        return None
+    apart = {"max_abs": _plain(lone.max_abs), "max_rel": _plain(lone.max_rel)}
+    return {"from": lone.first, "to": lone.second, "elements": lone.elements, **apart}
+
+
+def rules_document(entries: Iterable[Entry]) -> Json:
+    """The document of ``rules``."""
+    document = envelope("rules", 0, ())
+    document["rules"] = [
+        {
+            "code": entry.code,
+            "name": entry.name,
+            "severity": entry.severity.value,
+            "when": entry.when,
+            "why": entry.why,
+            "fix": entry.mend,
+            "found_by": entry.found_by,
+        }
+        for entry in entries
+    ]
+    return document
+
+
+def _failure(failure: Failure) -> Json:
+    return {
+        "kind": failure.kind,
+        "message": escaped(failure.message),
+        "hint": escaped(failure.hint),
+        "path": failure.path,
+        "exit_code": failure.exit_code,
+    }
+
+
+def _checkpoint(answer: InspectAnswer) -> Json:
+    inventory = answer.inspection.inventory
+    return {
+        "path": inventory.path,
+        "container": inventory.container,
+        "layout": inventory.layout,
+        "size_bytes": inventory.size_bytes,
+        "torch_version": inventory.torch_version,
+        "producer": inventory.producer,
+        "files": [_file(one) for one in inventory.files] if isinstance(inventory, DirectoryInventory) else [],
+        "devices": [
+            {"device": share.device, "role": share.role, "tensors": share.tensors, "bytes": share.nbytes}
+            for share in shares(inventory.tensors)
+        ],
+        "tensors": [_tensor(tensor) for tensor in answer.tensors],
+        "mentions": [
+            {"where": mention.where, "kind": mention.kind, "value": mention.value} for mention in inventory.mentions
+        ],
+        "globals": [
+            {
+                "name": use.name,
+                "weights_only": use.weights_only,
+                "weights_only_since": use.weights_only_since,
+                "verdict": use.verdict,
+            }
+            for use in inventory.globals
+        ],
+        "findings": [_finding(finding) for finding in answer.inspection.findings],
+        "expected": _expected(answer.expectation) if answer.expectation else None,
+        "unchecked": list(answer.inspection.unchecked),
+    }
+
+
+def _file(one: FileRecord) -> Json:
+    return {
+        "path": one.path,
+        "roles": list(one.roles),
+        "container": one.container,
+        "layout": one.layout,
+        "size_bytes": one.size_bytes,
+        "tensors": one.tensors,
+        "devices": list(one.devices),
+    }
+
+
+def _tensor(tensor: TensorRecord) -> Json:
+    return {
+        "name": tensor.name,
+        "role": tensor.role,
+        "kind": tensor.kind,
+        "device": tensor.device,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride),
+        "storage": tensor.storage,
+        "storage_offset": tensor.storage_offset,
+        "bytes": tensor.nbytes,
+    }
+
+
+def _finding(finding: Finding) -> Json:
+    return {
+        "code": finding.code,
+        "name": finding.name,
+        "severity": finding.severity.value,
+        "message": escaped(finding.message),
+        "where": list(finding.where),
+        "fix": escaped(finding.fix),
+    }
+
+
+def _expected(expectation: Expectation) -> Json:
+    return {
+        "device": expectation.device,
+        "met": not expectation.misplaced,
+        "unplaced": expectation.unplaced,
+        "misplaced": [
+            {"storage": edit.storage, "names": list(edit.names), "from": edit.source, "to": edit.target}
+            for edit in expectation.misplaced
+        ],
+    }
+
+
+def _plan(plan: MovePlan) -> Json:
+    return {
+        "edits": [
+            {
+                "storage": edit.storage,
+                "names": list(edit.names),
+                "from": edit.source,
+                "to": edit.target,
+                "bytes": edit.nbytes,
+                "reason": edit.reason,
+                "cast": {"from": edit.cast[0], "to": edit.cast[1]} if edit.cast else None,
+            }
+            for edit in plan.edits
+        ],
+        "kept": [{"name": kept.name, "device": kept.device, "reason": kept.reason} for kept in plan.kept],
+        "flags": [
+            {"where": flag.where, "from": flag.source, "to": flag.target, "reason": flag.reason} for flag in plan.flags
+        ],
+    }
+
+
+def _result(result: VerifyResult) -> Json:
+    return {
+        "path": result.path,
+        "target": result.target,
+        "mode": result.mode,
+        "passed": result.passed,
+        "proven": result.proven,
+        "checks": [
+            {
+                "name": check.name,
+                "status": check.status,
+                "detail": escaped(check.detail),
+                "evidence": {name: _plain(value) for name, value in check.evidence},
+            }
+            for check in result.checks
+        ],
+        "findings": [_finding(finding) for finding in result.findings],
+        "sample": None if result.sample is None else result.sample._asdict(),
+    }
+
+
+def _plain(value: object) -> object:
+    """A figure as JSON has it; JSON has no NaN and no infinity, so those are words."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value)

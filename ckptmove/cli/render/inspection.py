@@ -1,0 +1,269 @@
+"""What ``inspect`` shows to people.
+
+Never decides what a finding means, and never prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.cli.render.answers import shares
+from ckptmove.cli.render.page import Column, table
+from ckptmove.cli.render.text import clean, sentence, size
+from ckptmove.model import Severity
+from ckptmove.text import amount
+from ckptmove.torch_facts.devices import NO_DEVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.api import Inspection
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.cli.render.answers import Detail, Expectation, InspectAnswer
+    from ckptmove.cli.render.page import Page
+    from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
+
+STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+_NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_FIRST: Final = 3
+#: Files of a directory that are listed without -v: those of a run on one machine.
+_MOST_FILES: Final = 24
+_DEVICE: Final = "cyan"
+#: What is said of a name, and no more: a file of safe names may still hold wrong numbers, or too many of them.
+_VERDICTS: Final = {
+    "safe": "known here: checkpoints have it, and by itself it does no harm",
+    "unknown": "on no list here: whether it does harm, its own module decides",
+    "dangerous": "no checkpoint needs it, and it can do harm",
+}
+
+
+def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
+    """The report on one checkpoint."""
+    inventory = answer.inspection.inventory
+    yield from _header(page, inventory)
+    if isinstance(inventory, DirectoryInventory):
+        yield ""
+        yield from _files(page, inventory, verbose=detail.verbose)
+    if inventory.tensors:
+        yield ""
+        yield from _devices(page, inventory)
+    elif not detail.tensors:  # which says so itself
+        yield from ("", _none(inventory))
+    if inventory.optimizers:
+        yield ""
+        for optimizer in inventory.optimizers:
+            yield from page.wrap(_optimizer(optimizer), 2)
+    yield from asked_lines(page, answer, detail)
+    yield ""
+    findings = answer.inspection.findings
+    yield from finding_lines(page, findings, verbose=detail.verbose)
+    if answer.expectation is not None:
+        yield from _expectation(page, answer.expectation, verbose=detail.verbose)
+    if answer.inspection.unchecked:
+        yield from page.wrap(unchecked_line(answer.inspection), 2)
+    yield verdict(page, findings)
+
+
+def unchecked_line(inspection: Inspection) -> str:
+    """What ``--check`` had nothing to compare with."""
+    names = inspection.unchecked
+    if names == (inspection.inventory.path,):
+        return "not checked: the file holds no CRCs to compare its bytes with"
+    more = f" and {len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
+    return f"not checked: no CRCs to compare the bytes with in {', '.join(map(clean, names[:_FIRST]))}{more}"
+
+
+def asked_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
+    """What is shown only to those who ask for it, each part apart from what stands before it."""
+    if detail.tensors:
+        yield ""
+        yield from _tensors(page, answer.tensors) if answer.tensors else (_none(answer.inspection.inventory),)
+    if detail.tree:
+        yield ""
+        yield from _tree(page, answer.inspection.outline)
+    if detail.globals:
+        yield ""
+        yield from _globals(page, answer.inspection.inventory.globals)
+
+
+def brief_line(answer: InspectAnswer) -> str:
+    """The report on one checkpoint in one line."""
+    findings = answer.inspection.findings
+    codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
+    expectation = answer.expectation
+    unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
+    counted = _counts(findings) or "no findings"
+    unchecked = "; without CRCs to check" if answer.inspection.unchecked else ""
+    return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
+
+
+def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> Iterator[str]:
+    """Findings with their places and their fixes.
+
+    Args:
+        page: what they are written on.
+        findings: the gravest are shown first, otherwise in the order given.
+        verbose: whether every place is named, or only the first few.
+    """
+    gravity = list(Severity)
+    for finding in sorted(findings, key=lambda finding: gravity.index(finding.severity)):
+        label = f"{finding.severity.value} {finding.code} {finding.name}"
+        first, *rest = page.wrap(f"{label}: {sentence(finding.message)}", 2)
+        # Nothing wraps inside the label: it is short, and what follows it is not.
+        yield page.paint(first[: len(label)], STYLES[finding.severity]) + first[len(label) :]
+        yield from rest
+        yield from _places(page, finding.where, verbose=verbose)
+        if finding.fix:
+            yield f"  {page.paint('fix', 'dim')} {sentence(finding.fix)}"
+
+
+def verdict(page: Page, findings: Sequence[Finding]) -> str:
+    """The number of findings by severity, in the colour of the gravest."""
+    gravest = next((severity for severity in Severity if any(f.severity is severity for f in findings)), None)
+    return page.paint(_counts(findings) or "no findings", STYLES[gravest] if gravest else "bold green")
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(amount(counts[severity], noun) for severity, noun in _NOUNS.items() if counts[severity])
+
+
+def _places(page: Page, where: Sequence[str], *, verbose: bool) -> Iterator[str]:
+    shown = where if verbose else where[:_FIRST]
+    for name in shown:
+        yield f"  {page.paint('at', 'dim')}  {page.cut(clean(name), 6)}"
+    if len(where) > len(shown):
+        yield f"      +{len(where) - len(shown):,} more (-v names them)"
+
+
+def _expectation(page: Page, expectation: Expectation, *, verbose: bool) -> Iterator[str]:
+    device = clean(expectation.device)
+    names = [f"{name} is on {edit.source}" for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+    if not names:
+        unplaced = f", but {amount(expectation.unplaced, 'tensor')} may go anywhere" if expectation.unplaced else ""
+        yield page.paint(f"expected on {device}: yes{unplaced}", "bold green")
+        return
+    yield page.paint(f"expected on {device}: no, {amount(len(names), 'tensor')} should be elsewhere", "bold red")
+    yield from _places(page, names, verbose=verbose)
+
+
+def _header(page: Page, inventory: Inventory) -> Iterator[str]:
+    facts = [inventory.container, inventory.layout, size(inventory.size_bytes)]
+    if inventory.torch_version:
+        facts.append(f"torch {clean(inventory.torch_version)}")
+    if inventory.producer:
+        facts.append(clean(inventory.producer))
+    yield page.paint(clean(inventory.path), "bold")
+    yield from page.wrap(", ".join(facts), 0)
+
+
+def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Iterator[str]:
+    columns = (
+        Column("file", gives_way=True),
+        Column("roles"),
+        Column("layout"),
+        Column("devices", gives_way=True, style=_DEVICE),
+        Column("tensors", right=True),
+        Column("size", right=True),
+    )
+    shown = inventory.files if verbose else inventory.files[:_MOST_FILES]
+    rows = [
+        (
+            clean(one.path),
+            ", ".join(one.roles),
+            one.layout,
+            clean(", ".join(one.devices)),
+            f"{one.tensors:,}",
+            size(one.size_bytes),
+        )
+        for one in shown
+    ]
+    yield from table(page, columns, rows)
+    if len(inventory.files) > len(shown):
+        yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
+    if inventory.checkpoints:
+        count = len(inventory.checkpoints)
+        yield from page.wrap(f"{count:,} checkpoints of their own are in it, taken as one here: name one", 0)
+
+
+def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
+    columns = (
+        Column("device", gives_way=True, style=_DEVICE),
+        Column("role"),
+        Column("tensors", right=True),
+        Column("bytes", right=True),
+    )
+    parts = shares(inventory.tensors)
+    rows = [(clean(part.device), part.role, f"{part.tensors:,}", size(part.nbytes)) for part in parts]
+    if len(parts) > 1:
+        tensors, nbytes = sum(part.tensors for part in parts), sum(part.nbytes for part in parts)
+        rows.append(("", "total", f"{tensors:,}", size(nbytes)))
+    yield from table(page, columns, rows)
+    if any(part.device == NO_DEVICE for part in parts):
+        yield page.paint("unknown: no device is stored with them", "dim")
+
+
+def _optimizer(optimizer: OptimizerRecord) -> str:
+    """Its path, class, groups, parameters, and its step where the pickle holds it as a number.
+
+    Where the step is a tensor, as since torch 1.12, its value is among the bytes that are not read.
+    """
+    names = " or ".join(optimizer.candidates) or "of no class in torch.optim"
+    groups = "no groups (flat)" if optimizer.is_flat else amount(len(optimizer.groups), "group")
+    parameters = amount(sum(len(group.params) for group in optimizer.groups), "parameter")
+    steps = [value for entry in optimizer.state for key, value in entry.scalars if key == "step"]
+    counts = [value for value in steps if type(value) is int]
+    step = f", step {max(counts):,}" if counts else ""
+    return f"{clean(optimizer.where) or 'optimizer'}: {names}, {groups}, {parameters}{step}"
+
+
+def _none(inventory: Inventory) -> str:
+    """What stands in place of rows of tensors."""
+    return "no tensor of that name (--tensors lists them all)" if inventory.tensors else "there is no tensor in it"
+
+
+def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:
+    columns = (
+        Column("name", gives_way=True),
+        Column("role"),
+        Column("device", style=_DEVICE),
+        Column("dtype"),
+        Column("shape", gives_way=True),
+        Column("bytes", right=True),
+    )
+    rows = [
+        (
+            clean(tensor.name) or "(root)",
+            tensor.role,
+            clean(tensor.device),
+            tensor.dtype if tensor.kind in {"tensor", "parameter"} else f"{tensor.dtype} {tensor.kind}",
+            clean(str(list(tensor.shape))),
+            size(tensor.nbytes),
+        )
+        for tensor in tensors
+    ]
+    return table(page, columns, rows)
+
+
+def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
+    for line in outline:
+        name = f"{clean(line.name)}: " if line.name else ""
+        yield page.cut(f"{'  ' * line.depth}{name}{clean(line.description)}")
+
+
+def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
+    if not names:
+        yield "it would import nothing"
+        return
+    columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
+    rows = [
+        (clean(use.name), f"since {use.weights_only_since}" if use.weights_only else "no", use.verdict) for use in names
+    ]
+    yield from table(page, columns, rows)
+    yield ""
+    used = {use.verdict for use in names}
+    for verdict, meaning in _VERDICTS.items():
+        for line in page.wrap(f"{verdict:<9}  {meaning}", 11) if verdict in used else ():
+            yield page.paint(line, "dim")

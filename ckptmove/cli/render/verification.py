@@ -1,0 +1,100 @@
+"""What ``verify`` shows to people.
+
+Never turns a check's outcome into another one, and never prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cli.render.inspection import finding_lines, verdict
+from ckptmove.cli.render.text import clean, sentence
+from ckptmove.model import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.cli.render.page import Page
+    from ckptmove.verification.evidence import CheckResult, VerifyResult
+
+_STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
+
+
+def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, strict: bool = False) -> Iterator[str]:
+    """The report on one checkpoint: a line for each check, then the verdict; ``strict`` as of :func:`outcome`."""
+    yield f"{page.paint(clean(result.path), 'bold')} on {clean(result.target)}"
+    broad = max((len(check.name) for check in result.checks), default=0)
+    marks = {check.status: page.mark(check.status) for check in result.checks}
+    widest = max(map(len, marks.values()), default=0)  # where they are words, they differ in length
+    for check in result.checks:
+        mark = f"{marks[check.status]:<{widest}}"
+        label = f"{mark} {check.name:<{broad}}  "
+        first, *rest = _detail_lines(page, label, check)
+        yield page.paint(first[: len(mark)], _STYLES[check.status]) + first[len(mark) :]
+        yield from rest
+        if verbose:
+            for name, value in check.evidence:
+                yield f"{' ' * len(label)}{clean(name)} = {clean(str(value))}"
+    if result.findings:
+        # A note says nothing about a resume that has just been tried.
+        shown = [finding for finding in result.findings if verbose or finding.severity is not Severity.INFO]
+        yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
+        codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
+        yield f"{verdict(page, result.findings)} ({codes})"
+    for line in page.wrap(outcome(result, strict=strict), 2):
+        yield page.paint(line, _STYLES[_status(result, strict=strict)])
+
+
+def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
+    """What a check says, fault by fault; a command stays in one line of its own, so that it can be copied."""
+    detail, _, fix = sentence(check.detail).partition("; fix: ")
+    faults = detail.split("; ") if check.status == "failed" else [detail]
+    indent = " " * len(label)
+    yield from page.wrap(label + faults[0], len(label))
+    for fault in faults[1:]:
+        yield from page.wrap(indent + sentence(fault), len(label))
+    if fix:
+        yield f"{indent}fix: {fix}"
+
+
+def _status(result: VerifyResult, *, strict: bool) -> str:
+    if result.fails(strict=strict):
+        return "failed"
+    return "passed" if result.proven else "unproven"
+
+
+def brief_line(result: VerifyResult, *, strict: bool = False) -> str:
+    """The verdict on one checkpoint in one line, with the checks that failed; ``strict`` as of :func:`outcome`."""
+    failed = ", ".join(check.name for check in result.checks if check.status == "failed")
+    return f"{clean(result.path)}: {outcome(result, strict=strict)}{f' ({failed})' if failed else ''}"
+
+
+def warned(result: VerifyResult) -> list[str]:
+    """The codes of the warnings among the findings."""
+    return list(dict.fromkeys(one.code for one in result.findings if one.severity is Severity.WARNING))
+
+
+def outcome(result: VerifyResult, *, strict: bool = False) -> str:
+    """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``.
+
+    Args:
+        result: the checks, and what they come to.
+        strict: whether warnings, and a resume that is not proven, are a failure.
+    """
+    place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
+    if not result.passed:
+        steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
+        is_made = result.mode != "simulated" or all(dict(step.evidence).get("simulated") for step in steps)
+        return f"failed, {place if is_made else clean(result.target)}"
+    if result.sample is not None:  # one of all, too: no CRC was compared
+        place = f"{place}, by a sample: {result.sample}"
+    reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
+    if result.proven:
+        rest = ", not compared with what torch.load returns" if "restore" in reasons else ""
+        rest += f", but --strict fails it: {', '.join(warned(result))}" if result.fails(strict=strict) else ""
+        return f"passed, {place}{rest}"
+    skipped = reasons.get("step") or reasons.get("fresh", "")
+    doubts = [str(dict(check.evidence).get("unproven") or "") for check in result.checks if check.name == "step"]
+    reason = skipped.partition("; ")[0] or "".join(doubts) or "something stood in for what the file does not hold"
+    failing = ", which --strict fails" if strict else ""
+    return f"passed, {place}, but a resume is not proven{failing}: {sentence(reason)}"

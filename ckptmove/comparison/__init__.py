@@ -1,0 +1,1 @@
+"""The comparison of two checkpoints, for ``diff`` and ``verify --against``."""

@@ -1,0 +1,281 @@
+"""Compare two checkpoints: their tensors by structure and value, then everything else in them.
+
+``diff`` and ``verify --against`` both use it. Values are compared block by block; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ckptmove.checkpoint.elements import blocks, is_dense, overlaps, raw_blocks
+from ckptmove.checkpoint.layouts.stored import open_stored, side_by_side
+from ckptmove.checkpoint.state_dicts import WRAPPERS
+from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.comparison.differences import Change, Criteria, DiffResult, Uncompared
+from ckptmove.comparison.gaps import gap_between
+from ckptmove.comparison.other_content import Remainder
+from ckptmove.errors import LimitExceeded
+from ckptmove.io.cast import cast_blocks
+from ckptmove.io.contracts import CastSegment
+from ckptmove.text import amount
+from ckptmove.torch_facts.devices import NO_DEVICE
+from ckptmove.torch_facts.dtypes import CAST_DOWN, PACKED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.comparison.counterparts import Counterparts, Stored
+    from ckptmove.comparison.differences import Gap, What
+    from ckptmove.comparison.gaps import Measure
+    from ckptmove.io.contracts import Progress
+    from ckptmove.limits import Limits
+    from ckptmove.model import Span, TensorRecord
+
+    #: Where elements lie, and how: file, storage, place in it, dtype, shape and stride.
+    _Elements: TypeAlias = tuple[str, str | None, Span, str, tuple[int, ...], tuple[int, ...]]
+
+#: Kinds of tensors without elements in a storage of their own: there are none, they are in the pickle, or in the
+#: tensors inside of a wrapper subclass, which are compared under their own names.
+_WITHOUT_BYTES: Final = frozenset({"meta", "device-data", "wrapper-subclass"})
+#: Kinds that have their elements in the same way.
+_DENSE: Final = frozenset({"tensor", "parameter"})
+#: Bytes that may be read for each byte of the files: each once, but for views that lie over each other.
+_MOST_PER_BYTE: Final = 64
+#: Besides: what any file may ask for.
+_IN_ANY_CASE: Final = 2**30
+
+
+def compare(first: str, second: str, limits: Limits, measure: Measure, progress: Progress | None) -> DiffResult:
+    """Compare two checkpoints.
+
+    Args:
+        first: a file, a directory or an archive of files.
+        second: another one.
+        limits: what each of them may ask for.
+        measure: how far values lie apart; asked for blocks that are not the same bytes.
+        progress: told of bytes of tensors compared and bytes in all, as they are in the first.
+
+    Raises:
+        UnreadableInput: one of them cannot be read, is damaged, or is no checkpoint.
+        LimitExceeded: one of them asks for more than the limits allow.
+    """
+    with open_stored(first, limits) as one, open_stored(second, limits) as other:
+        sides = side_by_side(one, other)
+        return compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
+
+
+def compare_stored(
+    one: StoredCheckpoint,
+    other: StoredCheckpoint,
+    found: Counterparts,
+    criteria: Criteria,
+    limits: Limits,
+    measure: Measure,
+    progress: Progress | None = None,
+) -> DiffResult:
+    """Compare two open checkpoints.
+
+    Args:
+        one: the first, as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` gives it.
+        other: the second, likewise.
+        found: which of their tensors and files belong together.
+        criteria: what counts as a difference.
+        limits: as of :func:`compare`.
+        measure: likewise.
+        progress: likewise.
+
+    Raises:
+        UnreadableInput, LimitExceeded: as :func:`compare`.
+    """
+    return _Comparison(one, other, criteria, limits, measure, progress).result(found)
+
+
+class _Comparison:
+    """Goes through both, tensor by tensor in the order of the first."""
+
+    def __init__(
+        self,
+        one: StoredCheckpoint,
+        other: StoredCheckpoint,
+        criteria: Criteria,
+        limits: Limits,
+        measure: Measure,
+        progress: Progress | None,
+    ) -> None:
+        self._one = one
+        self._other = other
+        self._criteria = criteria
+        self._most_read = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * (one.nbytes + other.nbytes))
+        self._read = 0
+        self._measure = measure
+        self._progress = progress
+        self._done = 0
+        self._total = 0
+        self._nowhere = 0
+        #: What came of elements that several names share, by where and how they lie on both sides.
+        self._compared: dict[tuple[_Elements, _Elements], tuple[bool, Gap | None]] = {}
+        self._changed: list[Change] = []
+        self._uncompared: list[Uncompared] = []
+
+    def result(self, found: Counterparts) -> DiffResult:
+        self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
+        for mine, other in found.pairs:
+            self._pair(mine, other)
+        remainder = Remainder(self._one, self._other, found, devices_count=self._criteria.devices)
+        remainder.compare()
+        return DiffResult(
+            first=self._one.path,
+            second=self._other.path,
+            tensors=len(found.pairs),
+            added=tuple(stored.record.name for stored in found.added),
+            removed=tuple(stored.record.name for stored in found.removed),
+            changed=(*self._changed, *remainder.changed),
+            uncompared=(*self._uncompared, *found.ambiguous, *remainder.uncompared),
+            notes=(*remainder.notes, *self._notes(found)),
+        )
+
+    def _notes(self, found: Counterparts) -> Iterator[str]:
+        if self._nowhere:
+            yield f"of {amount(self._nowhere, 'tensor')} one side stores no device, so that there was none to compare"
+        ours, theirs = ({_unwrapped(one.record.name) for one in side} for side in (found.removed, found.added))
+        if ours & theirs:
+            wrapped = f"{amount(len(ours & theirs), 'tensor')} of either side have"
+            yield f"{wrapped} the same names but for what wrappers put before keys ({', '.join(WRAPPERS)})"
+        parted = _shared_otherwise(found.pairs)
+        if parted:
+            more = f" and {len(parted) - 1:,} more" if len(parted) > 1 else ""
+            yield f"{parted[0]}{more}: shared with another tensor on one side alone (tied weights, or a view)"
+
+    def _pair(self, one: Stored, two: Stored) -> None:
+        """Two tensors that are counterparts."""
+        mine, other = one.record, two.record
+        is_cast = not self._criteria.devices and mine.dtype == CAST_DOWN.get(other.dtype)
+        follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}
+        # A distributed checkpoint keeps neither strides nor what a tensor is in Python.
+        keeps_less = one.part.is_distributed or two.part.is_distributed
+        properties = (_properties(record, keeps_less=keeps_less) for record in (mine, other))
+        for (what, before), (_, after) in zip(*properties, strict=True):
+            if what in follow:
+                continue
+            # Where one side stores no device, there is none to compare.
+            guessed = what == "device" and before != after and NO_DEVICE in {before, after}
+            self._nowhere += guessed
+            # In a file of another name what is a tensor's role is not known in the same way.
+            guessed |= what == "role" and "other" in {before, after} and one.part.name != two.part.name
+            if before != after and not guessed:
+                self._changed.append(Change(mine.name, what, before, after))
+        if mine.shape == other.shape and (mine.kind == other.kind or {mine.kind, other.kind} == _DENSE):
+            if mine.stride != other.stride and not (keeps_less or is_cast):  # a cast tensor is written without gaps
+                self._changed.append(Change(mine.name, "object", f"stride {mine.stride}", f"stride {other.stride}"))
+            parts = mine.dense(), other.dense()
+            if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
+                for part, counterpart in zip(*parts, strict=True):
+                    self._values(one._replace(record=part), two._replace(record=counterpart))
+            else:  # sparse ones with another number of values
+                self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
+        elif mine.shape == other.shape:
+            reason = f"one side has it as {mine.kind}, the other as {other.kind}"
+            self._uncompared.append(Uncompared(mine.name, reason))
+        self._done += mine.nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _values(self, one: Stored, two: Stored) -> None:
+        """The elements of two dense tensors of one shape."""
+        mine, other = one.record, two.record
+        chosen = self._criteria.values_of
+        if _WITHOUT_BYTES & {mine.kind, other.kind} or (chosen is not None and mine.name not in chosen):
+            return
+        ours, theirs = one.part.bytes_of(mine), two.part.bytes_of(other)
+        if ours is None or theirs is None:
+            lacking = [stored for stored, found in ((one, ours), (two, theirs)) if found is None]
+            reasons = "; ".join(stored.part.why_not(stored.record) for stored in lacking)
+            self._uncompared.append(Uncompared(mine.name, reasons))
+            return
+        mine, other, times = _each_once(mine, other)
+        alike = (mine.stride, mine.dtype) == (other.stride, other.dtype)
+        share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
+        if share and not alike:
+            self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
+            return
+        place = _elements(one, mine, ours[1]), _elements(two, other, theirs[1])
+        if place not in self._compared:
+            self._spend(ours[1].nbytes + theirs[1].nbytes)
+            # Elements without gaps in one order on both sides need not be put into torch's order first.
+            read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
+            first, second, dtype = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1]), other.dtype
+            if not self._criteria.devices and mine.dtype == CAST_DOWN.get(dtype):
+                segment = CastSegment(theirs[1], dtype, mine.dtype, sys.byteorder, None)
+                second, dtype = cast_blocks(second, segment, two.part.path), mine.dtype
+            pairs = zip(first, second, strict=True)
+            self._compared[place] = gap_between(pairs, mine.dtype, dtype, self._measure)
+        differ, gap = self._compared[place]
+        if differ:
+            change = Change(mine.name, "value", _sizes(one.record), _sizes(two.record), gap and gap.repeated(times))
+            self._changed.append(change)
+
+    def _spend(self, nbytes: int) -> None:
+        """Count what is read: a small file can hold a great many views that lie over each other, all of them others."""
+        self._read += nbytes
+        if self._read > self._most_read:
+            raise LimitExceeded(
+                "the bytes of tensors that lie over each other",
+                limit=self._most_read,
+                actual=self._read,
+                path=self._one.path,
+            )
+
+
+def _shared_otherwise(pairs: Sequence[tuple[Stored, Stored]]) -> list[str]:
+    """Tensors whose storage another one views too on one side, where on the other each has its own."""
+    ours: dict[object, object] = {}
+    theirs: dict[object, object] = {}
+    found = []
+    for mine, other in pairs:
+        if mine.record.storage is not None and other.record.storage is not None:
+            here, there = (mine.part.name, mine.record.storage), (other.part.name, other.record.storage)
+            if ours.setdefault(here, there) != there or theirs.setdefault(there, here) != here:
+                found.append(mine.record.name)
+    return found
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if f"{part}." not in WRAPPERS)
+
+
+def _each_once(mine: TensorRecord, other: TensorRecord) -> tuple[TensorRecord, TensorRecord, int]:
+    """Two tensors of one shape without the repeats of ``expand`` on both, and how often each element stands."""
+    steps = zip(mine.shape, mine.stride, other.stride, strict=True)
+    shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
+    times = prod(mine.shape) // max(prod(shape), 1)
+    return mine._replace(shape=shape), other._replace(shape=shape), times
+
+
+def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:
+    return stored.part.name, record.storage, span, record.dtype, record.shape, record.stride
+
+
+def _properties(record: TensorRecord, *, keeps_less: bool) -> tuple[tuple[What, str], ...]:
+    """Properties of a tensor besides its values and its stride, which differs wherever the shape does.
+
+    Args:
+        record: the tensor.
+        keeps_less: whether one side is a distributed checkpoint, which keeps neither Parameter nor any other class.
+    """
+    grad = ", requires_grad" if record.requires_grad else ""
+    subclass = f" {record.subclass}" if record.subclass and not keeps_less else ""
+    kind = "tensor" if keeps_less and record.kind == "parameter" else record.kind
+    return (
+        ("object", f"{kind}{subclass}{grad}"),
+        ("role", record.role),
+        ("device", record.device),
+        ("dtype", record.dtype),
+        ("shape", _sizes(record)),
+    )
+
+
+def _sizes(record: TensorRecord) -> str:
+    return f"[{', '.join(map(str, record.shape))}]"

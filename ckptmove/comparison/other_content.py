@@ -1,0 +1,250 @@
+"""Compare what two checkpoints hold besides tensors: objects, code, other files.
+
+Whatever has no counterpart is a change, or a note says that it was not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.difference import tree_changes
+from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.inventory.tensor_nodes import TensorNodes
+from ckptmove.checkpoint.layouts.detect import is_index
+from ckptmove.comparison.counterparts import seen_from_top
+from ckptmove.comparison.differences import Change, Uncompared
+from ckptmove.comparison.objects import ObjectsBeside
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.checkpoint.inventory.difference import TreeChange
+    from ckptmove.checkpoint.layouts.listing import Listing
+    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.comparison.counterparts import Counterparts
+    from ckptmove.model import Inventory
+
+#: Between the path of something in a pickled module and the name that its state_dict gives it.
+_MODULE_PARTS: Final = frozenset({"_modules", "_parameters", "_buffers"})
+#: Files that are named in a note, of however many.
+_SHOWN: Final = 4
+#: Digits of a SHA-256 that are shown.
+_DIGITS: Final = 12
+
+
+class Remainder:
+    """Compares what is no tensor.
+
+    Attributes:
+        changed: what differs.
+        uncompared: what may differ.
+        notes: on what was compared in another way than it lies, or not at all, for people.
+    """
+
+    def __init__(
+        self, one: StoredCheckpoint, other: StoredCheckpoint, found: Counterparts, *, devices_count: bool
+    ) -> None:
+        """Take two checkpoints.
+
+        Args:
+            one: the first.
+            other: the second.
+            found: what of their tensors and files is counterparts.
+            devices_count: whether devices, and the flags that follow them, are compared.
+        """
+        self._devices_count = devices_count
+        self._one = one
+        self._other = other
+        self._found = found
+        self.changed: list[Change] = []
+        self.uncompared: list[Uncompared] = []
+        self.notes: list[str] = []
+
+    def compare(self) -> None:
+        """Go through the parts, then through the other files.
+
+        Raises:
+            UnreadableInput, LimitExceeded: something cannot be read.
+        """
+        self._moved()
+        for mine, other in self._found.parts:
+            self._part(mine, other)
+        self._alone()
+        if self._one.listing is not None and self._other.listing is not None:
+            self.changed += self._others()
+        else:
+            for side in (self._one, self._other):
+                self._note_on(side.others, f" of {side.path}: not compared, as the other side is one file")
+        self._passed_over()
+
+    # --- files that are checkpoints ------------------------------------------------------------------------------
+
+    def _moved(self) -> None:
+        """Files whose tensors are elsewhere on the other side: each with its counterpart, if it has one alone."""
+        moved = list(self._found.moved.values())
+        if not moved:
+            return
+        ours, theirs = ({part.name: part for part in side} for side in zip(*moved, strict=True))
+        places = f"{_named(ours, self._one)}, and in {_named(theirs, self._other)}"
+        self.notes.append(f"compared by their names in the files alone: the tensors in {places}")
+        matched = {id(part) for pair in self._found.parts for part in pair}
+        times = Counter(id(part) for pair in moved for part in pair)
+        rest: dict[int, StoredPart] = {}
+        for mine, other in moved:
+            if times[id(mine)] == times[id(other)] == 1 and not matched & {id(mine), id(other)}:
+                self._part(mine, other)
+            else:
+                rest |= {id(part): part for part in (mine, other) if id(part) not in matched}
+        self._gathered(rest.values())
+
+    def _gathered(self, parts: Collection[StoredPart]) -> None:
+        """Files of which several stand for one: what they hold besides tensors is all alike, or not compared."""
+        if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
+            return
+        self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")
+
+    def _part(self, mine: StoredPart, other: StoredPart) -> None:
+        """Everything in the trees that is not a part of a tensor, and what is in no tree."""
+        for part in (mine, other):
+            for name in part.lost():
+                self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
+        beside = ObjectsBeside(mine, other, self._found.twins)
+        sites = self._following(mine), self._following(other)
+        kept = beside.kept_changes(sites) if beside.keeps_less else ()
+        found = chain(kept, beside.twin_changes(flags_count=self._devices_count))
+        lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
+        placed = (one._replace(path=mine.full_name(one.path)) for one in found)
+        self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(placed, lost))
+        self.notes += beside.notes
+        if beside.is_mixed:
+            return
+        ours, theirs = mine.extras(), other.extras()
+        for name in dict.fromkeys((*ours, *theirs)):
+            before, after = ours.get(name), theirs.get(name)
+            # An object of a distributed checkpoint has a place in the tree, too: that one side lacks it is found there.
+            if before != after and not (mine.is_distributed and None in {before, after}):
+                self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
+        if not beside.keeps_less:
+            self.changed += _tree_changes(mine, other, beside, sites)
+
+    def _following(self, part: StoredPart) -> Collection[int]:
+        """The places in the pickle of a part that are not compared, as they follow a device."""
+        return () if self._devices_count or part.is_distributed else device_sites(part.inventory, part.base)
+
+    def _alone(self) -> None:
+        """Files that only one side has, and no tensor of which is in another file of the other side."""
+        for index, (side, rival) in enumerate(((self._one, self._other), (self._other, self._one))):
+            places = {seen_from_top(rival, part.name) for part in rival.parts}
+            moved = {names[index] for names in self._found.moved}
+            for part in side.parts:
+                if part.name and part.name not in moved and seen_from_top(side, part.name) not in places:
+                    told = f"a checkpoint ({part.inventory.container})", "absent"
+                    self.changed.append(Change(part.name, "object", *(told if index == 0 else reversed(told))))
+
+    # --- the others ----------------------------------------------------------------------------------------------
+
+    def _others(self) -> Iterator[Change]:
+        ours, theirs = ({seen_from_top(side, path): path for path in side.others} for side in (self._one, self._other))
+        indices = []
+        for place in dict.fromkeys((*ours, *theirs)):
+            if self._found.moved and is_index(place.rpartition("/")[2]):
+                indices.append(ours.get(place) or theirs[place])
+                continue
+            before = self._one.described(ours[place]) if place in ours else "absent"
+            after = self._other.described(theirs[place]) if place in theirs else "absent"
+            if before != after:
+                yield Change(ours.get(place) or theirs[place], "object", _short(before), _short(after))
+        self._note_on(indices, ": not compared, as it says which file holds what")
+
+    def _passed_over(self) -> None:
+        """What no checkpoint is looked for in: that is not compared, and makes no difference."""
+        listed = [(side, side.listing) for side in (self._one, self._other) if side.listing is not None]
+        hidden = [seen_from_top(side, file.path) for side, own in listed for file in own.files if file.is_hidden]
+        self._note_on(dict.fromkeys(hidden), ": not compared, as it lies in a hidden folder")
+        empty = Counter(f"{seen_from_top(side, path)}/" for side, own in listed for path in _empty_folders(own))
+        lone = [path for path, sides in empty.items() if sides == 1]
+        self._note_on(lone, ": not compared, as an empty folder is no part of a checkpoint")
+
+    def _note_on(self, names: Iterable[str], what: str) -> None:
+        told = list(names)
+        if told:
+            self.notes.append(f"{_some(told)}{what}")
+
+
+def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
+    """Starts of the operations that a conversion may change: tags, named devices, flags, classes of cast storages.
+
+    Args:
+        inventory: of a file.
+        base: what was added to its sites, where it is a part of a directory.
+    """
+    sites: set[int | None] = set()
+    for storage in inventory.storages:
+        sites.update(storage.tag_sites, storage.class_sites)
+    for record in inventory.tensors:
+        sites.update(part.device_site for part in (record, *record.parts))
+    for mention in inventory.mentions:
+        sites |= {mention.site, mention.index_site, mention.tuple_site}
+    for optimizer in inventory.optimizers:
+        sites.update(flag.site for group in optimizer.groups for flag in group.flags)
+    return frozenset(site - base for site in sites if site is not None)
+
+
+def _tree_changes(
+    mine: StoredPart, other: StoredPart, beside: ObjectsBeside, sites: tuple[Collection[int], Collection[int]]
+) -> Iterator[Change]:
+    told = {record.name for record in mine.inventory.tensors}
+    told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
+    lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
+
+    def is_apart(path: str, key: str) -> bool:
+        return beside.is_apart(mine.own_name(path), key)
+
+    found = tree_changes(other.tree(), sites[1], mine.tree(), sites[0], mine.name, TensorNodes(), is_apart)
+    for one in _without(found, lost):
+        if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
+            continue  # for a long string: those are compared as extras
+        if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
+            continue  # added or removed
+        yield Change(one.path, "object", one.theirs, one.ours)
+
+
+def _empty_folders(listing: Listing) -> Iterator[str]:
+    """The folders in a directory that nothing is in."""
+    parents = {path.rpartition("/")[0] for path in (*listing.names, *(folder.path for folder in listing.folders))}
+    return (folder.path for folder in listing.folders if folder.path and folder.path not in parents)
+
+
+def _without(changes: Iterable[TreeChange], lost: Sequence[str]) -> Iterator[TreeChange]:
+    """All but what was not compared, because it is not there."""
+    for one in changes:
+        is_absent = "absent" in {one.ours, one.theirs}
+        if not any(one.path == name or (is_absent and name.startswith(f"{one.path}.")) for name in lost):
+            yield one
+
+
+def _is_table(part: StoredPart) -> bool:
+    """Whether a file holds a dict of tensors and nothing else in its tree."""
+    pairs = as_dict(part.tree())
+    names = {part.own_name(record.name) for record in part.inventory.tensors}
+    return pairs is not None and all(type(key) is str and key in names for key in pairs.keys())  # noqa: SIM118  # no mapping
+
+
+def _named(parts: Mapping[str, StoredPart], side: StoredCheckpoint) -> str:
+    return side.path if list(parts) == [""] else f"{_some(list(parts))} of {side.path}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _digest(found: bytes | None) -> str:
+    return "absent" if found is None else _short(f"sha256 {found.hex()}")
+
+
+def _short(described: str) -> str:
+    return described[: len("sha256 ") + _DIGITS] if described.startswith("sha256 ") else described

@@ -1,1 +1,0 @@
-"""The formats, one file each; siblings that know only the contract."""

@@ -1,0 +1,154 @@
+"""What a conversion did not do, though the user may think that it did.
+
+Never changes the plan: it reads the request, the inventory and the plan side by side.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
+from ckptmove.conversion.keep import dragged_along, flag_paths
+from ckptmove.model import LACKING, OF_TORCH_SAVE
+from ckptmove.moves import Unmatched
+from ckptmove.text import Command, amount, quoted
+from ckptmove.torch_facts import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ckptmove.model import Inventory, Mention
+    from ckptmove.moves import MovePlan, MoveRequest
+
+_SHOWN: Final = 3
+_SHOWN_NAMES: Final = 6
+
+
+def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Unmatched]:
+    """The options that met nothing."""
+    names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]
+    names += [path for path, _ in flag_paths(inventory)]
+    for glob in request.keep:
+        if not any(fnmatchcase(name, glob) for name in names):
+            yield Unmatched("keep", glob, f"matches no whole name; {_neighbours(glob, names)}")
+    tags = {record.device for record in inventory.tensors}
+    for glob, _ in request.mapping if tags != {devices.NO_DEVICE} else ():
+        if not any(devices.matches(glob, tag) for tag in tags):
+            reason = f"matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
+            yield Unmatched("map", glob, reason)
+
+
+def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
+    """A line for what stays too, for devices still named, and for what a copy cannot mend."""
+    dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
+    if dragged:
+        yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
+    left = list(_left_behind(inventory, plan))
+    in_configs = [mention for mention in left if not is_in_code(inventory, mention)]
+    in_code = [mention for mention in left if is_in_code(inventory, mention)]
+    if in_configs:
+        moves_strings = not plan.request.rewrite_strings and any(mention.kind == "string" for mention in in_configs)
+        hint = " (--rewrite-strings moves strings)" if moves_strings else ""
+        yield f"still named in the file's configs: {_some(map(_named, in_configs))}{hint}"
+    if in_code:
+        yield f"still named in the file's code, which is not edited: {_some(map(_named, in_code))}"
+    if plan.inflates:
+        stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
+        yield f"{stored} plainly in the new file, so that it can be mapped (F803)"
+    yield from _flaws(inventory)
+
+
+def overflow_note(values: int) -> str:
+    """What is said of values that were too large for the dtype that they were cast to."""
+    verb = "was" if values == 1 else "were"
+    return f"--cast: {amount(values, 'value')} {verb} too large for the smaller dtype: inf in the new file"
+
+
+def _neighbours(glob: str, names: Sequence[str]) -> str:
+    """What the file has where a glob looks: the next parts of names that begin as it does, or their first parts."""
+    begin = ""
+    for part in glob.split(".")[:-1]:
+        if not any(name.startswith(f"{begin}{part}.") for name in names):
+            break
+        begin += f"{part}."
+    parts = dict.fromkeys(
+        begin + part + (".*" if dot else "")
+        for name in names
+        if name.startswith(begin)
+        for part, dot, _ in [name[len(begin) :].partition(".")]
+    )
+    return f"the file has {_some(list(parts), _SHOWN_NAMES) or 'no tensors'}"
+
+
+def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
+    """Devices in configs, left as they are, on which the model does not lie after the conversion.
+
+    What the user keeps on purpose is not told. The CPU is on every machine: it counts only where tensors leave it.
+    """
+    targets = {name: edit.target for edit in plan.edits for name in edit.names}
+    model = [record for record in inventory.tensors if record.role == "model"] or inventory.tensors
+    homes = {targets.get(record.name, record.device) for record in model}
+    if plan.request.to is not None:
+        homes.add(plan.request.to)  # where no device is stored with the model, that is still where it is to go
+    before = {edit.source for edit in plan.edits}
+    edited = {flag.where for flag in plan.flags}
+    for mention in inventory.mentions:
+        if mention.where in edited or any(fnmatchcase(mention.where, glob) for glob in plan.request.keep):
+            continue
+        if mention.kind == "device_ids":
+            ids = named_ids(mention)
+            if ids & _indices(before) and not ids & _indices(homes):
+                yield mention
+            continue
+        is_elsewhere = not any(_means(mention.value, tag) for tag in homes)
+        if is_elsewhere and (
+            devices.is_accelerator(mention.value) or any(_means(mention.value, tag) for tag in before)
+        ):
+            yield mention
+
+
+def _indices(tags: Iterable[str]) -> set[int]:
+    return {devices.split(tag)[1] or 0 for tag in tags if devices.is_accelerator(tag)}
+
+
+def _named(mention: Mention) -> str:
+    return f"{mention.where} = {mention.value}"
+
+
+def _means(value: str, tag: str) -> bool:
+    """Whether a named device is that of a tag; without an index, every device of its type."""
+    return devices.same_device(value, tag) or value == devices.split(tag)[0]
+
+
+def _flaws(inventory: Inventory) -> Iterator[str]:
+    """What is wrong with the file, and stays so in a copy of it."""
+    dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
+    if dangerous:
+        names = _some(dangerous)
+        yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
+    elif inventory.container in OF_TORCH_SAVE and (
+        inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals)
+    ):
+        allowed = f"ckptmove inspect {quoted(inventory.path)} says what allows it"
+        yield Command(f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}")
+    lost = [fact for fact in inventory.facts if fact.kind in LACKING]
+    if lost:
+        nbytes = sum(fact.nbytes for fact in lost)
+        storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} not whole"
+        yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
+    if any(fact.kind == "missing-end" for fact in inventory.facts):
+        yield "the tar has no end (F802), in the new file neither: members behind its last one may be cut off"
+    inner = [fact.record for fact in inventory.facts if fact.kind == "inner-archive"]
+    if inner:
+        copied = "archives in the archive are copied as they are, with checkpoints that may be in them"
+        yield f"{copied} (F804): {_some(inner)}"
+
+
+def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:
+    words = list(listed)
+    return _listed(words[:shown]) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words)

@@ -1,0 +1,306 @@
+"""From what a checkpoint holds and what was asked for to the list of every change: pure.
+
+Never reads or writes a byte, and never decides on a tensor: ``policy`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ckptmove.conversion.keep import mesh_owners, with_wrappers
+from ckptmove.conversion.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
+from ckptmove.errors import UncastableDtype, UnsupportedDtype
+from ckptmove.model import WITH_CODE, StorageRef, TensorRecord
+from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
+from ckptmove.torch_facts.devices import parse_target, same_device, split, unsupported_dtypes
+from ckptmove.torch_facts.dtypes import CAST_DOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from ckptmove.model import Inventory, Mention
+
+
+#: Why a dtype cannot be changed.
+_SUBCLASS: Final = "a subclass of Tensor states its dtype once more"
+_NO_CLASS: Final = "it is not the dtype of a storage"
+_NO_CAST: Final = "--cast only takes float64 and complex128"
+_CODE: Final = "the code in the archive counts on its dtype"
+
+
+@dataclass(slots=True)
+class _Holder:
+    """What carries one tag in the file: a storage, or the device of a tensor that is not tagged by its storage.
+
+    Attributes:
+        storage: as it is now; for the device of a tensor, a storage that has the tensor's name and no class, and no
+            sites where that device is a mention.
+        rank: of the rule that decides: the highest of all tensors that view it.
+        tag: where it goes.
+        names: the tensors that view it, each with the dtype of its view: an untyped storage has none of its own.
+    """
+
+    storage: StorageRef
+    rank: int
+    tag: str
+    names: dict[str, str]
+
+    def take(self, rank: int, tag: str, name: str, dtype: str) -> None:
+        """Add a tensor that views it; between answers of one rank the first in the file counts."""
+        if rank < self.rank:
+            self.rank, self.tag = rank, tag
+        self.names.setdefault(name, dtype)
+
+    def lacking(self) -> list[tuple[str, str]]:
+        """The tensors, by name and dtype, whose dtype is not to be had where they go."""
+        absent = unsupported_dtypes(self.tag)
+        views = self.names or {self.storage.key: self.storage.dtype}
+        return [(name, dtype) for name, dtype in views.items() if dtype in absent]
+
+
+#: A tensor, what holds its tag (None where nothing can be moved), and the rank of the rule that decides on it alone.
+_Placed: TypeAlias = "tuple[TensorRecord, _Holder | None, int]"
+
+
+@dataclass(slots=True)
+class _Placement:
+    """Every holder, by the key of its storage or the place of its device, and every tensor."""
+
+    holders: dict[str | int, _Holder]
+    tensors: list[_Placed]
+
+
+def plan_for(inventory: Inventory, device: str) -> MovePlan:
+    """What a conversion would still have to move to a device, also where it would refuse a dtype.
+
+    Raises:
+        UnknownDevice: torch knows no such target.
+    """
+    policy = Policy(inventory, MoveRequest(to=parse_target(device), cast=True))
+    return _planned(inventory, policy, _place(inventory, policy))
+
+
+def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
+    """Decide on every change of a conversion.
+
+    Moves are per storage: where tensors of different answers share one, the rule that stands highest wins and the
+    others follow. Planning the result of a plan gives an empty plan, unless a device that something is sent to is
+    itself sent elsewhere.
+
+    Args:
+        inventory: the checkpoint.
+        request: what was asked for; its tags as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
+
+    Returns:
+        The plan; empty where the checkpoint is already as asked.
+
+    Raises:
+        UnsupportedDtype: a tensor would go to a device that lacks its dtype, and no cast was asked for.
+        UncastableDtype: likewise, and no cast is possible.
+    """
+    policy = Policy(inventory, request)
+    placement = _place(inventory, policy)
+    lost = _out_of_place(placement.holders.values())
+    if lost:
+        _require_cast(lost, inventory, cast=request.cast)
+    return _planned(inventory, policy, placement)
+
+
+def _planned(inventory: Inventory, policy: Policy, placement: _Placement) -> MovePlan:
+    """Every change, now that it is known where each tensor goes."""
+    lost = _out_of_place(placement.holders.values())
+    casts = frozenset(holder.storage.key for holder in lost if holder.storage.dtype in CAST_DOWN)
+    owners = mesh_owners(inventory)
+    return MovePlan(
+        request=policy.request,
+        edits=tuple(_edits(placement.holders.values(), casts)),
+        kept=tuple(_kept(placement.tensors, policy)),
+        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, owners, placement, policy)),
+        inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
+    )
+
+
+def dtypes_out_of_place(inventory: Inventory, request: MoveRequest) -> tuple[tuple[str, str], ...]:
+    """The tensors, by name and dtype, that a conversion would send where their dtype is not to be had."""
+    return _dtypes(_out_of_place(_place(inventory, Policy(inventory, request)).holders.values()))
+
+
+def _place(inventory: Inventory, policy: Policy) -> _Placement:
+    """Ask the policy about every tensor, and settle on one answer for each storage."""
+    storages = {storage.key: storage for storage in inventory.storages}
+    holders: dict[str | int, _Holder] = {}
+    values_only: set[str | None] = set()
+    tensors: list[_Placed] = []
+    for record in inventory.tensors:
+        answer = policy.decide(record)
+        site = policy.device_site(record)
+        if site is not None:
+            values_only.update(part.storage for part in record.dense())
+            _hold(holders, site, _device_of(record), answer, (record.name, record.dtype))
+        else:
+            for part in record.parts or (record,):
+                if part.storage is not None:
+                    part_answer = policy.decide(part) if part.name in policy.nested_sizes else answer
+                    _hold(holders, part.storage, storages[part.storage], part_answer, (record.name, part.dtype))
+        key = record.storage if site is None else site
+        tensors.append((record, None if key is None else holders[key], answer[0]))
+    for unseen, storage in storages.items():
+        if unseen not in holders:
+            # No tensor views it: what only feeds a tensor of another device stays, the rest goes as its device does.
+            rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
+            holders[unseen] = _Holder(storage, rank, tag, {})
+    return _Placement(holders, tensors)
+
+
+def _hold(
+    holders: dict[str | int, _Holder],
+    key: str | int,
+    storage: StorageRef,
+    answer: tuple[int, str],
+    view: tuple[str, str],
+) -> None:
+    """Add a tensor, by name and dtype, to what holds its tag."""
+    holder = holders.get(key)
+    if holder is None:
+        holders[key] = _Holder(storage, *answer, dict([view]))
+    else:
+        holder.take(*answer, *view)
+
+
+def _device_of(record: TensorRecord) -> StorageRef:
+    sites = () if record.device_site is None else (record.device_site,)
+    return StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, sites, ())
+
+
+def _nameless(storage: StorageRef) -> TensorRecord:
+    return TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
+
+
+def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
+    """What would go where its dtype is not to be had."""
+    poor = {tag for tag in {holder.tag for holder in holders} if unsupported_dtypes(tag)}
+    return [holder for holder in holders if holder.tag in poor and holder.lacking()] if poor else []
+
+
+def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> None:
+    """Refuse, unless a cast was asked for and all of it is possible."""
+    inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
+    refused: dict[str, list[_Holder]] = {}
+    for holder in lost:
+        if inventory.container in WITH_CODE:
+            refused.setdefault(_CODE, []).append(holder)
+        elif not inside.isdisjoint(holder.names):
+            refused.setdefault(_SUBCLASS, []).append(holder)
+        elif not holder.storage.class_sites:
+            refused.setdefault(_NO_CLASS, []).append(holder)
+        elif holder.storage.dtype not in CAST_DOWN:
+            refused.setdefault(_NO_CAST, []).append(holder)
+    for reason, holders in refused.items():
+        raise UncastableDtype(holders[0].tag, _dtypes(holders), reason)
+    if not cast:
+        raise UnsupportedDtype(lost[0].tag, _dtypes(lost))
+
+
+def _dtypes(holders: Iterable[_Holder]) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for holder in holders for pair in holder.lacking())
+
+
+def _edits(holders: Iterable[_Holder], casts: Collection[str]) -> Iterator[StorageEdit]:
+    for holder in holders:
+        storage = holder.storage
+        cast = (storage.dtype, CAST_DOWN[storage.dtype]) if storage.key in casts else None
+        if storage.tag_sites and (holder.tag != storage.device or cast is not None):  # without any, it is a mention
+            yield StorageEdit(
+                storage.key, tuple(holder.names), storage.device, holder.tag, storage.nbytes, RULES[holder.rank].name,
+                cast, storage.tag_sites, storage.class_sites,
+            )  # fmt: skip
+
+
+def _kept(tensors: Collection[_Placed], policy: Policy) -> Iterator[Kept]:
+    """The tensors that stay although their device is sent elsewhere."""
+    leaves = {tag: policy.destination(tag) not in {None, tag} for tag in {record.device for record, _, _ in tensors}}
+    for record, holder, rank in tensors:
+        if leaves[record.device] and (holder is None or holder.tag == record.device):
+            yield Kept(record.name, record.device, RULES[rank if holder is None else holder.rank].name)
+
+
+# --- what follows the tensors ----------------------------------------------------------------------------------------
+
+
+def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
+    return (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
+
+
+def _mention_edits(
+    mentions: Collection[Mention], owners: Mapping[str, str], placement: _Placement, policy: Policy
+) -> Iterator[FlagEdit]:
+    """What follows the tensors.
+
+    Args:
+        mentions: devices named outside of tensors.
+        owners: by the path of a mesh's device type, the name of its DTensor.
+        placement: where the tensors go.
+        policy: says what may be edited.
+    """
+    if not mentions:
+        return
+    wrappers = {record.name: holder for record, holder, _ in placement.tensors if record.kind == "wrapper-subclass"}
+    before, after = _sent_devices(placement.holders.values())
+    placed = [(record, holder) for record, holder, _ in placement.tensors if holder is not None]
+    # Without a model all else stands for it: a program of torch.export may have sample inputs alone.
+    model = [holder for record, holder in placed if record.role == "model"] or [holder for _, holder in placed]
+    leaves_cpu = any(holder.storage.device == "cpu" and holder.tag != "cpu" for holder in model)
+    for mention in mentions:
+        kind, _ = split(mention.value)
+        own = None if mention.site is None else placement.holders.get(mention.site)
+        if mention.where in owners and mention.site is not None and not policy.keeps_site(mention.site):
+            own = wrappers[owners[mention.where]]
+        if own is not None:  # the device of one tensor, which follows no other
+            target = mention.value if same_device(own.tag, mention.value) else own.tag
+        elif not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
+            continue
+        else:
+            target = _follow(mention.value, before, policy)
+            if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
+                target = _follow(target, after, policy)
+        reason = DEVICE_MENTION
+        if mention.kind == "device_mesh":
+            target, reason = split(target)[0], MESH_TYPE
+        if target != mention.value:
+            yield FlagEdit(mention.where, mention.value, target, reason.name, mention)
+
+
+def _is_editable(mention: Mention, policy: Policy) -> bool:
+    if mention.site is None or policy.keeps_site(mention.site):
+        return False
+    if mention.kind == "torch.device":
+        return mention.tuple_site is not None
+    return mention.kind == "device_mesh" or (mention.kind == "string" and policy.request.rewrite_strings)
+
+
+def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str, bool]]:
+    """The devices that names follow, before and after, in the order of the file.
+
+    True where a tensor on it goes as its device does; False where all of them stay for reasons of their own. A device
+    that only repaired tensors lay on (a ``step`` that goes back to the CPU) is not there before.
+    """
+    before: dict[str, bool] = {}
+    after: dict[str, bool] = {}
+    for holder in holders:
+        if RULES[holder.rank].name in DESTINATION_RULES:
+            before[holder.storage.device] = after[holder.tag] = True
+        else:
+            after.setdefault(holder.tag, False)
+            if holder.tag == holder.storage.device:
+                before.setdefault(holder.tag, False)
+    return before, after
+
+
+def _follow(value: str, sent: dict[str, bool], policy: Policy) -> str:
+    """Where a named device goes: with the tensors on it; without an index, with those on any device of its type."""
+    kind, index = split(value)
+    nearby = [tag for tag in sent if same_device(tag, value) or (index is None and split(tag)[0] == kind)]
+    tags = [tag for tag in nearby if sent[tag]] if nearby else [value]
+    target = policy.destination(tags[0]) if tags else None
+    return value if target is None or same_device(target, value) else target

@@ -1,0 +1,340 @@
+"""Where a tensor belongs when its checkpoint moves: the rules, in their order, as data that can be printed.
+
+Never looks at storages or bytes: it answers for one tensor at a time, and ``plan`` makes one answer of several.
+
+Where optimizers create their scalars is what ``_init_group`` of each class in ``torch.optim`` does; a test runs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.conversion.keep import kept_sites, kept_tensors, wrapper_devices
+from ckptmove.torch_facts.devices import is_accelerator, matches, split, supports_capturable, supports_fused
+from ckptmove.torch_facts.optimizers import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ckptmove.model import FlagValue, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
+    from ckptmove.moves import MoveRequest
+
+    Decide = Callable[["Policy", TensorRecord], "str | None"]
+
+
+class Rule(NamedTuple):
+    """One rule.
+
+    Attributes:
+        name: kebab-case, as it stands in a plan.
+        reason: why, in one line.
+        decide: the tag that the rule gives a tensor, or None where the rule does not apply.
+    """
+
+    name: str
+    reason: str
+    decide: Decide
+
+
+class FollowRule(NamedTuple):
+    """Why something that is not a tensor changes.
+
+    Attributes:
+        name: kebab-case, as it stands in a plan.
+        reason: why, in one line.
+    """
+
+    name: str
+    reason: str
+
+
+def _keep(policy: Policy, record: TensorRecord) -> str | None:
+    return record.device if policy.keeps(record) else None
+
+
+def _without_bytes(policy: Policy, record: TensorRecord) -> str | None:
+    return record.device if policy.is_immovable(record) else None
+
+
+def _rng_state(_: Policy, record: TensorRecord) -> str | None:
+    return "cpu" if record.role == "rng" else None
+
+
+def _nested_sizes(policy: Policy, record: TensorRecord) -> str | None:
+    return "cpu" if record.name in policy.nested_sizes else None
+
+
+def _optimizer_scalar(policy: Policy, record: TensorRecord) -> str | None:
+    return policy.homes.get(record.name)
+
+
+def _device_mesh(policy: Policy, record: TensorRecord) -> str | None:
+    return "cpu" if record.name in policy.mesh_ranks else None
+
+
+def _param_group(policy: Policy, record: TensorRecord) -> str | None:
+    return record.device if record.name in policy.group_options else None
+
+
+def _map(policy: Policy, record: TensorRecord) -> str | None:
+    return policy.mapped(record.device)
+
+
+def _target(policy: Policy, _: TensorRecord) -> str | None:
+    return policy.request.to
+
+
+def _unmapped(_: Policy, record: TensorRecord) -> str:
+    return record.device
+
+
+#: The first rule that applies decides. ``--keep`` names tensors, so it beats everything. ``--map`` names devices, as
+#: ``--to`` does, so it beats that and nothing else: were it before the rules of a tensor's nature, ``--map cpu=cuda:0``
+#: would send a right ``step`` to ``cuda:0`` and a spoiled one from there to the CPU, and the next run both back again.
+RULES: Final[tuple[Rule, ...]] = (
+    Rule("keep", "stays where it is, as --keep says", _keep),
+    Rule("without-bytes", "a tensor without bytes in the file (meta) has nothing to move", _without_bytes),
+    Rule("rng-state", "RNG states are CPU ByteTensors, whatever the device", _rng_state),
+    Rule("nested-sizes", "torch keeps the sizes of a nested tensor on the CPU", _nested_sizes),
+    Rule("device-mesh", "torch keeps the ranks of a DeviceMesh on the CPU", _device_mesh),
+    Rule("optimizer-scalar", "step counters go where this optimizer creates them", _optimizer_scalar),
+    Rule("param-group", "torch leaves a tensor lr, like every option of param_groups, on the CPU", _param_group),
+    Rule("map", "goes where --map sends its device", _map),
+    Rule("target", "everything else goes where --to says", _target),
+    Rule("unmapped", "no --map names its device, and there is no --to", _unmapped),
+)
+#: The rules under which a tensor goes where its device is sent, rather than where it belongs by its nature.
+DESTINATION_RULES: Final = frozenset({"map", "target"})
+
+GROUP_FLAG: Final = FollowRule("group-flag", "the optimizer refuses this option on the device of its parameters")
+DEVICE_MENTION: Final = FollowRule("device-mention", "a named device follows the tensors that lie on it")
+MESH_TYPE: Final = FollowRule("mesh-type", "a DeviceMesh names the device type of its DTensors")
+
+#: Lists in which a scheduler keeps a learning rate for each group (``LRScheduler.__init__`` and ``step``). They hold
+#: clones of ``initial_lr`` and ``lr``: tensors where those are tensors, and on the same device.
+_RATES: Final = frozenset({"base_lrs", "_last_lr"})
+_SCALAR_SHAPES: Final = frozenset({(), (1,)})
+
+
+class _GroupFacts(NamedTuple):
+    """What decides on the tensors among a group's options.
+
+    Attributes:
+        is_captured: whether ``capturable`` or ``fused`` stays set.
+        is_on_accelerator: whether the group's parameters are on an accelerator in the file.
+    """
+
+    is_captured: bool
+    is_on_accelerator: bool
+
+    def keeps(self, record: TensorRecord) -> bool:
+        """Whether an option that is a CPU tensor stays there.
+
+        ``load_state_dict`` copies groups without moving anything. So an option that the run had on the CPU beside
+        parameters of an accelerator stays. Where the parameters come from the CPU too, a scalar still stays: every
+        optimizer takes it from there, and it costs no synchronization. A captured graph only sees it on the device.
+        """
+        return self.is_on_accelerator or (record.shape in _SCALAR_SHAPES and not self.is_captured)
+
+
+class Policy:
+    """The rules, applied to one checkpoint and one request.
+
+    Attributes:
+        request: what the user asked for.
+        homes: names of optimizer scalars, each with the tag where its optimizer would create it.
+        group_options: names of the tensors in ``param_groups``, and of a scheduler's copies, that stay on the CPU.
+        mesh_ranks: names of the tensors of a ``DeviceMesh``.
+        nested_sizes: names of the parts of nested tensors that describe their layout.
+        refused: flags of groups that cannot stay set, each with the path of its value.
+        wrappers: names of wrapper subclasses, each with the place in the pickle where its device is said.
+    """
+
+    __slots__ = (
+        "_answers", "_kept_sites", "_kept_tensors", "_mapped", "group_options", "homes", "mesh_ranks", "nested_sizes",
+        "refused", "request", "wrappers"
+    )  # fmt: skip
+
+    def __init__(self, inventory: Inventory, request: MoveRequest) -> None:
+        self.request = request
+        self.wrappers = wrapper_devices(inventory)
+        self._kept_tensors = kept_tensors(inventory, request.keep)
+        self._kept_sites = kept_sites(inventory, request.keep)
+        self._mapped: dict[str, str | None] = {}
+        self._answers: dict[tuple[object, ...], tuple[int, str]] = {}
+        self.homes: dict[str, str] = {}
+        self.nested_sizes = frozenset(
+            part.name for record in inventory.tensors if record.kind == "nested" for part in record.parts[1:]
+        )
+        meshes = {mention.where.rpartition(".")[0] for mention in inventory.mentions if mention.kind == "device_mesh"}
+        self.mesh_ranks = frozenset(
+            record.name for record in inventory.tensors if meshes and record.name.rpartition(".")[0] in meshes
+        )
+        self.group_options: frozenset[str] = frozenset()
+        self.refused: list[tuple[str, FlagValue]] = []
+        has_accelerator = any(is_accelerator(record.device) for record in inventory.tensors if record.role == "model")
+        groups = [self._settle(optimizer, has_accelerator=has_accelerator) for optimizer in inventory.optimizers]
+        self.group_options = _staying_options(inventory, groups)
+
+    def decide(self, record: TensorRecord) -> tuple[int, str]:
+        """The rank in :data:`RULES` of the rule that decides on a tensor, and the tag that it gives."""
+        name = record.name
+        # All that a rule looks at: a checkpoint has few kinds of tensors, and many of each.
+        kind = (
+            record.device,
+            record.role,
+            record.storage is None and self.device_site(record) is None,
+            self.homes.get(name),
+            name in self.nested_sizes,
+            name in self.mesh_ranks,
+            name in self.group_options,
+            name in self._kept_tensors,
+        )
+        answer = self._answers.get(kind)
+        if answer is None:
+            answer = self._answers[kind] = next(
+                (rank, tag) for rank, rule in enumerate(RULES) if (tag := rule.decide(self, record)) is not None
+            )
+        return answer
+
+    def keeps(self, record: TensorRecord) -> bool:
+        """Whether ``--keep`` names a tensor, by any of its names, or one that it cannot be parted from."""
+        return record.name in self._kept_tensors
+
+    def keeps_site(self, site: int) -> bool:
+        """Whether ``--keep`` names a value by any of the paths that lead to it.
+
+        Args:
+            site: start of the operation that pushes the value: one for all paths.
+        """
+        return site in self._kept_sites
+
+    def device_site(self, record: TensorRecord) -> int | None:
+        """Where the pickle says the device of a tensor that is not tagged by its storage; None for all others."""
+        return self.wrappers.get(record.name, record.device_site)
+
+    def is_immovable(self, record: TensorRecord) -> bool:
+        """Whether a tensor can be nowhere else: it is meta, or nothing in the file that could be edited says where."""
+        return record.device == "meta" or (record.storage is None and self.device_site(record) is None)
+
+    def mapped(self, tag: str) -> str | None:
+        """Where ``--map`` sends a device; None where it says nothing."""
+        if tag not in self._mapped:
+            self._mapped[tag] = next((target for glob, target in self.request.mapping if matches(glob, tag)), None)
+        return self._mapped[tag]
+
+    def destination(self, tag: str) -> str | None:
+        """Where a device is sent by ``--map`` or ``--to``; None where neither says."""
+        return self.mapped(tag) or self.request.to
+
+    # --- optimizers --------------------------------------------------------------------------------------------------
+
+    def _settle(self, optimizer: OptimizerRecord, *, has_accelerator: bool) -> dict[str, _GroupFacts]:
+        """Find the homes of an optimizer's scalars, after its flags are as the target takes them.
+
+        Args:
+            optimizer: the optimizer.
+            has_accelerator: whether the model is on one, which counts for groups without any state.
+
+        Returns:
+            The groups by their paths.
+        """
+        row = BY_NAME.get(optimizer.algorithm or "")
+        # ``load_state_dict`` treats the key "step" alike for every class, a stranger's too.
+        scalar_keys = {"step"} | (row.scalars if row else frozenset())
+        group_of = {key: index for index, group in reversed([*enumerate(optimizer.groups)]) for key in group.params}
+        placed: list[tuple[int | None, str | None, StateEntry]] = []
+        tags: list[set[str]] = [set() for _ in optimizer.groups]
+        before: list[set[str]] = [set() for _ in optimizer.groups]
+        for entry in optimizer.state:
+            index, moment = group_of.get(entry.key), _first_moment(entry, scalar_keys)
+            tag = None if moment is None else self.decide(moment)[1]
+            placed.append((index, tag, entry))
+            if index is not None and moment is not None and tag is not None:
+                tags[index].add(tag)
+                before[index].add(moment.device)
+        follows = [self._settle_flags(group, tags[index]) for index, group in enumerate(optimizer.groups)]
+        on_device = row is not None and row.scalars_on_device
+        for index, tag, entry in placed:
+            with_parameter = on_device or (index is not None and follows[index])
+            for record in _scalars(entry, scalar_keys):
+                self.homes[record.name] = (
+                    tag or self.destination(record.device) or record.device if with_parameter else "cpu"
+                )
+        return {
+            group.where: _GroupFacts(
+                follows[index],
+                any(map(is_accelerator, before[index])) if before[index] else has_accelerator,
+            )
+            for index, group in enumerate(optimizer.groups)
+        }
+
+    def _settle_flags(self, group: ParamGroup, tags: set[str]) -> bool:
+        """Note the flags that cannot stay set; return whether one stays that brings the scalars to the parameter."""
+        wanted = tags or ({self.request.to} if self.request.to else set())
+        stays = False
+        for flag in group.flags:
+            if not flag.value:
+                continue
+            where = f"{group.where}.{flag.name}"
+            if all(map(_SUPPORT[flag.name], wanted)) or self.keeps_site(flag.site):
+                stays = True
+            else:
+                self.refused.append((where, flag))
+        return stays
+
+
+_SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
+
+
+def _first_moment(entry: StateEntry, scalar_keys: Iterable[str]) -> TensorRecord | None:
+    """A tensor of the state that is where its parameter is; None where there is none."""
+    return next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
+
+
+def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFacts]]) -> frozenset[str]:
+    """The names of the tensors in ``param_groups``, and of a scheduler's rates, that stay on the CPU.
+
+    One that shares its storage with a tensor of another kind (a model that learns its ``lr``) goes where that goes.
+    """
+    groups = {where: facts for own in optimizers for where, facts in own.items()}
+    numbered: dict[str, list[_GroupFacts]] = {}
+    for own in optimizers:
+        for place, facts in enumerate(own.values()):
+            numbered.setdefault(str(place), []).append(facts)
+    unknown = _GroupFacts(is_captured=False, is_on_accelerator=False)
+    stay: set[str] = set()
+    for record in inventory.tensors:
+        if split(record.device)[0] != "cpu" or record.storage is None:
+            continue
+        path, _, number = record.name.rpartition(".")
+        if ".param_groups." in f".{record.name}":
+            owner = _group_of(record.name, groups)
+            is_staying = owner is not None and owner.keeps(record)
+        else:
+            is_rate = record.role == "scheduler" and path.rpartition(".")[2] in _RATES
+            owners = numbered.get(number, [unknown])
+            is_staying = is_rate and any(one.keeps(record) for one in owners)
+        if is_staying:
+            stay.add(record.name)
+    if not stay:
+        return frozenset()
+    shared = {part.storage for record in inventory.tensors if record.name not in stay for part in record.dense()}
+    return frozenset(one.name for one in inventory.tensors if one.name in stay and one.storage not in shared)
+
+
+def _group_of(name: str, groups: Mapping[str, _GroupFacts]) -> _GroupFacts | None:
+    """The group that a tensor is an option of; None for the parameters that a pickled optimizer lists there."""
+    path, key = name, ""
+    while path and path not in groups:
+        path, _, key = path.rpartition(".")
+    return groups.get(path) if key != "params" else None
+
+
+def _scalars(entry: StateEntry, keys: Iterable[str]) -> Iterator[TensorRecord]:
+    """The bookkeeping tensors among some keys; a wrapper subclass goes as a whole, with what is inside of it."""
+    return (
+        record
+        for key, record in entry.tensors
+        if key in keys and record.shape in _SCALAR_SHAPES and record.kind != "wrapper-subclass"
+    )

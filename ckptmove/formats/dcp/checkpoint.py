@@ -1,0 +1,238 @@
+"""A checkpoint of torch.distributed.checkpoint: ``.metadata``, and files in which each chunk is a ``torch.save``.
+
+Never opens one of those files: what it says of them follows from ``.metadata`` and their sizes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from ckptmove.errors import DamagedArchive, MissingShard
+from ckptmove.formats.contract import Container
+from ckptmove.formats.dcp.metadata import StoredObject, StoredTensor, parse_metadata
+from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.io.contracts import CopySegment
+from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.stream import read_pickle
+from ckptmove.pickles.tree import Dict, List, Opaque
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.formats.dcp.metadata import Path, Piece
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.pickles.tree import Value
+
+
+#: What stands in the tree for an object of which nothing is known.
+UNREAD: Final = "an object, saved whole"
+
+
+class ReadObject(NamedTuple):
+    """What is no tensor, as its piece was read.
+
+    Attributes:
+        kind: what the piece is; None where the object has written its own bytes.
+        machine: the machine that has read its pickle; None where its content is not all in one.
+    """
+
+    kind: ContainerName | None
+    machine: Machine | None
+
+
+class DistributedCheckpoint(Container):
+    """What ``torch.distributed.checkpoint.save`` writes.
+
+    Attributes:
+        name: ``dcp``.
+        source: ``.metadata``.
+        metadata: what it says.
+        sizes: sizes in bytes of the files that it names.
+        objects: what is no tensor, by name, once whoever may open the files has read it.
+        damaged: names of what could not be read of that, because it is not what was written.
+    """
+
+    name: ContainerName = "dcp"
+    has_devices = False
+
+    def __init__(self, source: ByteSource, sizes: Mapping[str, int], limits: Limits) -> None:
+        """Read ``.metadata``.
+
+        Args:
+            source: its bytes.
+            sizes: sizes in bytes of the files beside it, by the names that it may give them.
+            limits: what it may ask for.
+
+        Raises:
+            DamagedPickle: it is no pickle.
+            MissingShard: it names a file that is not there.
+            DamagedArchive: it is not as torch writes it.
+            UnsupportedContainer: it names what only its writer could read.
+            LimitExceeded: it asks for more than the limits allow.
+        """
+        self.source, self.limits = source, limits
+        self.objects: dict[str, ReadObject] = {}
+        self.damaged: set[str] = set()
+        self._pickle = read_pickle(source, 0, limits)
+        machine = interpret(self._pickle, limits)
+        self.globals = machine.globals
+        self.metadata = parse_metadata(machine, source.path)
+        named = dict.fromkeys(piece.file for piece in self.metadata.pieces)
+        lost = [file for file in named if file not in sizes]
+        if lost:
+            raise MissingShard(source.path, lost[0], len(lost) - 1)
+        self.sizes = {file: sizes[file] for file in named}
+        self._chunks = {
+            (tensor.name, chunk.offsets): (tensor, chunk)
+            for tensor in self.metadata.tensors
+            for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)  # of an empty one and a full one
+        }
+
+    def require_apart(self) -> None:
+        """Refuse pieces that share bytes: torch writes one after the other, so that one of them is not what it was.
+
+        Only once the files are seen to be of ``torch.save``: those of safetensors have places that are none.
+
+        Raises:
+            DamagedArchive: two of them do.
+        """
+        solid = [piece for piece in self.metadata.pieces if piece.span.nbytes]
+        solid.sort(key=lambda piece: (piece.file, piece.span.start))
+        for one, other in pairwise(solid):
+            if one.file == other.file and other.span.start < one.span.end:
+                names = f"'{one.name:.80}' and '{other.name:.80}'"
+                raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{one.file:.80}'")
+
+    def read(self) -> Machine:
+        """The tree of the object that was saved, nested as its keys tell, without a place in any pickle.
+
+        What is no tensor is not known, and lists are not told from dicts.
+        """
+        return self._nested({}, {})
+
+    def read_whole(self) -> Machine:
+        """As :meth:`read`, with the objects in their places, and with lists."""
+        objects = {name: one.machine for name, one in self.objects.items() if one.machine is not None}
+        members: dict[Path, set[str | int]] = {}
+        for keys, _ in self._places():
+            for length in range(len(keys)):
+                members.setdefault(keys[:length], set()).add(keys[length])
+        lists = {path: len(keys) for path, keys in members.items() if path and keys == set(range(len(keys)))}
+        machine = self._nested({name: one.root for name, one in objects.items()}, lists)
+        machine.end += sum(one.end - one.begin for one in objects.values())
+        machine.globals = dict(self.globals)
+        for one in objects.values():
+            machine.globals |= one.globals
+        return machine
+
+    def _nested(self, objects: Mapping[str, Value], lists: Mapping[Path, int]) -> Machine:
+        machine = Machine(b"", self.limits)
+        machine.end = len(self._pickle)
+        machine.globals = self.globals
+        nodes: dict[Path, Dict | List] = {(): Dict([], [])}
+        for keys, entry in self._places():
+            for length in range(1, len(keys)):
+                if keys[:length] not in nodes:
+                    nodes[keys[:length]] = _empty(lists.get(keys[:length]))
+                    _assign(nodes[keys[: length - 1]], keys[length - 1], nodes[keys[:length]])
+            _assign(nodes[keys[:-1]], keys[-1], objects[entry.name] if entry.name in objects else _value(entry))
+        machine.root = nodes[()]
+        return machine
+
+    def _places(self) -> Iterator[tuple[Path, StoredTensor | StoredObject]]:
+        """Each entry with the keys that lead to it."""
+        taken = {entry.path for entry in self.metadata.entries}
+        for entry in self.metadata.entries:
+            is_below = any(entry.path[:length] in taken for length in range(1, len(entry.path)))
+            # Where a tensor stands, nothing can stand below.
+            yield ((entry.name,) if is_below else entry.path), entry
+
+    def object_pickle(self) -> bytes:
+        """Nothing: each piece has a pickle of its own."""
+        return b""
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Compare the places of the pieces with the sizes of the files, and the chunks with their tensors.
+
+        Args:
+            storages: every tensor by name.
+        """
+        del storages
+        return (*self._amiss_in_files(), *self._amiss_in_entries())
+
+    def storage_span(self, key: str) -> Span | None:
+        """None: a tensor lies in pieces."""
+        del key
+        return None
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """``.metadata`` as it is: no device stands in it that could be another one.
+
+        Args:
+            pickle: nothing.
+            casts: none.
+        """
+        del pickle, casts
+        return (CopySegment(Span(0, self.source.size)),)
+
+    def whole_pieces(self) -> tuple[Piece, ...]:
+        """Those pieces that do not reach past the end of their file, in the order of the files."""
+        whole = [piece for piece in self.metadata.pieces if piece.span.end <= self.sizes[piece.file]]
+        return tuple(sorted(whole, key=lambda piece: (piece.file, piece.span.start)))
+
+    def chunk_at(self, piece: Piece) -> tuple[str, tuple[int, ...]] | None:
+        """The dtype and the shape of the chunk that a piece holds; None where it holds none."""
+        found = None if piece.offsets is None else self._chunks.get((piece.name, piece.offsets))
+        return None if found is None else (found[0].dtype, found[1].sizes)
+
+    def _amiss_in_files(self) -> Iterator[ArchiveFact]:
+        for piece in self.metadata.pieces:
+            record = f"{piece.file}/{piece.name}"
+            lost = min(piece.span.end - self.sizes[piece.file], piece.span.nbytes)
+            expected = self.chunk_at(piece)
+            short = 0 if expected is None else prod(expected[1]) * ITEM_BYTES[expected[0]] - piece.span.nbytes
+            if lost > 0:
+                yield ArchiveFact("past-end", record, lost)
+            elif short > 0:
+                yield ArchiveFact("short-storage", record, short)
+
+    def _amiss_in_entries(self) -> Iterator[ArchiveFact]:
+        there = {(piece.name, piece.offsets) for piece in self.metadata.pieces}
+        for entry in self.metadata.entries:
+            if isinstance(entry, StoredObject):
+                if (entry.name, None) not in there:
+                    yield ArchiveFact("missing-storage", entry.name, 0)
+                continue
+            solid = [chunk for chunk in entry.chunks if chunk.volume]
+            unsaved = [chunk for chunk in solid if (entry.name, chunk.offsets) not in there]
+            if unsaved:
+                yield ArchiveFact("missing-storage", entry.name, sum(map(entry.nbytes, unsaved)))
+            uncovered = entry.uncovered
+            if uncovered > 0:
+                yield ArchiveFact("short-storage", entry.name, uncovered)
+
+
+def _empty(length: int | None) -> Dict | List:
+    """A dict, or a list of so many items."""
+    return Dict([], []) if length is None else List([None] * length, [-1] * length)
+
+
+def _assign(into: Dict | List, key: str | int, value: Value) -> None:
+    if isinstance(into, List):
+        into.items[cast("int", key)] = value  # the keys of a list are all numbers
+    else:
+        into.flat += key, value
+        into.starts += -1, -1
+
+
+def _value(entry: StoredTensor | StoredObject) -> Value:
+    if isinstance(entry, StoredObject):
+        return Opaque(UNREAD)
+    return rebuild_call(entry.name, entry.dtype, entry.shape, requires_grad=entry.requires_grad)

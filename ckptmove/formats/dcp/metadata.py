@@ -1,0 +1,269 @@
+"""The ``.metadata`` of torch.distributed.checkpoint: which tensors there are, in which chunks, and where each lies.
+
+Never imports a class of it and never believes a number: what torch would not write is damage.
+
+From torch/distributed/checkpoint/metadata.py, filesystem.py (``_StorageInfo``) and default_planner.py.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
+
+from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
+from ckptmove.formats.chunks import Chunk, flaw_of
+from ckptmove.formats.dcp.classes import METADATA, differs_by_one, is_plain, properties_of, require_loadable
+from ckptmove.model import Span
+from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, bytes_of, items, sizes
+from ckptmove.pickles.tree import Call, Dict, Tuple
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.pickles.state import Machine
+    from ckptmove.pickles.tree import Value
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_TENSOR: Final = f"{METADATA}.TensorStorageMetadata"
+_OBJECT: Final = f"{METADATA}.BytesStorageMetadata"
+_ROOT: Final = f"{METADATA}.Metadata"
+_CHUNK: Final = f"{METADATA}.ChunkStorageMetadata"
+_INDEX: Final = f"{METADATA}.MetadataIndex"
+_PLACE: Final = "torch.distributed.checkpoint.filesystem._StorageInfo"
+#: Keys and values of one object in it: those of torch have six fields at most, and trainers add a few.
+_MOST_FIELDS: Final = 128
+#: As many as torch's operators take.
+_MOST_AXES: Final = 64
+#: A state_dict nests five or six deep; deeper paths are one name.
+_DEEPEST_PATH: Final = 64
+#: Letters of all names of pieces together, where they share theirs: some, and a number for each byte.
+_LETTERS: Final = 1 << 20
+_LETTERS_PER_BYTE: Final = 8
+_SHOWN: Final = 80
+
+
+class StoredTensor(NamedTuple):
+    """A tensor, put together from chunks.
+
+    Attributes:
+        name: its fully qualified name, as written.
+        path: the keys that lead to it in the saved object; joined by dots, its name. A number is a place in a list.
+        dtype: torch's name without ``torch.``.
+        shape: of the whole.
+        requires_grad: as saved.
+        chunks: its parts; none overlaps another one.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    requires_grad: bool
+    chunks: tuple[Chunk, ...]
+
+    def nbytes(self, chunk: Chunk) -> int:
+        """Bytes of the elements of one of its chunks."""
+        return chunk.volume * ITEM_BYTES[self.dtype]
+
+    @property
+    def uncovered(self) -> int:
+        """Bytes of its elements that lie in none of its chunks; below zero where ranks repeat one without axes."""
+        return (prod(self.shape) - sum(chunk.volume for chunk in self.chunks)) * ITEM_BYTES[self.dtype]
+
+
+class StoredObject(NamedTuple):
+    """Anything that is no tensor: it was saved whole.
+
+    Attributes:
+        name: as of a tensor.
+        path: as of a tensor.
+    """
+
+    name: str
+    path: Path
+
+
+class Piece(NamedTuple):
+    """A run of bytes in one of the files: a whole ``torch.save`` of a chunk or of an object.
+
+    Attributes:
+        name: of the tensor or object.
+        offsets: where its chunk begins in the tensor; None for an object.
+        file: name of the file, seen from the folder.
+        span: its bytes in the file.
+    """
+
+    name: str
+    offsets: tuple[int, ...] | None
+    file: str
+    span: Span
+
+
+class DistributedMetadata(NamedTuple):
+    """What ``.metadata`` says.
+
+    Attributes:
+        entries: tensors and objects in order.
+        pieces: where their bytes lie, in order.
+    """
+
+    entries: tuple[StoredTensor | StoredObject, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        """Those of the entries that are tensors."""
+        return tuple(entry for entry in self.entries if isinstance(entry, StoredTensor))
+
+
+def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:
+    """Read the tree of a ``.metadata``.
+
+    Args:
+        machine: the machine that has read it.
+        path: of the file, for errors.
+
+    Raises:
+        DamagedPickle: ``pickle.load`` refuses it.
+        DamagedArchive: it is not as torch writes it, or its chunks do not fit their tensor.
+        UnsupportedContainer: it names a dtype that torch does not have, or pieces that were transformed.
+        LimitExceeded: its tensors share more chunks, or its pieces longer names, than its bytes account for.
+    """
+    require_loadable(machine)
+    return _Parser(machine, path).run()
+
+
+class _Parser:
+    def __init__(self, machine: Machine, path: str) -> None:
+        self._root = machine.root
+        self._path = path
+        self._chunks = 0
+        # Each chunk takes more than a byte, unless tensors share a list of them: none does that torch writes.
+        self._most_chunks = machine.limits.factor * (machine.end - machine.begin)
+        self._letters = 0
+        # A planner of somebody else may join keys by a slash: then no name is made up by dots.
+        self._misnamed: tuple[str, str] | None = None
+        self._has_joined = False
+        self._most_letters = machine.limits.factor * _LETTERS + _LETTERS_PER_BYTE * self._most_chunks
+
+    def run(self) -> DistributedMetadata:
+        root = self._fields(self._root, "the root", _ROOT)
+        entries = self._table(root, "state_dict_metadata")
+        planner = root.get("planner_data")
+        paths = {key: value for key, value, _ in planner.pairs()} if type(planner) is Dict else {}
+        read = tuple(self._entry(name, value, self._keys(name, paths.get(name))) for name, value in entries)
+        if self._misnamed and self._has_joined:
+            name, joined = self._misnamed
+            self._damage(f"the name {name[:_SHOWN]!r} is not that of its keys, {joined[:_SHOWN]!r}")
+        pieces = tuple(self._piece(index, info) for index, info in self._pairs(root, "storage_data"))
+        return DistributedMetadata(read, pieces)
+
+    def _entry(self, name: str, value: Value, path: Path) -> StoredTensor | StoredObject:
+        kind = value.name if type(value) is Call and is_plain(value) else ""
+        if kind == _OBJECT:
+            return StoredObject(name, path)
+        if kind != _TENSOR:
+            self._damage(f"{name[:_SHOWN]!r} is neither a tensor nor an object")
+        fields = self._fields(value, name, _TENSOR)
+        dtype, requires_grad = self._properties(fields.get("properties"), name)
+        try:
+            shape = sizes(fields.get("size"))
+            bytes_of(shape[:_MOST_AXES], dtype)
+            chunks = tuple(self._chunk(one) for one in self._counted(items(fields.get("chunks"))))
+        except (NotATensor, IndexError):
+            self._damage(f"the sizes of tensor {name[:_SHOWN]!r} are not as torch writes them")
+        if len(shape) > _MOST_AXES:
+            self._damage(f"tensor {name[:_SHOWN]!r} has {len(shape)} axes")
+        flaw = flaw_of(shape, chunks)
+        if flaw:
+            self._damage(f"{flaw} tensor {name[:_SHOWN]!r}")
+        return StoredTensor(name, path, dtype, shape, requires_grad, chunks)
+
+    def _properties(self, value: Value, name: str) -> tuple[str, bool]:
+        """The dtype and ``requires_grad`` of ``TensorProperties``, whose state has been a tuple in each version."""
+        state = properties_of(value)
+        if state is None:
+            self._damage(f"the properties of tensor {name[:_SHOWN]!r} are not as torch writes them")
+        dtype, requires_grad = state
+        if dtype not in ITEM_BYTES:
+            described = f"a distributed checkpoint with dtype {dtype[:_SHOWN]!r}"
+            raise UnsupportedContainer(self._path, "dcp", described)
+        return dtype, requires_grad
+
+    def _counted(self, chunks: list[Value] | tuple[Value, ...]) -> list[Value] | tuple[Value, ...]:
+        self._chunks += len(chunks)
+        if self._chunks > self._most_chunks:
+            raise LimitExceeded("chunks of tensors", limit=self._most_chunks, actual=self._chunks, path=self._path)
+        return chunks
+
+    def _chunk(self, value: Value) -> Chunk:
+        fields = self._fields(value, "a chunk", _CHUNK)
+        return Chunk(sizes(fields.get("offsets")), sizes(fields.get("sizes")))
+
+    def _piece(self, index: Value, info: Value) -> Piece:
+        key = self._fields(index, "an index", _INDEX)
+        fields = self._fields(info, "a place", _PLACE)
+        name, offsets = key.get("fqn"), key.get("offset")
+        file, start, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+        if type(name) is not str or type(file) is not str or type(start) is not int or type(length) is not int:
+            self._damage("a place in it is not as torch writes it")
+        self._letters += len(name)
+        if self._letters > self._most_letters:
+            resource = "the length of all names"
+            raise LimitExceeded(resource, limit=self._most_letters, actual=self._letters, path=self._path)
+        if not (0 <= start <= LARGEST and 0 <= length <= LARGEST):
+            self._damage(f"the place of {name[:_SHOWN]!r} is none: {_number(length)} bytes from {_number(start)}")
+        if fields.get("transform_descriptors") is not None:
+            described = "a distributed checkpoint whose pieces are compressed or encrypted (transform_descriptors)"
+            raise UnsupportedContainer(self._path, "dcp", described)
+        try:
+            at = sizes(offsets) if offsets is not None else None
+        except (NotATensor, IndexError):
+            self._damage(f"the offset of a chunk of {name[:_SHOWN]!r} is none")
+        return Piece(name, at, file, Span(start, start + length))
+
+    def _keys(self, name: str, path: Value) -> Path:
+        """The keys that lead to an entry, where they make up its name; else that is the only one."""
+        keys = path.items if type(path) is Tuple else ()
+        if 0 < len(keys) <= _DEEPEST_PATH:
+            texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
+            # Texts that many paths share are not joined for each of them.
+            joined = ".".join(texts) if sum(map(len, texts)) + len(texts) - 1 == len(name) else ""
+            if joined == name:
+                self._has_joined = self._has_joined or len(texts) > 1
+                return tuple(key if type(key) is int else text for key, text in zip(keys, texts, strict=True))
+            if joined and differs_by_one(joined, name):
+                self._misnamed = self._misnamed or (name, joined)
+        return (name,)
+
+    def _fields(self, value: Value, what: str, name: str) -> Dict:
+        """The fields of an object of torch's class of that name, or of a class of somebody else in its place."""
+        is_one = type(value) is Call and is_plain(value) and (value.name == name or not value.name.startswith("torch."))
+        state = value.state if type(value) is Call and is_one else None
+        if type(state) is not Dict or len(state.flat) > _MOST_FIELDS:
+            self._damage(f"{what[:_SHOWN]!r} in it is not as torch writes it")
+        return state
+
+    def _pairs(self, root: Dict, field: str) -> Iterator[tuple[Value, Value]]:
+        table = root.get(field)
+        if type(table) is not Dict:
+            self._damage(f"it has no {field}")
+        return ((key, value) for key, value, _ in table.pairs())
+
+    def _table(self, root: Dict, field: str) -> list[tuple[str, Value]]:
+        found: dict[str, Value] = {}
+        for key, value in self._pairs(root, field):
+            if type(key) is not str:
+                self._damage(f"a name in its {field} is none")
+            found[key] = value
+        return list(found.items())
+
+    def _damage(self, detail: str) -> NoReturn:
+        raise DamagedArchive(self._path, detail)
+
+
+def _number(value: int) -> str:
+    """A number as text; Python refuses to write out the longest."""
+    return str(value) if value.bit_length() <= LARGEST.bit_length() else f"a number of {value.bit_length()} bits"

@@ -1,0 +1,188 @@
+"""JSON of a ``torch.export`` archive: its values, the devices in it, and its text with other devices.
+
+Never writes the text anew: only the bytes of a device that changes are replaced.
+
+From torch/_export/serde/schema.py: a ``Device`` is ``{"type": "cuda", "index": 0}``, the only object with these two
+keys. Where torch/export/passes ``move_to_device_pass`` has been, an argument called ``device`` is a string instead:
+``{"as_string": "cuda:0"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from ckptmove.errors import DamagedArchive, LimitExceeded
+from ckptmove.torch_facts.devices import is_device_string, split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Bytes of all JSON of an archive, and of what is inflated besides; and objects, lists and values in the JSON. A graph
+#: of 60,000 nodes has 84 MB and about 4 million values.
+_MOST_BYTES: Final = 1 << 27
+_MOST_VALUES: Final = 1 << 22
+#: In valid JSON the brace is never inside a string: the quote behind it would end that, and a name cannot follow.
+_DEVICE: Final = re.compile(
+    rb'\{\s*(?:"type"\s*:\s*(?P<type>"[^"\\]*")\s*,\s*"index"\s*:\s*(?P<index>null|-?\d+)'
+    rb'|"index"\s*:\s*(?P<index2>null|-?\d+)\s*,\s*"type"\s*:\s*(?P<type2>"[^"\\]*")'
+    rb'|"as_string"\s*:\s*(?P<text>"[^"\\]*"))\s*\}'
+)
+#: In the order of the text.
+_GROUPS: Final = ("type", "index", "index2", "type2", "text")
+#: torch names mps tensors ``mps:0`` in a graph, and ``mps`` in a file of ``torch.save``.
+_WITHOUT_INDEX: Final = "mps"
+_ON_HOST: Final = frozenset({"cpu", "meta"})
+_TYPE: Final = re.compile(r"[a-z][a-z0-9_]*")
+_MOST_INDEX: Final = (1 << 15) - 1
+
+
+class Device:
+    """A device in the text.
+
+    Attributes:
+        place: which of the devices of the text it is.
+        tag: as ``torch.save`` would write it: ``cuda:0``.
+        is_value: whether it is that of a tensor's metadata; else a node's argument.
+        is_word: whether it is a string that may mean something else: ``torch.autocast`` keeps its device so.
+    """
+
+    __slots__ = ("is_value", "is_word", "place", "tag")
+
+    def __init__(self, place: int, kind: str, index: int | None, *, is_word: bool = False) -> None:
+        self.place = place
+        self.tag = kind if index is None or (kind, index) == (_WITHOUT_INDEX, 0) else f"{kind}:{index}"
+        self.is_value = False
+        self.is_word = is_word
+
+
+class JsonBudget:
+    """What the records of one archive may hold in memory at once, all together."""
+
+    def __init__(self, path: str, factor: int) -> None:
+        """Begin with nothing taken.
+
+        Args:
+            path: of the file, for errors.
+            factor: how many times as much as usual is allowed.
+        """
+        self._path, self._factor = path, factor
+        self._taken = {"bytes": 0, "values": 0}
+
+    def take(self, **counts: int) -> None:
+        """Count ``bytes`` or ``values``.
+
+        Raises:
+            LimitExceeded: they are more than are left.
+        """
+        for what, count in counts.items():
+            self._taken[what] += count
+            limit = self._factor * {"bytes": _MOST_BYTES, "values": _MOST_VALUES}[what]
+            if self._taken[what] > limit:
+                resource = f"the number of {what} in the JSON and the pickles of the archive"
+                raise LimitExceeded(resource, limit=limit, actual=self._taken[what], path=self._path)
+
+
+class ExportJson:
+    """A JSON record.
+
+    Attributes:
+        name: of the record.
+        text: its bytes.
+        value: what it says; a :class:`Device` in the place of each device.
+        devices: in the order of the text.
+        strings: by key, the different texts that stand under it; kept for ``expr_str`` and ``target``.
+    """
+
+    def __init__(self, name: str, text: bytes, path: str, budget: JsonBudget) -> None:
+        """Read it.
+
+        Args:
+            name: of the record.
+            text: its bytes.
+            path: of the file, for errors.
+            budget: what the archive may hold; this record is counted.
+
+        Raises:
+            DamagedArchive: it is not JSON, nests too deep, or has one key twice.
+            LimitExceeded: it holds too many values.
+        """
+        self.name, self.text, self._path = name, text, path
+        budget.take(values=sum(text.count(mark) for mark in (b"{", b"[", b",")))
+        self.devices: list[Device] = []
+        self.strings: dict[str, set[str]] = {"expr_str": set(), "target": set()}
+        try:
+            self.value: Any = json.loads(text.decode("utf-8"), object_pairs_hook=self._object, parse_constant=_refuse)
+        except RecursionError as error:
+            raise self.damage("nests too deep") from error
+        except ValueError as error:
+            raise self.damage("is not JSON as torch writes it") from error
+
+    def edited(self, changes: Mapping[int, str]) -> bytes:
+        """The text with other devices.
+
+        Args:
+            changes: new tags by the places of the devices.
+
+        Raises:
+            DamagedArchive: the devices are not where torch writes them.
+        """
+        matches = [match for match in _DEVICE.finditer(self.text) if match["text"] is None or _is_device(match["text"])]
+        if len(matches) != len(self.devices):
+            raise self.damage("has a device that is not written as torch writes it")
+        pieces: list[bytes] = []
+        position = 0
+        for place, tag in sorted(changes.items()):
+            kind, index = split(tag)
+            if index is None and kind not in _ON_HOST:
+                index = 0
+            text = kind if index is None else f"{kind}:{index}"
+            new = {"type": f'"{kind}"', "index": "null" if index is None else f"{index}", "text": f'"{text}"'}
+            match = matches[place]
+            for group in (group for group in _GROUPS if match[group] is not None):
+                pieces += self.text[position : match.start(group)], new[group.rstrip("2")].encode()
+                position = match.end(group)
+        return b"".join((*pieces, self.text[position:]))
+
+    def without_devices(self) -> bytes:
+        """The text with nothing in the place of each device."""
+        return _DEVICE.sub(
+            lambda match: match[0] if match["text"] and not _is_device(match["text"]) else b"", self.text
+        )
+
+    def damage(self, detail: str) -> DamagedArchive:
+        """The error for a record that is not as torch writes it."""
+        return DamagedArchive(self._path, f"{self.name} {detail}")
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> Any:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("one key twice")
+        if found.keys() == {"type", "index"}:
+            kind, index = found["type"], found["index"]
+            is_index = index is None or (type(index) is int and 0 <= index <= _MOST_INDEX)
+            if is_index and type(kind) is str and _TYPE.fullmatch(kind):
+                self.devices.append(Device(len(self.devices), kind, index))
+                return self.devices[-1]
+        if len(found) == 1 and type(text := found.get("as_string")) is str and _is_device(json.dumps(text).encode()):
+            self.devices.append(Device(len(self.devices), *split(text), is_word=True))
+            return self.devices[-1]
+        device, argument = found.get("device"), found.get("arg")
+        if type(device) is Device and "sizes" in found:
+            device.is_value = True
+        if type(argument) is Device and found.get("name") == "device":
+            argument.is_word = False
+        for key, texts in self.strings.items():
+            if type(found.get(key)) is str:
+                texts.add(found[key])
+        return found
+
+
+def _is_device(text: bytes) -> bool:
+    """Whether a string names a device, in its quotes."""
+    return is_device_string(text[1:-1].decode("utf-8", "replace"))
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(text)

@@ -1,0 +1,269 @@
+"""A safetensors file: a table of names, dtypes, shapes and offsets in JSON, then the bytes of the tensors.
+
+Never reads a tensor's bytes, and never takes a table that does not cover the file exactly once.
+
+From the format's description and ``safetensors/src/tensor.rs`` (``Metadata::validate``, ``Dtype``). The library itself
+does not say where a tensor's bytes lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
+from ckptmove.formats.contract import Container
+from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.io.contracts import CopySegment
+from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.rebuild_arguments import LARGEST
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.pickles.tree import Value
+
+_LENGTH_BYTES: Final = 8
+_METADATA: Final = "__metadata__"
+#: Sizes are signed 64-bit integers.
+_MOST_DIGITS: Final = 19
+#: Far more than any operator takes, and few enough that a product stays cheap.
+_MOST_AXES: Final = 1000
+_LONGEST_PRODUCER: Final = 40
+#: The shortest row, '"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}', has three objects and lists in 49 bytes.
+_BYTES_PER_OPENING: Final = 16
+_OPENINGS: Final = b"{["
+#: What a row has: its own object and two lists, its name, three keys and a dtype.
+_OPENINGS_PER_ROW: Final = 3
+_STRINGS_PER_ROW: Final = 5
+#: Those of the metadata, two for each entry: more entries than any file has tensors, which they may be about.
+_OTHER_STRINGS: Final = 1 << 19
+_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(_OPENINGS + b'"'))
+#: Openings, or a string with what stands in it.
+_RUN: Final = re.compile(rb'([{\[]+)|"[^"]*"?')
+_DTYPES: Final[dict[str, str]] = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn_x2",
+}  # fmt: skip
+#: Numbers that one element of torch's dtype stands for: the table counts numbers, torch counts bytes.
+_NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
+
+
+class _Tensor(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        name: as written.
+        dtype: torch's name.
+        shape: as torch has it.
+        span: its bytes, seen from the end of the header.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    span: Span
+
+
+class SafetensorsFile(Container):
+    """A file of ``safetensors.torch.save_file``.
+
+    Attributes:
+        name: ``safetensors``.
+        source: its bytes.
+        byteorder: ``little``, always.
+        producer: the ``format`` in its metadata: ``pt`` where torch wrote it.
+    """
+
+    name: ContainerName = "safetensors"
+    has_devices = False
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        """Read the header.
+
+        Raises:
+            DamagedArchive: it is no table of tensors, or does not fit the file.
+            UnsupportedContainer: it names a dtype that torch does not have.
+            LimitExceeded: it has more tensors than the limits allow, more objects and lists than a table can have, or
+                more strings beside those of its rows than any metadata.
+        """
+        self.source = source
+        self.limits = limits
+        length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")
+        self._data_start = _LENGTH_BYTES + length
+        if self._data_start > source.size:
+            raise self._damage(f"its header takes {length} bytes, and the file ends before")
+        header = self._parse(source.read(_LENGTH_BYTES, self._data_start))
+        self._metadata = header.pop(_METADATA, None)
+        self.producer = self._format(self._metadata)
+        if len(header) > limits.records:
+            raise LimitExceeded("the number of tensors", limit=limits.records, actual=len(header))
+        self._tensors = [self._tensor(name, row) for name, row in header.items()]
+        self._check_cover()
+        self._spans = {
+            tensor.name: Span(self._data_start + tensor.span.start, self._data_start + tensor.span.end)
+            for tensor in self._tensors
+        }
+
+    def read(self) -> Machine:
+        """The tree that ``load_file(path)`` would return, without a place in any pickle: a state_dict."""
+        flat: list[Value] = []
+        for tensor in self._tensors:
+            flat += tensor.name, rebuild_call(tensor.name, tensor.dtype, tensor.shape)
+        machine = Machine(b"", self.limits)
+        machine.end = self._data_start
+        root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
+        root.assigned = Dict(flat, [-1] * len(flat))
+        machine.root = root
+        return machine
+
+    def object_pickle(self) -> bytes:
+        """Nothing: there is no pickle in the format."""
+        return b""
+
+    def extras(self) -> tuple[tuple[str, bytes], ...]:
+        """The metadata: strings by strings, beside the tensors."""
+        text = json.dumps(self._metadata, sort_keys=True)
+        return ((_METADATA, hashlib.sha256(text.encode()).digest()),) if self._metadata else ()
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Nothing is amiss with the tensors of the file: its table has been checked.
+
+        Args:
+            storages: every tensor by name, and what else is asked for.
+        """
+        return tuple(
+            ArchiveFact("missing-storage", storage.key, storage.nbytes)
+            for storage in storages
+            if storage.key not in self._spans
+        )
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a tensor's bytes lie in the source; None for a name that the file does not have."""
+        return self._spans.get(key)
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """The file as it is: no device stands in it that could be another one.
+
+        Args:
+            pickle: nothing.
+            casts: none.
+        """
+        del pickle, casts
+        return (CopySegment(Span(0, self.source.size)),)
+
+    def _parse(self, raw: bytes) -> dict[str, Any]:
+        self._bound(raw)
+        try:
+            header: dict[str, Any] = json.loads(
+                raw.decode("utf-8"),
+                object_pairs_hook=_once,
+                parse_int=_integer,
+                parse_float=_refuse,
+                parse_constant=_refuse,
+            )
+        except RecursionError as error:
+            raise self._damage("its header nests too deep") from error
+        except ValueError as error:
+            raise self._damage(f"its header is no JSON of safetensors: {error}") from error
+        return header  # which begins with a brace, else the file would pass for something else
+
+    def _bound(self, raw: bytes) -> None:
+        """Refuse what would take far more memory than its bytes: objects, lists and strings are Python's, each of them.
+
+        Raises:
+            LimitExceeded: there are more of them than rows of tensors have, and metadata.
+        """
+        openings, strings = sum(raw.count(opening) for opening in (b"{", b"[")), raw.count(b'"') // 2
+        most = len(raw) // _BYTES_PER_OPENING + len(_OPENINGS)
+        factor = self.limits.factor
+        if openings > factor * most or strings > factor * _OTHER_STRINGS:  # or they stand in the texts of the metadata
+            openings, strings = _count(raw)
+            self._require("objects and lists in the header", openings, factor * most)
+            others = strings - _STRINGS_PER_ROW * (openings // _OPENINGS_PER_ROW)
+            self._require("strings in the header that are of no tensor", others, factor * _OTHER_STRINGS)
+
+    def _require(self, what: str, actual: int, most: int) -> None:
+        if actual > most:
+            raise LimitExceeded(f"the number of {what}", limit=most, actual=actual, path=self.source.path)
+
+    def _format(self, metadata: object) -> str | None:
+        """The library that the metadata names; they are strings by strings, or not there."""
+        if metadata is None:
+            return None
+        if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+            raise self._damage(f"its {_METADATA} are not strings by strings")
+        name = metadata.get("format")
+        return f"format {name[:_LONGEST_PRODUCER]}" if name else None
+
+    def _tensor(self, name: str, row: object) -> _Tensor:
+        match row:
+            case {"dtype": str() as code, "shape": [*shape], "data_offsets": [start, end]}:
+                pass
+            case _:
+                raise self._damage(f"the row of tensor {name[:40]!r} is not as safetensors writes it")
+        if len(shape) > _MOST_AXES or any(type(size) is not int or size < 0 for size in (*shape, start, end)):
+            raise self._damage(f"a size or an offset of tensor {name[:40]!r} is none")
+        dtype = _DTYPES.get(code)
+        if dtype is None:
+            raise UnsupportedContainer(self.source.path, self.name, f"a safetensors file with dtype {code[:40]!r}")
+        numbers = _NUMBERS.get(dtype, 1)
+        nbytes, rest = divmod(prod(shape) * ITEM_BYTES[dtype], numbers)
+        if rest or nbytes != end - start or (numbers > 1 and shape[-1] % numbers):
+            raise self._damage(f"tensor {name[:40]!r} takes {end - start} bytes, which its shape does not need")
+        if numbers > 1:
+            shape[-1] //= numbers
+        return _Tensor(name, dtype, tuple(shape), Span(start, end))
+
+    def _check_cover(self) -> None:
+        """Every byte after the header belongs to one tensor."""
+        position = 0
+        for tensor in sorted(self._tensors, key=lambda one: (one.span.start, one.span.end)):
+            if tensor.span.start != position:
+                what = "overlaps the one before it" if tensor.span.start < position else "leaves a hole before it"
+                raise self._damage(f"tensor {tensor.name[:40]!r} {what}")
+            position = tensor.span.end
+        there = self.source.size - self._data_start
+        if there != position:
+            raise self._damage(f"its tensors take {position} bytes, and the file has {there}")
+
+    def _damage(self, detail: str) -> DamagedArchive:
+        return DamagedArchive(self.source.path, detail)
+
+
+def _count(raw: bytes) -> tuple[int, int]:
+    """How many objects and lists begin in JSON, outside of its strings, and how many strings it has."""
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Where one string ends and the next begins, or nothing is in one, two quotes are next to each other: both can go.
+    structure = unescaped.translate(None, _NOT_STRUCTURE)
+    runs = _RUN.finditer(structure.replace(b'""', b""))
+    return sum(len(run[1] or b"") for run in runs), structure.count(b'"') // 2
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        key.encode("utf-8")  # half a surrogate pair is no text, says Rust
+        if key in found:
+            raise ValueError(f"{key[:40]!r} stands in it twice")
+        found[key] = value
+    return found
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= _MOST_DIGITS and int(text) <= LARGEST else _refuse(text)
+
+
+def _refuse(text: str) -> int:
+    raise ValueError(f"{text[:40]} is no size")

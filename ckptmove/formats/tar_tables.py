@@ -1,0 +1,287 @@
+"""The members ``storages`` and ``tensors`` of a tar of torch 0.1: pickles in a row, with raw bytes between them.
+
+Never runs a pickle, and never reads a storage: only the count of elements that stands before each.
+
+From torch/serialization.py ``legacy_load``, and torch/csrc/serialization.cpp ``THPStorage_readFileRaw``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
+from ckptmove.io.part import PartSource
+from ckptmove.model import Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.stream import read_pickle
+from ckptmove.pickles.tree import Global, Sequence, Tuple
+from ckptmove.torch_facts.dtypes import ITEM_BYTES, STORAGE_DTYPE
+from ckptmove.torch_facts.weights_only import dangerous
+
+if TYPE_CHECKING:
+    from ckptmove.formats.tar_index import TarMember
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.limits import Limits
+    from ckptmove.pickles.tree import Value
+
+#: Storages, views or tensors of one file: each costs a pickle of its own.
+_MOST_ENTRIES: Final = 1 << 18
+_MOST_AXES: Final = 1000
+_COUNT_BYTES: Final = 8
+_VIEW_FIELDS: Final = 4
+
+
+class TarPickle(NamedTuple):
+    """One of the pickles in the members.
+
+    Attributes:
+        data: its bytes.
+        span: where they lie in the file.
+    """
+
+    data: bytes
+    span: Span
+
+
+class TarStorage(NamedTuple):
+    """A storage; its pickle is ``(key, location, class)``.
+
+    Attributes:
+        key: the address that it had when it was saved: its name.
+        numel: number of its elements.
+        span: its bytes in the file.
+        place: place of its pickle among those of the member.
+    """
+
+    key: int
+    numel: int
+    span: Span
+    place: int
+
+
+class TarView(NamedTuple):
+    """A storage that is a part of another one.
+
+    Attributes:
+        key: its name.
+        root: name of the storage that it is a part of.
+        offset: its first element there.
+        numel: number of its elements.
+    """
+
+    key: int
+    root: int
+    offset: int
+    numel: int
+
+
+class TarTensor(NamedTuple):
+    """A tensor; its pickle is ``(key, storage, class)``.
+
+    Attributes:
+        key: its name.
+        storage: name of its storage, or of a view.
+        shape: its sizes, as they stand there.
+        stride: its steps in elements, as they stand there.
+        offset: its first element in the storage, as it stands there.
+        place: place of its pickle among those of the member.
+    """
+
+    key: int
+    storage: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    place: int
+
+
+class StorageTable(NamedTuple):
+    """The member ``storages``.
+
+    Attributes:
+        pickles: all of its pickles, in order: the number of storages, one for each, and the list of views.
+        storages: the storages.
+        views: the views.
+        rest: bytes behind the last pickle.
+    """
+
+    pickles: tuple[TarPickle, ...]
+    storages: tuple[TarStorage, ...]
+    views: tuple[TarView, ...]
+    rest: int
+
+
+class TensorTable(NamedTuple):
+    """The member ``tensors``.
+
+    Attributes:
+        pickles: all of its pickles, in order: the number of tensors, and one for each.
+        tensors: the tensors.
+        rest: bytes behind the last tensor.
+    """
+
+    pickles: tuple[TarPickle, ...]
+    tensors: tuple[TarTensor, ...]
+    rest: int
+
+
+class MemberReader:
+    """Reads a member from its beginning, pickle by pickle.
+
+    Attributes:
+        pickles: those that were read.
+    """
+
+    def __init__(self, source: ByteSource, member: TarMember, limits: Limits) -> None:
+        self.pickles: list[TarPickle] = []
+        self._source = PartSource(source, member.span)
+        self._member = member
+        self._limits = limits
+        self._position = 0
+        #: What its pickles name.
+        self._names: dict[str, int] = {}
+
+    @property
+    def rest(self) -> int:
+        """Bytes that have not been read."""
+        return self._source.size - self._position
+
+    def read_pickle(self) -> bytes:
+        """The next pickle, not interpreted.
+
+        Raises:
+            DamagedPickle: there is none.
+            LimitExceeded: it is larger than the limits allow.
+        """
+        data = read_pickle(self._source, self._position, self._limits)
+        self.pickles.append(TarPickle(data, self.pass_over(len(data))))
+        return data
+
+    def read_value(self) -> Value:
+        """What the next pickle stands for.
+
+        Raises:
+            DamagedArchive: there is none.
+            LimitExceeded: it asks for more than the limits allow.
+        """
+        begin = self._position
+        try:
+            machine = interpret(self.read_pickle(), self._limits)
+        except DamagedPickle as error:
+            raise self.damage(f"{error.detail} at byte {begin + error.offset}", error.runs) from error
+        self._names |= machine.globals
+        return machine.root
+
+    def read_count(self) -> int:
+        """The number of entries that follow."""
+        count = self.read_value()
+        if type(count) is not int or count < 0:
+            raise self.damage("it does not begin with a number")
+        limit = self._limits.factor * _MOST_ENTRIES
+        if count > limit:
+            resource = f"entries of member '{self._member.name}'"
+            raise LimitExceeded(resource, limit=limit, actual=count)
+        return count
+
+    def read_entry(self, what: str) -> tuple[int, Value, Value]:
+        """The three things in the next pickle, of which the first is a key."""
+        root = self.read_value()
+        if type(root) is not Tuple or len(root.items) != 3:  # noqa: PLR2004  # as both members have them
+            raise self.damage(f"what should be a {what} is none")
+        key, second, third = root.items
+        return self.as_key(key), second, third
+
+    def as_key(self, value: Value) -> int:
+        """An address: a number as torch writes it."""
+        if type(value) is not int or value < 0:
+            raise self.damage("a key in it is no number")
+        return value
+
+    def read_raw(self, nbytes: int) -> bytes:
+        """The next bytes."""
+        if nbytes > self.rest:
+            raise self.damage("it ends too early")
+        begin = self._position
+        self._position += nbytes
+        return self._source.read(begin, self._position)
+
+    def pass_over(self, nbytes: int) -> Span:
+        """Where the next bytes lie in the file; they are not read."""
+        if nbytes > self.rest:
+            raise self.damage("it ends too early")
+        begin = self._member.span.start + self._position
+        self._position += nbytes
+        return Span(begin, begin + nbytes)
+
+    def damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
+        """What is wrong with the member.
+
+        Args:
+            detail: in what way.
+            runs: dangerous names in the pickle that is read, besides those of the pickles before it.
+        """
+        runs = (*dangerous(self._names), *runs)
+        return DamagedArchive(self._source.path, f"member '{self._member.name}': {detail}", runs=runs)
+
+
+def read_storages(source: ByteSource, member: TarMember, limits: Limits) -> StorageTable:
+    """Read the member ``storages``.
+
+    Raises:
+        DamagedArchive: it is not what torch writes, or ends too early.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    reader = MemberReader(source, member, limits)
+    storages: dict[int, TarStorage] = {}
+    for _ in range(reader.read_count()):
+        place = len(reader.pickles)
+        key, location, kind = reader.read_entry("storage")
+        dtype = STORAGE_DTYPE.get(kind.name) if type(kind) is Global else None
+        if dtype is None or type(location) is not str or key in storages:
+            raise reader.damage(f"storage '{key}' has no class or no device, or is there twice")
+        numel = int.from_bytes(reader.read_raw(_COUNT_BYTES), "little", signed=True)
+        if numel < 0:
+            raise reader.damage(f"storage '{key}' has {numel} elements")
+        storages[key] = TarStorage(key, numel, reader.pass_over(numel * ITEM_BYTES[dtype]), place)
+    views = _read_views(reader, storages)
+    return StorageTable(tuple(reader.pickles), tuple(storages.values()), views, reader.rest)
+
+
+def _read_views(reader: MemberReader, storages: dict[int, TarStorage]) -> tuple[TarView, ...]:
+    """The list of ``(key, root, offset, numel)`` behind the storages."""
+    root = reader.read_value()
+    if not isinstance(root, Sequence):
+        raise reader.damage("what should be a list of views is none")
+    views: dict[int, TarView] = {}
+    for item in root.items:
+        fields = item.items if type(item) is Tuple and len(item.items) == _VIEW_FIELDS else ()
+        numbers = [reader.as_key(field) for field in fields]
+        view = TarView(*numbers) if numbers else None
+        whole = storages.get(view.root) if view is not None else None
+        if view is None or whole is None or view.offset + view.numel > whole.numel:
+            raise reader.damage("a view in it is not a part of a storage")
+        if view.key in views or view.key in storages:
+            raise reader.damage(f"storage '{view.key}' is there twice")
+        views[view.key] = view
+    return tuple(views.values())
+
+
+def read_tensors(source: ByteSource, member: TarMember, limits: Limits) -> TensorTable:
+    """Read the member ``tensors``: after each pickle, the number of axes, sizes, strides and offset.
+
+    Raises:
+        DamagedArchive: it is not what torch writes, or ends too early.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    reader = MemberReader(source, member, limits)
+    tensors: dict[int, TarTensor] = {}
+    for _ in range(reader.read_count()):
+        place = len(reader.pickles)
+        key, storage, _ = reader.read_entry("tensor")
+        axes: int = struct.unpack("<i4x", reader.read_raw(8))[0]  # as long as a C long, of which torch reads half
+        if not 0 <= axes <= _MOST_AXES or key in tensors:
+            raise reader.damage(f"tensor '{key}' has {axes} axes, or is there twice")
+        *sizes, offset = struct.unpack(f"<{2 * axes + 1}q", reader.read_raw(8 * (2 * axes + 1)))
+        tensors[key] = TarTensor(key, reader.as_key(storage), tuple(sizes[:axes]), tuple(sizes[axes:]), offset, place)
+    return TensorTable(tuple(reader.pickles), tuple(tensors.values()), reader.rest)

@@ -1,0 +1,457 @@
+"""The archive that ``torch.export.save`` writes since 2.8: weights as raw bytes, their metadata and the graph as JSON.
+
+Never runs, imports or evaluates what is in it: ``torch.export.load`` does all three.
+
+Record names from torch/csrc/export/pt2_archive_constants.h, their contents from torch/export/pt2_archive/_package.py.
+The archive is the zip of ``torch.save`` with other records. A device stands in it in up to four places: in the metadata
+of each weight, in that of each value of the graph, in arguments of nodes, and in the pickles of the sample inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.errors import DamagedArchive, LimitExceeded, UneditableGraph, UnsupportedContainer
+from ckptmove.formats.export_code import called_names
+from ckptmove.formats.export_json import Device, ExportJson, JsonBudget
+from ckptmove.formats.export_pickle import ExportPickle, tags_of
+from ckptmove.formats.merge_pickles import nodes
+from ckptmove.formats.nested_streams import NestedStream, graft, open_stream
+from ckptmove.formats.torch_zip import TorchZip
+from ckptmove.formats.zip_archive.index import DEFLATED, STORED
+from ckptmove.formats.zip_archive.names import EXPORT_RECORD, export_form
+from ckptmove.io.part import MemorySource, PartSource
+from ckptmove.io.segments import blocks_of
+from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.rebuild_arguments import LARGEST
+from ckptmove.pickles.script import split_parts
+from ckptmove.pickles.tree import Call, Tuple
+from ckptmove.torch_facts.devices import same_device, split
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord
+    from ckptmove.formats.zip_archive.layout import NewRecord
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.pickles.state import Machine
+
+_VERSION: Final = "0"
+#: ``SCHEMA_VERSION`` in torch/_export/serde/schema.py: another first number is another schema.
+_SCHEMA: Final = 8
+_MODEL: Final = re.compile(r"models/(.+)\.json")
+#: Folders in ``data/``, each with the attribute of the program that its payloads are.
+_FOLDERS: Final = (("weights", "state_dict"), ("constants", "constants"))
+_RAW: Final = re.compile(r"weights/weight_\d{1,9}|constants/tensor_\d{1,9}")
+_OBJECTS: Final = ("custom_obj_", "opaque_obj_")
+_OPAQUE: Final = "opaque_obj_"
+#: The one layout whose bytes are the elements in a row.
+_STRIDED: Final = 7
+#: torch/_export/serde/schema.py ``ScalarType``.
+_DTYPES: Final[dict[int, str]] = {
+    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
+    9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",
+    30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu", 34: "uint32", 35: "uint64",
+}  # fmt: skip
+#: A pickled payload that changes is made in memory.
+_MOST_PICKLED_BYTES: Final = 1 << 28
+#: Operators of one kind of device: a decomposed graph has them.
+_BOUND: Final = re.compile(
+    r"torch\.ops\.(?:mkldnn|mkldnn_prepacked|onednn|quantized|xnnpack|fbgemm|cudnn|miopen)\."
+    r"|cudnn|miopen|mkldnn|_for_cpu|_for_mps|flash_attention|efficient_attention|_cuda\b|_mps\b|_thnn_fused"
+)
+_DEFECTS: Final = (KeyError, TypeError, AttributeError, IndexError, ValueError)
+
+
+class _Payload(NamedTuple):
+    """A weight or a constant.
+
+    Attributes:
+        name: its full name in the program.
+        config: the JSON that tells of it.
+        device: that its row says; where several rows share a payload, that of the first.
+        is_pickled: whether its bytes are a pickle, which says its device once more.
+    """
+
+    name: str
+    config: ExportJson
+    device: Device
+    is_pickled: bool = False
+
+
+class TorchExport(TorchZip):
+    """A program of ``torch.export.save``, or several of ``package_pt2``.
+
+    Attributes:
+        name: ``torch-export``.
+        source: its bytes.
+        byteorder: of the elements of its storages.
+        torch_version: of the torch that wrote it, as the graph says.
+    """
+
+    name: ContainerName = "torch-export"
+    _own_pickles = ()
+
+    def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
+        """Read the JSON of the programs, and the pickles in it.
+
+        Raises:
+            UnsupportedContainer: it is of another version, or compiled, or has a weight of an unknown layout.
+            DamagedArchive: its JSON is not as torch writes it.
+            LimitExceeded, CrcMismatch, DamagedPickle: as they say.
+        """
+        self.source = source
+        form = export_form(directory)
+        if form:
+            raise self._unsupported(form)
+        folder = directory.records[0].name.partition("/")[0] + "/"
+        if directory.shift:
+            raise DamagedArchive(source.path, f"{directory.shift} bytes stand before its first record")
+        super().__init__(source, directory, limits, folder)
+        kind, version = (self._word(self._inside.get(name)) for name in (EXPORT_RECORD, "archive_version"))
+        if (kind, version) != ("pt2", _VERSION):
+            raise self._unsupported(f"a torch.export archive of version {version!r}")
+        self._storages = {key: record for key, record in self._within("data/").items() if _RAW.fullmatch(key)}
+        raw = {record.place for record in self._storages.values()}
+        packed = [one for one in directory.records if one.method == DEFLATED and one.place not in raw]
+        if packed:
+            self.limits = limits.for_packed(sum(one.stored_bytes for one in packed), len(packed))
+        self._budget = JsonBudget(source.path, limits.factor)
+        self._payloads: dict[str, list[_Payload]] = {}
+        self._graphs: dict[str, ExportJson] = {}
+        self._objects: dict[str, str] = {}
+        #: Weights, each with the device on which a graph takes it.
+        self._expected: list[tuple[_Payload, ExportJson, Device]] = []
+        self._called: tuple[str, ...] = ()
+        self._pickle = ExportPickle()
+        models = [match for match in map(_MODEL.fullmatch, self._inside) if match]
+        if not models:
+            raise self._unsupported("a torch.export archive without a program")
+        self._pickle.data += b"}("
+        for match in models:
+            is_only = match[1] == "model" and len(models) == 1
+            if not is_only:
+                self._pickle.text(match[1])
+                self._pickle.data += b"}("
+            self._read_program(match[1], match[0])
+            self._pickle.data += b"" if is_only else b"u"
+        self._pickle.data += b"u."
+        self._machine = self._join()
+
+    def object_pickle(self) -> bytes:
+        """The pickle that stands for the JSON, and behind it the pickles of the archive."""
+        return self._machine.data
+
+    def read(self) -> Machine:
+        """The machine that has read :meth:`object_pickle`: its tree has the names of an ``ExportedProgram``."""
+        return self._machine
+
+    def extras(self) -> Iterator[tuple[str, bytes]]:
+        """The graphs without their devices, and the other records that are not tensors."""
+        for graph in self._graphs.values():
+            yield graph.name, hashlib.sha256(graph.without_devices()).digest()
+        for name, record in self._inside.items():
+            is_object = name.startswith(tuple(f"data/constants/{prefix}" for prefix in _OBJECTS))
+            if is_object or not name.startswith(("data/", ".data/", "models/", "archive_", "byteorder", ".")):
+                yield name, hashlib.sha256(self._read(record, "record bytes")).digest()
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """What is amiss with the records of the storages, and with the devices that the graphs take them on.
+
+        Args:
+            storages: every storage, those of a pickle by its place and the key that it has there, ``0:KEY``.
+
+        Raises:
+            DamagedArchive: records share bytes.
+        """
+        inner: list[list[StorageRef]] = [[] for _ in self._streams]
+        own: list[StorageRef] = []
+        for storage in storages:
+            place, key = self._split(storage.key)
+            if place is None:
+                own.append(storage)
+            else:
+                inner[place].append(storage._replace(key=key))
+        facts = [*super().locate(own)]
+        for at, (stream, named) in enumerate(zip(self._streams, inner, strict=True)):
+            facts += (replace(fact, record=f"{at}:{fact.storage_key}") for fact in stream.container.locate(named))
+        facts += (ArchiveFact("graph-device", name, 0) for name, _, _ in self._disagreeing({}))
+        return tuple(facts)
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where it has none, or they are deflated."""
+        place, inner = self._split(key)
+        if place is None:
+            return super().storage_span(key)
+        stream = self._streams[place]
+        span = stream.container.storage_span(inner) if stream.string is not None else None
+        return None if span is None else Span(stream.start + span.start, stream.start + span.end)
+
+    # --- what it holds -----------------------------------------------------------------------------------------------
+
+    def _unsupported(self, what: str) -> UnsupportedContainer:
+        return UnsupportedContainer(self.source.path, self.name, what)
+
+    def _json(self, name: str) -> ExportJson:
+        record = self._inside.get(name)
+        if record is None:
+            raise DamagedArchive(self.source.path, f"it has no {name}")
+        self._budget.take(bytes=record.nbytes)
+        return ExportJson(name, self._read(record, f"bytes of {name}"), self.source.path, self._budget)
+
+    def _read_program(self, model: str, name: str) -> None:
+        graph = self._graphs[model] = self._json(name)
+        try:
+            self._read_graph(graph)
+            self._payloads[model] = []
+            for folder, attribute in _FOLDERS:
+                self._pickle.text(attribute)
+                whole = f"{folder}/{model}.pt"  # torch 2.8 pickled all of them at once
+                if f"data/{whole}" in self._inside:
+                    self._pickled(whole)
+                else:
+                    self._read_payloads(model, self._json(f"data/{folder}/{model}_{folder}_config.json"))
+            self._pickle.text("example_inputs")
+            self._pickled(f"sample_inputs/{model}.pt")
+            self._pickle.text("graph")
+            self._say_devices(model)
+            placed = {one.name: one for one in self._payloads[model]}
+            values = graph.value["graph_module"]["graph"]["tensor_values"]
+            for weight, value in _inputs(graph):
+                if weight in placed:
+                    self._expected.append((placed[weight], graph, _device(values[value])))
+        except _DEFECTS as error:
+            raise graph.damage("or one that belongs to it is not as torch writes it") from error
+
+    def _read_graph(self, graph: ExportJson) -> None:
+        schema = graph.value["schema_version"]["major"]
+        if schema != _SCHEMA:
+            raise self._unsupported(f"a torch.export archive of schema {schema!s:.20}")
+        self.torch_version = str(graph.value.get("torch_version", ""))[:40] or None
+        guards = [text for text in graph.value.get("guards_code", ()) if type(text) is str]
+        strings = graph.strings
+        names = called_names(sorted(strings["expr_str"]), guards, sorted(strings["target"]))
+        self._called = (*self._called, *names)
+
+    def _read_payloads(self, model: str, config: ExportJson) -> None:
+        folder = config.name.split("/")[1]
+        first: dict[str, tuple[str, Device]] = {}
+        self._pickle.data += b"}("
+        for name, row in config.value["config"].items():
+            path = row["path_name"]
+            self._pickle.text(name)
+            if folder == "constants" and path.startswith(_OBJECTS):
+                self._objects[name] = path
+                self._pickle.text(path)
+                continue
+            record, meta = f"{folder}/{path}", row["tensor_meta"]
+            if not _RAW.fullmatch(record):
+                raise DamagedArchive(self.source.path, f"'{name:.80}' points at '{path:.80}', which is not a payload")
+            if row["use_pickle"]:
+                self._pickled(record)
+                self._payloads[model].append(_Payload(name, config, _device(meta), is_pickled=True))
+                continue
+            if meta["layout"] != _STRIDED:
+                raise self._unsupported(f"a torch.export archive with a weight of layout {meta['layout']!r:.20}")
+            self._payloads[model].append(_Payload(name, config, self._tensor(record, row, config, first)))
+        self._pickle.data += b"u"
+
+    def _tensor(
+        self, record: str, row: dict[str, Any], config: ExportJson, first: dict[str, tuple[str, Device]]
+    ) -> Device:
+        """Push a tensor. As in ``_build_file_map`` the first row of a payload gives the dtype and device of all."""
+        meta = row["tensor_meta"]
+        device, shape, stride = _device(meta), _integers(meta["sizes"]), _integers(meta["strides"])
+        if len(shape) != len(stride):
+            raise ValueError(record)
+        dtype, home = first.setdefault(record, (_DTYPES.get(meta["dtype"], ""), device))
+        if not dtype:
+            raise self._unsupported(f"a torch.export archive with dtype {meta['dtype']!r:.20}")
+        held, item = self._inside.get(f"data/{record}"), ITEM_BYTES[dtype]
+        (offset,) = _integers([meta["storage_offset"]])
+        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
+        numel = offset + extent
+        if max(numel, prod(shape)) > LARGEST // item:
+            raise ValueError(record)
+        if held is not None:
+            if held.nbytes % item:
+                raise DamagedArchive(self.source.path, f"record '{record}' is no whole number of {dtype} elements")
+            numel = held.nbytes // item or numel
+        self._pickle.tensor(
+            record, home.tag, dtype, numel, offset, shape, stride,
+            requires_grad=bool(meta["requires_grad"]), is_parameter=bool(row["is_param"]), said=[(config, device)],
+        )  # fmt: skip
+        return home
+
+    def _pickled(self, record: str) -> None:
+        """Leave a place for what a pickle stands for; ``torch.export.save`` writes no bytes for no sample inputs."""
+        held = self._inside.get(f"data/{record}")
+        if held is None:
+            raise DamagedArchive(self.source.path, f"it has no data/{record}")
+        self._storages.pop(record, None)
+        if held.nbytes:
+            self._pickle.call("load", record)
+        else:
+            self._pickle.data += b"N"
+
+    def _say_devices(self, model: str) -> None:
+        """Push the devices of a program that no storage says, each once for all places that say it."""
+        groups: dict[str, dict[str, list[tuple[ExportJson, Device]]]] = {"values": {}, "arguments": {}, "payloads": {}}
+        graph = self._graphs[model]
+        said = [("values" if one.is_value else "arguments", graph, one) for one in graph.devices if not one.is_word]
+        said += [("payloads", one.config, one.device) for one in self._payloads[model] if one.is_pickled]
+        for group, record, device in said:
+            groups[group].setdefault(device.tag, []).append((record, device))
+        self._pickle.data += b"}("
+        for group, tags in groups.items():
+            if tags:
+                self._pickle.text(group)
+                self._pickle.data += b"]("
+                for tag, places in tags.items():
+                    self._pickle.device(tag, places)
+                self._pickle.data += b"e"
+        self._pickle.data += b"u"
+
+    def _join(self) -> Machine:
+        """Read all pickles, and put what they stand for into the tree."""
+        machine = interpret(bytes(self._pickle.data), self.limits)
+        self._own_bytes = len(machine.data)
+        machine.globals.clear()  # what stands for JSON imports nothing
+        streams: dict[str, NestedStream] = {}
+        for node in nodes(machine.root):
+            if type(node) is Call and node.name == "torch.load" and type(node.args) is Tuple:
+                name = str(node.args.items[0])
+                if name in streams:
+                    raise DamagedArchive(self.source.path, f"two names point at data/{name}")
+                streams[name] = self._stream(node, self._inside[f"data/{name}"])
+        self._stream_records = {name: self._inside[f"data/{name}"] for name in sorted(streams)}
+        self._streams = tuple(streams[name] for name in self._stream_records)
+        graft(machine, self._streams, self.limits)
+        for name in self._called:
+            machine.globals.setdefault(name, 0)
+        for path in self._objects.values():
+            self._scan(path, machine)
+        return machine
+
+    def _stream(self, call: Call, record: ZipRecord) -> NestedStream:
+        if record.method == STORED:
+            span = self._span(record)
+            return NestedStream(call, open_stream(PartSource(self.source, span), self.limits), 0, span.start)
+        self._budget.take(bytes=record.nbytes)
+        data = self._read(record, f"bytes of {record.name}")
+        return NestedStream(call, open_stream(MemorySource(self.source.path, data), self.limits), None, 0)
+
+    def _scan(self, path: str, machine: Machine) -> None:
+        """Note what an opaque object would import: ``pickle.loads`` reads it. A script object is read by C++."""
+        record = self._inside.get(f"data/constants/{path}")
+        if record is None:
+            raise DamagedArchive(self.source.path, f"it has no data/constants/{path:.80}")
+        if path.startswith(_OPAQUE):
+            self._budget.take(bytes=record.nbytes)
+            found = interpret(self._read(record, "pickle bytes"), self.limits)
+            for name in found.globals:
+                machine.globals.setdefault(name, 0)
+
+    def _split(self, key: str) -> tuple[int | None, str]:
+        """The place of a pickle, None where there is no such one, and the key of a storage in it."""
+        place, colon, inner = key.partition(":")
+        known = bool(colon) and place.isdecimal() and place.isascii() and int(place) < len(self._streams)
+        return int(place) if known else None, inner
+
+    # --- what changes ------------------------------------------------------------------------------------------------
+
+    def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
+        """The records that say a device, and those of the pickles, that differ, by their places in the directory.
+
+        Raises:
+            UneditableGraph: the program would not run where it goes.
+            LimitExceeded: a pickle that changes does not fit in memory.
+        """
+        outer, *inner = split_parts(pickle, 1 + len(self._streams))
+        tags = tags_of(outer, [string for string, _, _ in self._pickle.slots])
+        changes: dict[str, tuple[ExportJson, dict[int, str]]] = {}
+        kinds: set[str] = set()
+        for (_, before, places), after in zip(self._pickle.slots, tags, strict=True):
+            if after != before:
+                kinds |= {split(before)[0]} if split(before)[0] != split(after)[0] else set()
+                for record, place in places:
+                    changes.setdefault(record.name, (record, {}))[1][place] = after
+        self._refuse_bound(kinds, {name: own for name, (_, own) in changes.items()})
+        new = {self._inside[name].place: self._new(record.edited(own)) for name, (record, own) in changes.items()}
+        for stream, held, one in zip(self._streams, self._stream_records.values(), inner, strict=True):
+            if one != stream.container.object_pickle():
+                most = self.limits.factor * _MOST_PICKLED_BYTES
+                if held.nbytes > most:
+                    raise LimitExceeded("the size of a pickled payload that changes", limit=most, actual=held.nbytes)
+                segments = stream.container.lay_out(one, {})
+                data = b"".join(bytes(block) for block in blocks_of(stream.container.source, segments))
+                new[held.place] = self._new(data)
+        return new
+
+    def _refuse_bound(self, kinds: set[str], changes: Mapping[str, Mapping[int, str]]) -> None:
+        """Refuse what does not follow the devices of the graph.
+
+        Args:
+            kinds: types of the devices that are left for one of another type.
+            changes: new tags by the names of JSON records and places in them.
+        """
+        path = self.source.path
+        for name, weight, value in self._disagreeing(changes):
+            raise UneditableGraph(path, f"{name} would be on {weight}, and the graph takes it on {value}")
+        if not kinds:
+            return
+        for name, record in self._objects.items():
+            raise UneditableGraph(path, f"constant '{name:.80}' is an object whose device is not known ({record:.80})")
+        for graph in self._graphs.values():
+            bound = sorted(target for target in graph.strings["target"] if _BOUND.search(target))
+            if bound:
+                raise UneditableGraph(
+                    path, f"{bound[0]:.80} runs on one kind of device; export it without decompositions"
+                )
+            named = sorted(kinds & {split(one.tag)[0] for one in graph.devices if one.is_word})
+            if named:
+                raise UneditableGraph(path, f"a string in it names '{named[0]}', as torch.autocast does")
+
+    def _disagreeing(self, changes: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[str, str, str]]:
+        """Weights whose device is not that of the graph's input: name, device, and that of the input."""
+        for payload, graph, device in self._expected:
+            weight, value = (
+                changes.get(record.name, {}).get(said.place, said.tag)
+                for record, said in ((payload.config, payload.device), (graph, device))
+            )
+            if not same_device(weight, value):
+                yield payload.name, weight, value
+
+
+def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:
+    """The full names of weights and constants, each with the name of the graph's input that it is."""
+    for spec in graph.value["graph_module"]["signature"]["input_specs"]:
+        for kind, key in (
+            ("parameter", "parameter_name"), ("buffer", "buffer_name"), ("tensor_constant", "tensor_constant_name"),
+        ):  # fmt: skip
+            if kind in spec:
+                yield spec[kind][key], spec[kind]["arg"]["name"]
+
+
+def _device(meta: dict[str, Any]) -> Device:
+    """The device in the metadata of a tensor."""
+    device = meta["device"]
+    if type(device) is not Device:
+        raise TypeError
+    return device
+
+
+def _integers(values: Sequence[dict[str, int]]) -> list[int]:
+    """The numbers of ``SymInt`` objects; a weight has no symbolic sizes."""
+    found = [value["as_int"] for value in values]
+    if any(type(number) is not int or not 0 <= number <= LARGEST for number in found):
+        raise ValueError
+    return found

@@ -1,0 +1,206 @@
+"""The stream that ``torch.save`` wrote from 0.1.10 to 1.5: five pickles, then the storages one after the other.
+
+Never runs a pickle, and never reads a storage: only the count of elements that stands before each.
+
+From torch/serialization.py ``_legacy_save`` and ``_legacy_load``, and torch/csrc/serialization.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
+from ckptmove.formats.contract import Container
+from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
+from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.stream import read_pickle
+from ckptmove.pickles.tree import MADE, List, Tuple
+from ckptmove.torch_facts.weights_only import dangerous
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.pickles.tree import Value
+
+#: ``MAGIC_NUMBER`` and ``PROTOCOL_VERSION``.
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_PROTOCOL: Final = 1001
+_COUNT_BYTES: Final = 8
+#: Small storages lie close together: so much is read at once.
+_WINDOW: Final = 1 << 12
+
+
+class TorchLegacy(Container):
+    """A checkpoint of ``torch.save`` before 1.6, or with ``_use_new_zipfile_serialization=False``.
+
+    Attributes:
+        name: ``torch-legacy``.
+        source: its bytes.
+        around: knows the names in the four small pickles, which torch.load runs, too.
+        byteorder: ``little``, whatever its third pickle says of the machine that wrote it: torch writes and reads the
+            storages of a stream in little-endian order everywhere, and does not look at what that pickle says.
+    """
+
+    name: ContainerName = "torch-legacy"
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        """Read the five pickles.
+
+        Raises:
+            DamagedArchive: one of those around the object pickle is cut off, or not what torch writes.
+            DamagedPickle: the object pickle is cut off.
+            LimitExceeded: one of them asks for more than the limits allow.
+        """
+        self.source = source
+        self.limits = limits
+        self._position = 0
+        self.around = Machine(b"", limits)
+        for what, wanted in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
+            value = self._read_value(what)
+            if value != wanted and not isinstance(value, MADE):
+                raise self._damage(f"its {what} is not {wanted}")
+        self._read_value("system information")
+        begin = self._position
+        try:
+            self._pickle = self._read_pickle()
+        except DamagedPickle as error:
+            raise self._with_names(error) from error
+        self._pickle_span = Span(begin, self._position)
+        self._keys = self._read_keys()
+        self._spans: dict[str, Span] = {}
+        self._cut_off: list[str] = []
+        self._window = b""
+        self._window_start = 0
+
+    def object_pickle(self) -> bytes:
+        """The pickle of the saved object."""
+        return self._pickle
+
+    def read(self) -> Machine:
+        """The machine that has read :meth:`object_pickle`, with the names of the pickles around it.
+
+        Raises:
+            DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
+            LimitExceeded: it asks for more than the limits allow.
+        """
+        try:
+            machine = super().read()
+        except DamagedPickle as error:
+            raise self._with_names(error) from error
+        machine.note_names(self.around)
+        return machine
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Find the bytes of the storages: each begins where the one before it ends.
+
+        Args:
+            storages: every storage that the object pickle names: one that it does not name could not even be passed
+                over, for only the pickle tells the size of an element.
+
+        Returns:
+            What is cut off, what the stream does not have, and what stands behind the last storage.
+
+        Raises:
+            DamagedArchive: the pickle, the list of keys and the counts before the storages disagree.
+        """
+        facts: list[ArchiveFact] = []
+        rest = {storage.key: storage for storage in storages}
+        position, size = self._position, self.source.size
+        for key in self._keys:
+            storage = rest.pop(key, None)
+            if storage is None:
+                raise self._damage(f"its list of keys names storage '{key:.40}', and its object pickle does not")
+            start = position + _COUNT_BYTES
+            position = start + storage.nbytes
+            if start <= size and self._count(start - _COUNT_BYTES) != storage.numel:
+                raise self._damage(f"the number of elements of storage '{key:.40}' is not the one in its object pickle")
+            if position <= size:
+                self._spans[key] = Span(start, position)
+            else:
+                facts.append(ArchiveFact("past-end", key, min(position - size, storage.nbytes)))
+        self._cut_off = [fact.record for fact in facts]
+        facts += [ArchiveFact("missing-storage", key, storage.nbytes) for key, storage in rest.items()]
+        if position < size:
+            facts.append(ArchiveFact("orphan-record", "what follows the last storage", size - position))
+        return tuple(facts)
+
+    def storage_span(self, key: str) -> Span | None:
+        """Where a storage's bytes lie in the source; None where they are not all there, or :meth:`locate` never was."""
+        return self._spans.get(key)
+
+    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
+        """The output with another object pickle in place of this one, all else as it is.
+
+        Args:
+            pickle: the new object pickle, of any length: nothing in the stream counts bytes from its beginning.
+            casts: storages by key that change dtype: before and after. Their counts of elements stay.
+
+        Raises:
+            DamagedArchive: storages are cut off, or one that is to be cast is not there.
+        """
+        if self._cut_off:
+            more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
+            raise self._damage(f"it ends before the end of storage '{self._cut_off[0]:.40}'{more}")
+        new: list[tuple[Span, Segment]] = []
+        if pickle != self._pickle:
+            new.append((self._pickle_span, BytesSegment(pickle)))
+        for key, (source, target) in casts.items():
+            span = self._spans.get(key)
+            if span is None:
+                raise self._damage(f"storage '{key:.40}' has no bytes that could be cast")
+            new.append((span, CastSegment(span, source, target, self.byteorder, None)))
+        segments: list[Segment] = []
+        position = 0
+        for span, segment in sorted(new, key=lambda one: one[0].start):
+            segments += CopySegment(Span(position, span.start)), segment
+            position = span.end
+        return *segments, CopySegment(Span(position, self.source.size))
+
+    def _read_pickle(self) -> bytes:
+        data = read_pickle(self.source, self._position, self.limits)
+        self._position += len(data)
+        return data
+
+    def _read_value(self, what: str) -> Value:
+        """What one of the small pickles holds."""
+        begin = self._position
+        try:
+            machine = interpret(self._read_pickle(), self.limits)
+        except DamagedPickle as error:
+            detail = f"its {what} is no pickle: {error.detail} at byte {begin + error.offset}"
+            raise self._damage(detail, error.runs) from error
+        self.around.note_names(machine)
+        return machine.root
+
+    def _read_keys(self) -> tuple[str, ...]:
+        root = self._read_value("list of keys")
+        keys = root.items if isinstance(root, List | Tuple) else (None,)
+        if any(isinstance(key, MADE) for key in (root, *keys)):
+            return ()  # only a run of the pickle shows where a storage is
+        if len(keys) > self.limits.records:
+            raise LimitExceeded("the number of storages", limit=self.limits.records, actual=len(keys))
+        found = tuple(key for key in keys if type(key) is str)
+        if len(set(found)) < len(keys):
+            raise self._damage("its list of keys has one twice, or what is no key")
+        return found
+
+    def _count(self, position: int) -> int:
+        """The number of elements that stands at a position."""
+        at = position - self._window_start
+        if not 0 <= at <= len(self._window) - _COUNT_BYTES:
+            self._window = self.source.read(position, min(position + _WINDOW, self.source.size))
+            self._window_start, at = position, 0
+        return int.from_bytes(self._window[at : at + _COUNT_BYTES], "little", signed=True)
+
+    def _damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
+        return DamagedArchive(self.source.path, detail, runs=(*dangerous(self.around.globals), *runs))
+
+    def _with_names(self, error: DamagedPickle) -> DamagedPickle:
+        """The same error, with what the pickles before the damaged one name."""
+        runs = (*dangerous(self.around.globals), *error.runs)
+        return DamagedPickle(error.detail, offset=error.offset, runs=runs)

@@ -1,0 +1,1 @@
+"""The zip archives that torch.save writes: directory, layout, appending."""

@@ -1,0 +1,326 @@
+"""The directory of a zip archive: read from the end of a file, and emitted for a file whose records have moved.
+
+Never reads a record or its local header, and never interprets a name.
+
+Formats as in PKWARE's APPNOTE 4.3.12 to 4.5.3; zip64 as torch's miniz writes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.errors import DamagedArchive, LimitExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.limits import Limits
+
+STORED: Final = 0
+DEFLATED: Final = 8
+#: Methods that Python's zipfile writes besides, by their numbers; of others the number alone is told.
+_METHODS: Final = {12: "bzip2", 14: "lzma", 93: "zstd"}
+FLAG_ENCRYPTED: Final = 0x0001
+#: With the flags of strong encryption and of a masked directory; any of them makes miniz refuse a record.
+_ALL_ENCRYPTED: Final = FLAG_ENCRYPTED | 0x0040 | 0x2000
+_FLAG_PATCH: Final = 0x0020
+FLAG_DESCRIPTOR: Final = 0x0008
+FLAG_UTF8: Final = 0x0800
+ZIP64_EXTRA: Final = 0x0001
+#: Of the attributes outside of the archive, as MS-DOS has them.
+_IS_FOLDER: Final = 0x10
+U16_MAX: Final = 0xFFFF
+U32_MAX: Final = 0xFFFFFFFF
+
+_CENTRAL: Final = struct.Struct("<4s4x2H4x3L4H2x2L")
+_CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
+_END: Final = struct.Struct("<4s4H2LH")
+END_SIGNATURE: Final = b"PK\x05\x06"
+#: Of an end record without a comment, which torch has none of.
+END_BYTES: Final = _END.size
+_LOCATOR: Final = struct.Struct("<4sLQL")
+_LOCATOR_SIGNATURE: Final = b"PK\x06\x07"
+_END64: Final = struct.Struct("<4sQ2H2L4Q")
+_END64_SIGNATURE: Final = b"PK\x06\x06"
+#: Offsets of fields inside a central entry.
+_FLAGS_AT, _CRC_AT, _EXTRA_LENGTH_AT, _OFFSET_AT = 8, 16, 30, 42
+#: Version 3.0 on unix made it, 4.5 is needed: what miniz writes.
+_MADE_BY, _NEEDED = 0x031E, 45
+
+
+class ZipRecord(NamedTuple):
+    """An entry of the central directory.
+
+    Attributes:
+        place: which entry of the directory it is.
+        name: decoded.
+        flags: general purpose bits.
+        method: ``STORED``, ``DEFLATED``, or one that is not read.
+        crc: CRC-32 of its bytes; 0 where the writer left it out.
+        stored_bytes: its length in the archive.
+        nbytes: its length once inflated.
+        header_offset: where its local header starts.
+        raw_start: where the entry starts in the directory's bytes.
+        raw_end: where it ends there (exclusive).
+    """
+
+    place: int
+    name: str
+    flags: int
+    method: int
+    crc: int
+    stored_bytes: int
+    nbytes: int
+    header_offset: int
+    raw_start: int
+    raw_end: int
+
+    @property
+    def obstacle(self) -> str:
+        """Why its bytes are not read: what was done to them; empty where they are."""
+        if self.flags & _ALL_ENCRYPTED:
+            return "encrypted"
+        if self.flags & _FLAG_PATCH:
+            return "a patch of something else"
+        return (
+            ""
+            if self.method in {STORED, DEFLATED}
+            else f"compressed with {_METHODS.get(self.method) or f'method {self.method}'}"
+        )
+
+
+class Replacement(NamedTuple):
+    """What the directory says of a record that is written anew, stored plainly."""
+
+    flags: int
+    crc: int
+    nbytes: int
+
+
+class ZipDirectory(NamedTuple):
+    """The central directory and all that follows it.
+
+    Attributes:
+        records: in the order of the directory.
+        start: where the directory starts in the file.
+        raw: its bytes.
+        trailer: the bytes from its end to the end of the file.
+        end_at: where the end-of-central-directory record starts in the trailer; what is between is zip64's.
+        shift: bytes that the file has before the archive, so that every offset in it is too small; 0 in a sound one.
+    """
+
+    records: tuple[ZipRecord, ...]
+    start: int
+    raw: bytes
+    trailer: bytes
+    end_at: int
+    shift: int
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the trailer that follow the end record: its comment, and what comes after that."""
+        return len(self.trailer) - self.end_at - _END.size
+
+    def raw_name(self, record: ZipRecord) -> bytes:
+        """A record's name as its bytes."""
+        length = int.from_bytes(self.raw[record.raw_start + 28 : record.raw_start + 30], "little")
+        start = record.raw_start + _CENTRAL.size
+        return self.raw[start : start + length]
+
+
+def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
+    """Find and parse the directory.
+
+    Raises:
+        DamagedArchive: it is missing, does not fit the file, or contradicts itself.
+        LimitExceeded: it has more records than the limits allow.
+        SourceChanged, AccessFailed: as the source.
+    """
+    path = source.path
+    tail_start = max(0, source.size - _END.size - U16_MAX)
+    tail = source.read(tail_start, source.size)
+    at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(END_SIGNATURE)))
+    if at < 0:
+        raise DamagedArchive(path, "truncated: the directory at its end is missing")
+    end_offset = tail_start + at
+    _, disk, start_disk, _, count, nbytes, start, _ = _END.unpack_from(tail, at)
+    if disk or start_disk:
+        raise DamagedArchive(path, "one part of an archive in several files")
+    trailer_start, end64_offset = end_offset, None
+    if end_offset >= _LOCATOR.size + _END64.size:
+        signature, _, offset, _ = _LOCATOR.unpack(source.read(end_offset - _LOCATOR.size, end_offset))
+        if signature == _LOCATOR_SIGNATURE:
+            trailer_start, end64_offset = end_offset - _LOCATOR.size - _END64.size, offset
+            wide = _read_end64(source, trailer_start)
+            _agree(path, (count, nbytes, start), wide)
+            count, nbytes, start = wide
+    shift = trailer_start - nbytes - start
+    if shift < 0:
+        raise DamagedArchive(path, "its directory reaches past its end")
+    if end64_offset not in {None, trailer_start - shift}:
+        raise DamagedArchive(path, "its zip64 locator points elsewhere than to its zip64 record")
+    if count > limits.records:
+        raise LimitExceeded("records", limit=limits.records, actual=count, path=path)
+    raw = source.read(trailer_start - nbytes, trailer_start)
+    return ZipDirectory(
+        records=_parse(raw, count, path),
+        start=trailer_start - nbytes,
+        raw=raw,
+        trailer=source.read(trailer_start, end_offset) + tail[at:],
+        end_at=end_offset - trailer_start,
+        shift=shift,
+    )
+
+
+def _read_end64(source: ByteSource, start: int) -> tuple[int, int, int]:
+    """Count of entries, size and offset of the directory, from the zip64 record right before its locator."""
+    fields = _END64.unpack(source.read(start, start + _END64.size))
+    if fields[0] != _END64_SIGNATURE:
+        raise DamagedArchive(source.path, "its zip64 record is not where its directory ends")
+    return fields[7], fields[8], fields[9]
+
+
+def _agree(path: str, narrow: tuple[int, int, int], wide: tuple[int, int, int]) -> None:
+    """Refuse two directories in one file: some readers would follow the one, some the other."""
+    for value, limit, full in zip(narrow, (U16_MAX, U32_MAX, U32_MAX), wide, strict=True):
+        if value not in {limit, full}:
+            raise DamagedArchive(path, f"its zip64 record says {full} where its end record says {value}")
+
+
+def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
+    records: list[ZipRecord] = []
+    position, end, unpack, fixed = 0, len(raw), _CENTRAL.unpack_from, _CENTRAL.size
+    while position + fixed <= end:
+        signature, flags, method, crc, stored, nbytes, name_n, extra_n, comment_n, disk, outer, offset = unpack(
+            raw, position
+        )
+        name_end = position + fixed + name_n
+        raw_end = name_end + extra_n + comment_n
+        if signature != _CENTRAL_SIGNATURE or raw_end > end:
+            break
+        name_bytes = raw[position + fixed : name_end]
+        name = name_bytes.decode("utf-8" if flags & FLAG_UTF8 else "cp437", "backslashreplace")
+        if max(nbytes, stored, offset) == U32_MAX:
+            extra = raw[name_end : name_end + extra_n]
+            nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, name)
+        if disk > 1 or (outer & _IS_FOLDER and not name.endswith("/")):
+            what = "in another file of several" if disk > 1 else "a folder"
+            raise DamagedArchive(path, f"record '{name}' says that it is {what}")
+        if method == STORED and stored != nbytes and not flags & FLAG_ENCRYPTED:
+            raise DamagedArchive(path, f"record '{name}' is stored, but in another length than its own")
+        records.append(ZipRecord(len(records), name, flags, method, crc, stored, nbytes, offset, position, raw_end))
+        position = raw_end
+    if position != end or len(records) != count:
+        raise DamagedArchive(path, f"its directory has {count} entries, of which {len(records)} can be read")
+    return tuple(records)
+
+
+def _widen(extra: bytes, narrow: tuple[int, int, int], path: str, name: str) -> tuple[int, ...]:
+    """Length, stored length and offset, those that are full taken from the zip64 extra in this order."""
+    field = next((body for tag, body in split_extra(extra, path, name) if tag == ZIP64_EXTRA), b"")
+    missing = narrow.count(U32_MAX)
+    if len(field) < 8 * missing:
+        raise DamagedArchive(path, f"record '{name}' lacks its zip64 lengths")
+    wide = iter(struct.unpack_from(f"<{missing}Q", field))
+    return tuple(next(wide) if value == U32_MAX else value for value in narrow)
+
+
+def split_extra(extra: bytes, path: str, name: str) -> tuple[tuple[int, bytes], ...]:
+    """The fields of an extra: their tags and bodies.
+
+    Raises:
+        DamagedArchive: they do not fill it.
+    """
+    fields: list[tuple[int, bytes]] = []
+    position = 0
+    while position < len(extra):
+        tag, length = int.from_bytes(extra[position : position + 2], "little"), extra[position + 2 : position + 4]
+        end = position + 4 + int.from_bytes(length, "little")
+        if end > len(extra):
+            raise DamagedArchive(path, f"record '{name}' has an extra field that reaches past its header")
+        fields.append((tag, extra[position + 4 : end]))
+        position = end
+    return tuple(fields)
+
+
+def join_extra(fields: Sequence[tuple[int, bytes]]) -> bytes:
+    """The inverse of :func:`split_extra`."""
+    return b"".join(struct.pack("<HH", tag, len(body)) + body for tag, body in fields)
+
+
+def emit_directory(
+    directory: ZipDirectory, start: int, offsets: Sequence[int], replaced: Mapping[int, Replacement], path: str
+) -> bytes:
+    """The directory and trailer of the new archive; entries keep every byte that does not have to change.
+
+    Args:
+        directory: of the source.
+        start: where the new directory starts in the output.
+        offsets: new header offset of each record, in the order of the directory.
+        replaced: records that are written anew, by place.
+        path: for errors.
+    """
+    raw = directory.raw
+    pieces: list[bytes] = []
+    for record, offset in zip(directory.records, offsets, strict=True):
+        entry = raw[record.raw_start : record.raw_end]
+        replacement = replaced.get(record.place)
+        old = int.from_bytes(entry[_OFFSET_AT : _OFFSET_AT + 4], "little")
+        if replacement is None and old < U32_MAX and offset < U32_MAX:
+            entry = entry[:_OFFSET_AT] + struct.pack("<L", offset) + entry[_OFFSET_AT + 4 :]
+        else:
+            entry = _rebuild_entry(entry, record, offset, replacement, path)
+        pieces.append(entry)
+    nbytes = sum(map(len, pieces))
+    pieces.append(_emit_trailer(directory, start, nbytes))
+    return b"".join(pieces)
+
+
+def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Replacement | None, path: str) -> bytes:
+    """A central entry whose zip64 extra appears, changes or goes."""
+    _, flags, method, crc, stored, nbytes, name_n, extra_n, *_ = _CENTRAL.unpack_from(entry)
+    full = {"nbytes": record.nbytes, "stored": record.stored_bytes}
+    if replacement is not None:
+        flags, method, crc = replacement.flags, STORED, replacement.crc
+        full = {"nbytes": replacement.nbytes, "stored": replacement.nbytes}
+        nbytes = stored = min(replacement.nbytes, U32_MAX)
+    wide = [value for value, narrow in ((full["nbytes"], nbytes), (full["stored"], stored)) if narrow == U32_MAX]
+    wide += [offset] if offset >= U32_MAX else []
+    name_end = _CENTRAL.size + name_n
+    others = split_extra(entry[name_end : name_end + extra_n], path, record.name)
+    fields = [field for field in others if field[0] != ZIP64_EXTRA]
+    if wide:
+        fields.insert(0, (ZIP64_EXTRA, struct.pack(f"<{len(wide)}Q", *wide)))
+    extra = join_extra(fields)
+    return b"".join((
+        entry[:_FLAGS_AT],
+        struct.pack("<2H", flags, method),
+        entry[_FLAGS_AT + 4 : _CRC_AT],
+        struct.pack("<3L", crc, stored, nbytes),
+        entry[_CRC_AT + 12 : _EXTRA_LENGTH_AT],
+        struct.pack("<H", len(extra)),
+        entry[_EXTRA_LENGTH_AT + 2 : _OFFSET_AT],
+        struct.pack("<L", min(offset, U32_MAX)),
+        entry[_CENTRAL.size : name_end],
+        extra,
+        entry[name_end + extra_n :],
+    ))  # fmt: skip
+
+
+def _emit_trailer(directory: ZipDirectory, start: int, nbytes: int) -> bytes:
+    """The end records; zip64's where the source had them or the new archive needs them."""
+    old64, end = directory.trailer[: directory.end_at], directory.trailer[directory.end_at :]
+    count = len(directory.records)
+    narrow: tuple[int, ...] = _END.unpack_from(end)[5:7]
+    # A field that the writer filled up although it had no need stays so.
+    nbytes32, start32 = (
+        U32_MAX if old == U32_MAX else min(new, U32_MAX) for old, new in zip(narrow, (nbytes, start), strict=True)
+    )
+    end = end[:12] + struct.pack("<2L", nbytes32, start32) + end[20:]
+    if not old64 and U32_MAX not in {nbytes32, start32}:
+        return end
+    made_by, needed = _END64.unpack_from(old64)[2:4] if old64 else (_MADE_BY, _NEEDED)
+    end64 = _END64.pack(_END64_SIGNATURE, _END64.size - 12, made_by, needed, 0, 0, count, count, nbytes, start)
+    return end64 + _LOCATOR.pack(_LOCATOR_SIGNATURE, 0, start + nbytes, 1) + end

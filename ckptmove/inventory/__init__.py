@@ -1,1 +1,0 @@
-"""From the inert tree of a pickle to the inventory of a checkpoint."""

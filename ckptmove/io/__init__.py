@@ -1,0 +1,1 @@
+"""Bytes in and out: sources, sinks, segments, journals. Knows no format."""

@@ -1,0 +1,72 @@
+"""Elements of one dtype as elements of the next smaller one: float64 to float32, complex128 to complex64.
+
+Never holds more than a block, and never rounds otherwise than torch's ``Tensor.to`` does: to the nearest, ties to
+even, and to infinity where the value is too large.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import DamagedArchive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ckptmove.io.contracts import CastSegment
+
+#: Bytes of source elements that are converted at a time; a multiple of every element's size. The conversion goes
+#: through Python floats, so larger blocks gain nothing.
+CAST_BLOCK: Final = 1 << 18
+#: Both casts halve: a complex number is two floats, and each becomes half as long.
+SHRINK: Final = 2
+#: Every cast that there is, and the bytes of one element before it.
+_ITEM_BYTES: Final[dict[tuple[str, str], int]] = {("float64", "float32"): 8, ("complex128", "complex64"): 16}
+
+
+#: Infinity as a float32 of this machine: plus and minus.
+_INFINITIES: Final = tuple(array("f", [math.copysign(math.inf, sign)]).tobytes() for sign in (1, -1))
+
+
+def cast_blocks(
+    blocks: Iterable[bytes | memoryview],
+    segment: CastSegment,
+    path: str,
+    overflowed: Callable[[int], None] | None = None,
+) -> Iterator[bytes]:
+    """Convert the blocks of a segment, each of them whole elements.
+
+    Args:
+        blocks: the segment's bytes, in blocks of ``CAST_BLOCK``.
+        segment: says the dtypes and the byte order.
+        path: for errors.
+        overflowed: told, where that happens, how many finite values of a block became infinite; a complex number is
+            two values.
+
+    Raises:
+        DamagedArchive: the bytes are not a whole number of elements.
+    """
+    if segment.nbytes % _ITEM_BYTES[segment.source, segment.target]:
+        raise DamagedArchive(path, f"{segment.nbytes} bytes are no whole number of {segment.source} elements")
+    foreign = segment.byteorder != sys.byteorder
+    for block in blocks:
+        wide = array("d")
+        wide.frombytes(block)
+        if foreign:
+            wide.byteswap()
+        narrow = array("f", wide)
+        if overflowed is not None:
+            data = narrow.tobytes()
+            # Counting takes as long as the cast itself, and searching bytes no time.
+            if any(infinity in data for infinity in _INFINITIES):
+                overflowed(_infinite(narrow) - _infinite(wide))
+        if foreign:
+            narrow.byteswap()
+        yield narrow.tobytes()
+
+
+def _infinite(values: array[float]) -> int:
+    return values.count(math.inf) + values.count(-math.inf)

@@ -1,0 +1,101 @@
+"""Segments as such: how long they are, where they lie in a larger file, and what they give.
+
+Never compares a CRC: whoever streams them to a sink does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.io.cast import CAST_BLOCK, SHRINK, cast_blocks
+from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
+from ckptmove.io.inflate import inflated_blocks
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ckptmove.io.contracts import ByteSource, Segment
+
+_BLOCK: Final = 1 << 20
+
+
+def length(segment: Segment) -> int:
+    """The number of bytes that a segment gives."""
+    if isinstance(segment, BytesSegment):
+        return len(segment.data)
+    if isinstance(segment, InflateSegment):
+        return segment.nbytes
+    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+
+
+def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
+    """A segment of a file that lies in another one, as a segment of that one.
+
+    Args:
+        segment: of the inner file.
+        start: where that begins in the outer one.
+        folder: what leads the names of its records there.
+    """
+    if isinstance(segment, BytesSegment):
+        return segment
+    span = _shifted(segment.span, start)
+    if isinstance(segment, InflateSegment):
+        return segment._replace(span=span, record=folder + segment.record)
+    if isinstance(segment, CastSegment):
+        check = None if segment.check is None else _checked(segment.check, start, folder)
+        packed = segment.packed
+        packed = None if packed is None else packed._replace(span=span, record=folder + packed.record)
+        return segment._replace(span=span, check=check, packed=packed)
+    return CopySegment(span, tuple(_checked(check, start, folder) for check in segment.checks))
+
+
+def without_checks(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same segments, with no CRC to compare."""
+    return tuple(_without_checks(segment) for segment in segments)
+
+
+def blocks_of(
+    source: ByteSource, segments: Sequence[Segment], overflowed: Callable[[int], None] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes that segments give, in blocks; of what is copied, no CRC is compared.
+
+    Args:
+        source: gives those that are kept.
+        segments: what is asked for.
+        overflowed: told of values that a cast made infinite.
+
+    Raises:
+        CrcMismatch: bytes that are inflated differ from their CRC.
+        DamagedArchive, SourceChanged, AccessFailed: as the source.
+    """
+    for segment in segments:
+        if isinstance(segment, BytesSegment):
+            yield segment.data
+        elif isinstance(segment, InflateSegment):
+            yield from inflated_blocks(source, segment, source.path, _BLOCK)
+        elif isinstance(segment, CastSegment):
+            yield from cast_blocks(elements_of(source, segment, source.path), segment, source.path, overflowed)
+        else:
+            yield from source.blocks(segment.span, _BLOCK)
+
+
+def elements_of(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
+    """The bytes that a cast begins with, inflated where they have to be, in blocks of whole elements."""
+    if segment.packed is not None:
+        return inflated_blocks(source, segment.packed, path, CAST_BLOCK)
+    return source.blocks(segment.span, CAST_BLOCK)
+
+
+def _without_checks(segment: Segment) -> Segment:
+    if isinstance(segment, CopySegment):
+        return segment._replace(checks=())
+    return segment._replace(check=None) if isinstance(segment, CastSegment) else segment
+
+
+def _checked(check: CheckedRange, start: int, folder: str) -> CheckedRange:
+    return CheckedRange(_shifted(check.span, start), check.crc, folder + check.record)
+
+
+def _shifted(span: Span, start: int) -> Span:
+    return Span(start + span.start, start + span.end)

@@ -1,1 +1,0 @@
-"""Bytes in and bytes out: sources to read from, sinks to write to."""

@@ -1,0 +1,1 @@
+"""Tables about torch: devices, dtypes, optimizers, and what weights-only loading accepts."""

@@ -1,0 +1,209 @@
+"""From an exception in the user's step to the tensor, the operation, the line, and what mends it.
+
+Never runs the user's code again: everything is read off the frames that the exception has left.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from ckptmove.verification.case.blame_calls import made_by
+from ckptmove.verification.case.blame_fixes import of_tensor, where_called, where_made, where_used
+from ckptmove.verification.case.blame_lines import as_given, returned
+from ckptmove.verification.case.blame_modules import held, where_held
+from ckptmove.verification.case.user_code import assigned, callee, line_of, statements_at
+from ckptmove.verification.case.user_code_edits import NO_FIX
+from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from ckptmove.verification.case.blame_fixes import Scene
+    from ckptmove.verification.case.user_code import Line
+    from ckptmove.verification.case.user_code_edits import Fix
+    from ckptmove.verification.case.watch import Origin
+
+#: What torch's own refusals of operands on two devices have in common, over its versions.
+_TWO_DEVICES: Final = re.compile(
+    r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
+)
+#: What runs the autograd engine, in which many operations are made.
+_BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
+#: What torch says of a ``.cuda()`` where no CUDA device is: a build without it, and one with it that finds no driver.
+_NO_CUDA: Final = ("not compiled with CUDA", "Found no NVIDIA driver")
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is wrong with a step.
+
+    Attributes:
+        fault: in one line.
+        fix: what mends it, with an empty text where nothing is known.
+        figures: the same by name.
+    """
+
+    fault: str
+    fix: Fix = NO_FIX
+    figures: dict[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.fault + (f"; fix: {self.fix}" if self.fix.text else "")
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        """The figures, with the line of the fix and where it goes."""
+        return {**self.figures, "fix": self.fix.text, "fix_at": self.fix.where} if self.fix.text else self.figures
+
+
+def blame(error: BaseException, scene: Scene) -> Blame:
+    """Say what an exception is about."""
+    for one in _causes(error):
+        if isinstance(one, WrongGradient):
+            return _of_gradient(one, scene)
+        refusal = next((refusal for refusal in reversed(scene.watch.refusals) if refusal.error is one), None)
+        strays = one.strays if isinstance(one, CrossDeviceError) else () if refusal is None else refusal.strays
+        if strays and (isinstance(one, CrossDeviceError) or _TWO_DEVICES.search(str(one))):
+            if refusal is not None and not any(_is_known(stray, scene) for stray in strays):
+                strays = refusal.strays or strays  # what was handed to a function whose inside refused
+            aten = one.operation if isinstance(one, CrossDeviceError) else ""
+            operation = refusal.operation if refusal is not None else aten
+            if isinstance(one, CrossDeviceError) and operation in _BACKWARD:
+                operation = f"{aten} in {operation}" + f" ({one.node})" * bool(one.node)
+            return _of_strays(one, strays, operation, aten, scene)
+    frames = scene.entrance.frames(error.__traceback__)
+    line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else scene.home
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    fix = as_given(line, scene) if any(words in text for words in _NO_CUDA) else NO_FIX
+    return Blame(f"{text}, {_at(line)}", fix, {"error": text, **place_of(line)})
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or in the handling of."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _of_strays(
+    error: BaseException, strays: tuple[torch.Tensor, ...], operation: str, aten: str, scene: Scene
+) -> Blame:
+    frames = scene.entrance.frames(error.__traceback__)
+    culprits = list({one.name: one for one in (_culprit(stray, frames, scene) for stray in strays)}.values())
+    first = culprits[0]
+    made_by = error.made_by if isinstance(error, CrossDeviceError) else ()
+    own = [*((frame.f_code.co_filename, number) for frame, number in frames)]
+    own += [(file, number) for file, number in made_by if scene.entrance.is_own(file)]
+    line = line_of(*own[-1]) if own else first.made or first.at or scene.home
+    device = scene.place.device_of(strays[0])
+    home = scene.place.device_of(torch.empty(0, device=scene.place.device))
+    named = " and ".join(one.name for one in culprits[:_NAMED])
+    named += f" and {len(culprits) - _NAMED} more" * (len(culprits) > _NAMED)
+    verb = "is" if len(culprits) == 1 else "are"
+    through = f" (through {first.through})" * bool(first.through)
+    fault = f"{named}{through} {verb} on {device}, and meets {home} in {operation}, {_at(line)}"
+    made = f"; made at {first.made}: {first.made.source}" if first.made is not None and first.made != line else ""
+    figures: dict[str, object] = {
+        "tensor": first.name,
+        "tensors": [one.name for one in culprits],
+        "on": device,
+        "operation": operation,
+        "aten": aten,
+        **place_of(line),
+        "made_at": str(first.made or ""),
+        "error": " ".join(f"{type(error).__name__}: {error}".split()),
+    }
+    return Blame(fault.replace("meets", "meets" if len(culprits) == 1 else "meet") + made, first.fix, figures)
+
+
+def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
+    """What a function of the user's returned in ``backward``: no operation meets it, but torch wants it elsewhere."""
+    line = line_of(*error.home) if error.home is not None else scene.home
+    made = f"gradient {error.index} of {error.function}.backward"
+    wanted, device = error.devices
+    line, fix = returned(line, error)
+    figures: dict[str, object] = {
+        "tensor": made,
+        "on": device,
+        "operation": f"torch.autograd.Function {error.function}",
+        **place_of(line),
+        "error": f"RuntimeError: {error}",
+    }
+    return Blame(f"{made} is on {device}, and its input is on {wanted}, {_at(line)}", fix, figures)
+
+
+def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
+    """Whether there is something to say of a tensor but its variable."""
+    return any(id(one) in scene.names or scene.watch.origin(one) is not None for one in scene.watch.lineage(stray))
+
+
+class _Culprit(NamedTuple):
+    """A tensor at fault.
+
+    Attributes:
+        name: what the user calls it.
+        fix: the line that mends it.
+        made: the line that made it, where that is known.
+        through: what was made of it before it was refused.
+        at: the line that it is to be mended at, where that is known.
+    """
+
+    name: str
+    fix: Fix
+    made: Line | None = None
+    through: str = ""
+    at: Line | None = None
+
+
+def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Scene) -> _Culprit:
+    lineage = list(scene.watch.lineage(stray))
+    operations = [origin.operation for one in lineage[:-1] if (origin := scene.watch.origin(one)) is not None]
+    through = operations[-1].rpartition(".")[2] if operations else ""
+    known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
+    root = scene.watch.origin(lineage[-1])
+    made = None if root is None else root.line
+    if known is not None:
+        is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
+        fix = of_tensor(known, frames, root, scene)
+        at = scene.late if known.kind == "state" else None
+        return _Culprit(known.name, fix, made, "" if is_itself else through, at)
+    seen = held(stray, frames)
+    if seen is not None:
+        return _Culprit(seen.name, where_held(seen, scene))
+    used = where_used(lineage, frames, scene)
+    is_here = root is not None and any(frame.f_code is root.code for frame, _ in frames)
+    if root is not None and is_here:
+        name = used[0] if used is not None else f"the tensor of {made_by(root)}"
+        fix = where_made(root, scene)
+        return _Culprit(name, fix if used is None or fix.where else used[1], made)
+    if used is not None:
+        return _Culprit(*used, made)
+    name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"
+    own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
+    return _Culprit(own or name, where_called(root, frames, scene), made)
+
+
+def _variable_of(root: Origin) -> str:
+    """The variable that the user's line has given a tensor to that it made."""
+    for target, value in filter(None, map(assigned, statements_at(root.line))):
+        if isinstance(target, ast.Name) and callee(value) == root.operation.rpartition(".")[2]:
+            return target.id
+    return ""
+
+
+def _at(line: Line) -> str:
+    return f"at {line}: {line.source}" if line.source else f"at {line}"
+
+
+def place_of(line: Line) -> dict[str, object]:
+    """A line by its parts, as evidence."""
+    return {"file": line.file, "line": line.number, "source": line.source}

@@ -1,0 +1,314 @@
+"""The case check: a step of the user's own training, from the stored state, on the target.
+
+Never lets what the user's code raises out as an error of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ckptmove.case import Case
+from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
+from ckptmove.text import amount
+from ckptmove.verification.case.blame import Blame, blame, place_of
+from ckptmove.verification.case.blame_fixes import Scene, model_first
+from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
+from ckptmove.verification.case.name import parse_case
+from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable
+from ckptmove.verification.case.restore import restore
+from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, take_step
+from ckptmove.verification.case.tensor_names import leaves, names_of
+from ckptmove.verification.case.user_code import Entrance, line_of
+from ckptmove.verification.case.user_code_edits import NO_FIX, Fix
+from ckptmove.verification.case.watch import Watch
+from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.verification.simulated import targets
+from ckptmove.verification.step.stored_state import Mismatch, NotRebuilt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ckptmove.verification.case.parts import OptimizerPart
+    from ckptmove.verification.case.restore import Restored
+    from ckptmove.verification.case.step import Taken
+    from ckptmove.verification.case.tensor_names import NamedTensor
+    from ckptmove.verification.case.user_code import Line
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.place import Place
+    from ckptmove.verification.step.resume import Bench
+
+_NAME = "case"
+_EXITS = "the script exits while it is imported"
+_GUARD = "put what runs, with what reads arguments, under if __name__ == '__main__': the case is imported without them"
+
+
+class Attempt:
+    """Ends where the code inside it raises, and keeps what that was.
+
+    Attributes:
+        error: what was raised; None where nothing was.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        is_theirs = isinstance(error, (Exception, SystemExit)) and not isinstance(error, CkptMoveError)
+        self.error = error if is_theirs else None
+        return is_theirs
+
+
+@dataclass(slots=True)
+class _Run:
+    """One check as it goes.
+
+    Attributes:
+        bench: what there is to resume from.
+        place: where.
+        entrance: the user's function.
+        watch: stands around the user's code.
+        figures: the evidence.
+    """
+
+    bench: Bench
+    place: Place
+    entrance: Entrance
+    watch: Watch
+    figures: dict[str, object] = field(default_factory=dict)
+
+
+def check_case(bench: Bench, typed: str) -> CheckResult:
+    """Make the check.
+
+    Args:
+        bench: what there is to resume from, and where.
+        typed: the function's name as it was typed.
+
+    Raises:
+        CaseUnusable: it is no function that returns a case.
+    """
+    site = bench.site
+    if site.reason:
+        return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+    entrance = Entrance(parse_case(typed))
+    place = site.place()
+    with place.standing():
+        if site.mode == "simulated":
+            _leave_autocast_out()
+            targets.at_least(bench.request.devices or 1)
+        run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
+        run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
+        try:
+            fault = _attempt(run, typed)
+        except NotRebuilt as reason:
+            return skipped(_NAME, str(reason), **run.figures)
+    if isinstance(fault, Blame):
+        return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
+    return passed(_NAME, fault, **run.figures)
+
+
+@functools.cache
+def _leave_autocast_out() -> torch.library.Library:
+    """Let operations under autocast pass to a simulated device as they are, in the dtypes that they are given.
+
+    Returns:
+        What must live as long as the process: the rule goes when it is collected.
+    """
+    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # torch has no annotations for it
+    return library
+
+
+def _attempt(run: _Run, typed: str) -> Blame | str:
+    """What is wrong, or what went well."""
+    torch.manual_seed(run.bench.request.seed)
+    attempt, made = Attempt(), []
+    function = None
+    home = line_of(typed.rpartition(":")[0], 0)
+    with attempt, run.watch:
+        function = run.entrance.load()
+        code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
+        home = home if code is None else line_of(code.co_filename, code.co_firstlineno)
+        made.append(_called(function, run.place.device, typed))
+    if attempt.error is not None:
+        found = blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
+        exits = function is None and isinstance(attempt.error, SystemExit)
+        return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
+    case: Case = made[0]
+    if run.bench.site.mode != "real":
+        for module in (inner for part in models_of(case) for inner in part.module.modules()):
+            if isinstance(module, nn.DataParallel):
+                module.device_ids = []  # scattering over one device is the module's own forward
+    orphans = _orphans(run, case, home)
+    if orphans is not None:
+        return orphans
+    try:
+        restored = restore(run.bench, case)
+    except UnreadableInput as error:
+        return Blame(str(error))
+    except Mismatch as error:
+        figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
+        fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)
+        return Blame(str(error), fix, figures)
+    run.figures |= restored.figures
+    return _step(run, case, home, restored)
+
+
+def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
+    """What the user's function returns: with the device, or, where it takes nothing, with its model moved there."""
+    parameters = inspect.signature(function).parameters.values()
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    required = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
+    takes_device = any(one.kind not in {inspect.Parameter.KEYWORD_ONLY, *variadic} for one in parameters)
+    if len(required) > 1:
+        raise CaseUnusable(f"{typed} wants {', '.join(required)}, and is called with the device alone")
+    case = function(device) if takes_device else function()
+    if not isinstance(case, Case):
+        raise CaseUnusable(f"{typed} returns a {type(case).__name__}, and no ckptmove.Case")
+    require_usable(case, typed)
+    for part in () if takes_device else models_of(case):
+        part.module.to(device)
+    return case
+
+
+def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
+    """Parameters that an optimizer steps in place of a model's: those that were replaced after it was built."""
+    models = [(part, name, one) for part in models_of(case) for name, one in part.module.named_parameters()]
+    own = {id(one) for _, _, one in models}
+    if isinstance(case.criterion, nn.Module):
+        own |= {id(one) for one in case.criterion.parameters()}
+    optimizers = optimizers_of(case)
+    held = {id(one) for part in optimizers for one in part.parameters}
+    trained = [(part, name) for part, name, one in models if one.requires_grad and id(one) not in held]
+    strangers = {part: [one for one in part.parameters if id(one) not in own] for part in optimizers}
+    optimizer = next((part for part in optimizers if strangers[part]), None)
+    if optimizer is None or not trained:
+        return None
+    model, name = trained[0]
+    built = run.watch.built.get(id(optimizer.optimizer))
+    at = f", built at {built}: {built.source}," if built is not None else ""
+    moved = [line for line in run.watch.moved if built is None or line.number > built.number]
+    then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
+    count = amount(len(strangers[optimizer]), "parameter")
+    fault = (
+        f"{optimizer.label}{at} steps {count} that the model does not have any more: "
+        f"{model.name}.{name} is not among them{then}"
+    )
+    figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
+    lines = [built] if built is not None else []
+    fix = built_again(home, *lines, model=model.key, optimizer=optimizer.key)
+    return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
+
+
+def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
+    before = {id(one): run.place.to_cpu(one).clone() for _, one in _parameters(case)}
+    attempt, moves = Attempt(), len(run.watch.moved)
+    taken: list[Taken] = []
+    early: dict[int, NamedTensor] = {}
+    started = time.perf_counter()
+    # Which line made what a backward refuses is known to whoever asked torch to keep it.
+    with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
+        case = replace(case, batch=one_batch(case.batch))
+        early |= names_of(case)
+        taken.append(take_step(case, case.batch, run.place.device))
+    run.figures["seconds"] = round(time.perf_counter() - started, 3)
+    if isinstance(attempt.error, UnusableCase):
+        return _unusable(attempt.error, home)
+    lines = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
+    built = {key: line for key, line in lines.items() if line is not None}
+    # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
+    late = run.watch.moved[moves:] or [home, *built.values()]
+    scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
+    if attempt.error is not None:
+        return blame(attempt.error, scene._replace(names=names_of(case)))
+    return _judge(run, case, taken[0], before, restored, scene)
+
+
+def _unusable(error: UnusableCase, home: Line) -> Blame:
+    is_dataset = isinstance(error, WholeDataset)
+    figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
+    fix = as_batch(home) if is_dataset else NO_FIX
+    return Blame(f"{error}, in the case at {home}", fix, {**figures, **place_of(home)})
+
+
+def _judge(
+    run: _Run, case: Case, taken: Taken, before: dict[int, torch.Tensor], restored: Restored, scene: Scene
+) -> Blame | str:
+    optimizers = optimizers_of(case)
+    after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
+    changed = {
+        id(one) for one, value in after.values() if id(one) in before and not torch.equal(before[id(one)], value)
+    }
+    moved = {part.key: sum(id(one) in changed for one in part.parameters) for part in optimizers}
+    losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
+    kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
+    idle = [part.name for part in optimizers if part.key not in taken.stepped]
+    run.figures |= {
+        "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
+        "optimizer": by_key(kinds),
+        "parameters": len(after),
+        "moved": len(changed),
+        "not_stepped": idle,
+        "proven": not idle and all(restored.entries[key] and moved[key] for key in kinds),
+    }
+    place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
+    lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
+    if lost:
+        return Blame(f"{lost[0]} on {place}")
+    broken = [name for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        return Blame(f"after the step on {place} {broken[0]} is not finite")
+    for part in optimizers:
+        away = _off_target(run, part, scene._replace(names=names_of(case)))
+        if away is not None:
+            return away
+        rates = [float(group.get("lr", 1)) for group in part.optimizer.param_groups]
+        if part.key in taken.stepped and not moved[part.key] and any(rates):
+            return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
+    told = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
+    count = amount(len(after), "parameter")
+    named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
+    said = f"{named} on {place}: {told}, {len(changed):,} of {count} moved"
+    unproven = [f"not proven, as step() was not called of {' and '.join(idle)}"] * bool(idle)
+    return "; ".join([f"{said}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
+
+
+def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a case's models by name."""
+    return [(f"{part.name}.{name}", one) for part in models_of(case) for name, one in part.module.named_parameters()]
+
+
+def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
+    """That an optimizer steps parameters elsewhere alone."""
+    own = [known for one in part.parameters if (known := scene.names[id(one)]).kind == "model"]
+    if not own or any(known.tensor.device == run.place.device for known in own):
+        return None
+    fault = f"no parameter of the model is on {run.bench.site.target} after the step: "
+    return Blame(f"{fault}{own[0].name} is on {run.place.device_of(own[0].tensor)}", model_first(scene, own[0]))
+
+
+def _whole_dataset(run: _Run, case: Case) -> list[str]:
+    """What the user's code moves at once although it is many batches: a note, because a target may have room for it."""
+    batch = {id(one) for _, one in leaves(case.batch)}
+    for transfer in run.watch.transfers:
+        if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
+            line, fix = transfer.line, unmoved(transfer.line)
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **place_of(line)}
+            run.figures |= {"fix": fix.text, "fix_at": fix.where}
+            rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
+            return [f"note: a whole dataset, {rows}, at {line}: {line.source}", f"fix: {fix}"]
+    return []

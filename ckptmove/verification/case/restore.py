@@ -1,0 +1,246 @@
+"""The resume of a case: stored models and optimizers through ``load_state_dict`` into what the user has built.
+
+Never loads what does not fit: it says what, by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ckptmove.checkpoint.pairing import parameter_shape
+from ckptmove.checkpoint.state_dicts import strip_wrappers
+from ckptmove.text import amount
+from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
+from ckptmove.verification.step.stored_state import (
+    Mismatch,
+    ambiguous,
+    is_inside,
+    model_state,
+    no_part,
+    optimizer_state,
+    place_of,
+)
+from ckptmove.verification.step.trial import STEP_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ckptmove.case import Case
+    from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.model import OptimizerRecord
+    from ckptmove.verification.case.parts import ModelPart, OptimizerPart
+    from ckptmove.verification.step.resume import Bench
+
+#: Each takes the other's state and options, and steps as these say.
+_SAME = frozenset({"Adam", "AdamW"})
+
+
+class Restored(NamedTuple):
+    """What came of the resume.
+
+    Attributes:
+        detail: what was restored.
+        entries: for each optimizer, by its key in the case, the parameters that it has state for now.
+        figures: the evidence.
+    """
+
+    detail: str
+    entries: dict[str, int]
+    figures: dict[str, object]
+
+
+def restore(bench: Bench, case: Case) -> Restored:
+    """Load the stored state into a case, the models first.
+
+    Raises:
+        Mismatch: it does not fit.
+        NotRebuilt: an optimizer's state cannot be rebuilt.
+        UnreadableInput: a tensor's bytes cannot be had.
+    """
+    places: dict[str, str] = {}
+    tensors: dict[str, int] = {}
+    for model in models_of(case):
+        places[model.key], tensors[model.key] = _restore_model(bench, model)
+    figures: dict[str, object] = {"model": by_key(places), "tensors": by_key(tensors)}
+    count = amount(sum(tensors.values()), "tensor")
+    optimizers = optimizers_of(case)
+    if not bench.pairings:
+        detail = f"{count} restored, and no optimizer state is there: it begins anew"
+        none = dict.fromkeys((one.key for one in optimizers), "")
+        entries = dict.fromkeys(none, 0)
+        return Restored(detail, entries, {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
+    found = {one.key: _restore_optimizer(bench, case, one, places.values()) for one in optimizers}
+    entries = {one.key: sum(bool(values) for values in one.optimizer.state.values()) for one in optimizers}
+    named = " and ".join(where or "the optimizer's file" for where in found.values())
+    state = amount(sum(entries.values()), "parameter")
+    figures |= {"optimizer_state": by_key(found), "entries": by_key(entries)}
+    return Restored(f"{count} and the state of {state} restored from {named}", entries, figures)
+
+
+def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
+    """Load a model; returns the path of its state_dict, and how many tensors that has."""
+    own: dict[str, Any] = model.module.state_dict(keep_vars=True)
+    tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
+    inventory, name = bench.checkpoint.inventory, model.label
+    try:
+        where, state = model_state(tensors, inventory, bench.stored, model.part, name=name)
+    except Mismatch as error:
+        error.module = model.module
+        raise
+    others = {key: value for key, value in own.items() if key not in tensors}  # extra state, which has no bytes
+    try:
+        model.module.load_state_dict({**others, **state}, strict=True)
+    except STEP_ERRORS as error:
+        raise Mismatch(f"{model.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
+    return where, len(state)
+
+
+def _restore_optimizer(bench: Bench, case: Case, own: OptimizerPart, models: Collection[str]) -> str:
+    """Load an optimizer; returns the path of its state_dict."""
+    record = _matching(bench.pairings, case, own, models)
+    _refuse_stranger(record, own)
+    _refuse_other_shapes(record, case, own)
+    try:
+        own.optimizer.load_state_dict(optimizer_state(record, bench.checkpoint.inventory, bench.stored))
+    except STEP_ERRORS as error:
+        raise Mismatch(f"{own.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
+    return record.where
+
+
+def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> OptimizerRecord:
+    """An optimizer in the groups of the case's, by name as ``set_state_dict`` has it, where the file has no groups.
+
+    Raises:
+        Mismatch: parameters of one group of the case's have different options.
+    """
+    if not record.is_flat:
+        return record
+    modules = [model.module for model in models_of(case)]
+    names = {id(one): name for module in modules for name, one in module.named_parameters(remove_duplicate=False)}
+    stored = {strip_wrappers(name)[1]: group for group in record.groups for name in group.params}
+    groups = []
+    for group in own.optimizer.param_groups:
+        found = [stored.get(strip_wrappers(names.get(id(parameter), ""))[1]) for parameter in group["params"]]
+        if not found or None in found:
+            return record
+        of_group = [one for one in found if one is not None]
+        first = of_group[0]
+        apart = next((one for one in of_group if one.options != first.options), None)
+        if apart is not None:
+            raise Mismatch(f"{first.where} and {apart.where} differ, and are one group in the case's optimizer")
+        groups.append(first._replace(params=tuple(key for one in of_group for key in one.params)))
+    return record._replace(groups=tuple(groups), is_flat=False)
+
+
+def _matching(
+    pairings: list[tuple[OptimizerRecord, Pairing]], case: Case, own: OptimizerPart, models: Collection[str]
+) -> OptimizerRecord:
+    """The stored optimizer that fits one of the case's: by the size of its groups, then by its class and its shapes.
+
+    Of several, the one that steps what the case's models were restored from.
+
+    Raises:
+        Mismatch: there is none, or several are left.
+    """
+    inside = [(record, pairing) for record, pairing in pairings if is_inside(record.where, own.part)]
+    if own.part is not None and not inside:
+        names = tuple(record.where for record, _ in pairings if record.where)
+        raise no_part(own.label, own.part, "optimizer_part", names)
+    grouped = [(_in_groups(record, case, own), pairing) for record, pairing in inside]
+    sizes = [len(group["params"]) for group in own.optimizer.param_groups]
+    fitting = [(record, pairing) for record, pairing in grouped if _group_sizes(record) == sizes]
+    if not fitting:
+        raise Mismatch(_sizes(inside, sizes, own))
+    same = [pair for pair in fitting if not _is_stranger(pair[0], own) and not _apart(pair[0], own)]
+    beside = [pair for pair in same if _steps(pair[1], models)]
+    chosen = [record for record, _ in beside or same]
+    if len(chosen) > 1:
+        raise ambiguous(own.label, "optimizer_part", tuple(record.where for record in chosen))
+    return chosen[0] if chosen else fitting[0][0]
+
+
+def _steps(pairing: Pairing, models: Collection[str]) -> bool:
+    """Whether an optimizer steps a parameter of one of some state_dicts."""
+    places = [where for where in models if where]
+    return any(one is not None and is_inside(one.name, where) for _, one in pairing.matches for where in places)
+
+
+def _group_sizes(record: OptimizerRecord) -> list[int]:
+    return [len(group.params) for group in record.groups]
+
+
+def _sizes(pairings: list[tuple[OptimizerRecord, Pairing]], sizes: list[int], own: OptimizerPart) -> str:
+    stored = [f"{record.where or 'the optimizer'} has {_listed(_group_sizes(record))}" for record, _ in pairings]
+    return f"{own.label} does not fit the checkpoint: {', '.join(stored)}, and the case's has {_listed(sizes)}"
+
+
+def _listed(sizes: list[int]) -> str:
+    return f"{amount(len(sizes), 'group')} of {' and '.join(map(str, sizes)) or 'no'} parameters"
+
+
+def _is_stranger(record: OptimizerRecord, own: OptimizerPart) -> bool:
+    """Whether state is of another one of torch's classes, which ``load_state_dict`` would take in silence."""
+    names = {kind.__name__ for kind in type(own.optimizer).__mro__ if kind.__module__.startswith("torch.optim")}
+    names -= {"Optimizer"}
+    stored = frozenset(record.candidates)
+    return bool(stored and names) and not (names & stored or (names & _SAME and stored & _SAME))
+
+
+def _refuse_stranger(record: OptimizerRecord, own: OptimizerPart) -> None:
+    if _is_stranger(record, own):
+        raise Mismatch(
+            f"{record.where or 'the optimizer'} holds the state of {' or '.join(record.candidates)}, "
+            f"and the case's {own.name} is {type(own.optimizer).__name__}"
+        )
+
+
+class _Apart(NamedTuple):
+    """State whose parameter has another shape.
+
+    Attributes:
+        key: of the parameter in the checkpoint.
+        shape: that the state is for.
+        parameter: that stands at its place in the case's optimizer.
+        is_order: whether the optimizer has all those shapes, at other places.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    parameter: torch.Tensor
+    is_order: bool
+
+
+def _apart(record: OptimizerRecord, own: OptimizerPart) -> _Apart | None:
+    """The first state that is not for the parameter at its place: ``load_state_dict`` goes by position alone."""
+    known = {entry.key: parameter_shape(entry, record.algorithm) for entry in record.state}
+    keys = [key for group in record.groups for key in group.params]
+    parameters = own.parameters
+    pairs = [
+        (key, shape, one) for key, one in zip(keys, parameters, strict=True) if (shape := known.get(key)) is not None
+    ]
+    is_order = Counter(shape for _, shape, _ in pairs) <= Counter(tuple(one.shape) for one in parameters)
+    apart = (_Apart(key, shape, one, is_order) for key, shape, one in pairs if shape != tuple(one.shape))
+    return next(apart, None)
+
+
+def _refuse_other_shapes(record: OptimizerRecord, case: Case, own: OptimizerPart) -> None:
+    """Refuse state of other shapes; a class that is not torch's may have moments of any shape."""
+    apart = _apart(record, own)
+    is_torchs = type(own.optimizer).__module__.startswith("torch.optim")
+    if apart is None or not (apart.is_order or is_torchs):
+        return
+    names = {
+        id(one): f"{model.name}.{name}" for model in models_of(case) for name, one in model.module.named_parameters()
+    }
+    place = names.get(id(apart.parameter), "the parameter")
+    which = f"the state of {apart.key} is for {list(apart.shape)}, and {place} at its place is "
+    which += str(list(apart.parameter.shape))
+    if not apart.is_order:
+        raise Mismatch(f"{own.label} does not fit {place_of(record.where)}: {which}")
+    raise Mismatch(
+        f"the case's {own.name} has its parameters in another order than the checkpoint, and load_state_dict goes by "
+        f"position: {which}; give them to it in the order of the run that was saved"
+    )

@@ -1,0 +1,259 @@
+"""What is seen while the user's code runs: where tensors come from, what was moved, and which operands were refused.
+
+Never changes a result: but for the names of a device that is only simulated, every call goes through as it was made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+
+from ckptmove.verification.case.user_code import Line, line_of
+from ckptmove.verification.simulated import targets
+from ckptmove.verification.simulated.data import become
+from ckptmove.verification.simulated.pinning import made_pinned
+from ckptmove.verification.simulated.targets import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.place import Place
+
+
+_OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
+_MODULE: Final = torch.nn.Module.to.__code__.co_filename
+#: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
+_IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
+_SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__  # noqa: SLF001  # as a function mode is given it
+_MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
+#: What allocates memory beneath every Python dispatch.
+_IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
+
+
+class Origin(NamedTuple):
+    """Where a tensor that is not on the target comes from.
+
+    Attributes:
+        operation: what made it: ``torch.arange``.
+        line: the user's line that asked for that.
+        code: of the user's function that the line is in.
+        parent: the tensor off the target that it was made from; None where it was made from nothing.
+        beside: an expression for the target in that function; empty where there is none.
+        module: one by a module that is there; empty where there is none.
+    """
+
+    operation: str
+    line: Line
+    code: CodeType
+    parent: torch.Tensor | None
+    beside: str
+    module: str
+
+
+class Refusal(NamedTuple):
+    """A call that torch refused.
+
+    Attributes:
+        error: what it raised.
+        operation: the function, as a script calls it.
+        strays: its operands off the target, save those of no dimension.
+    """
+
+    error: BaseException
+    operation: str
+    strays: tuple[torch.Tensor, ...]
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A tensor that a line of the user's moved to the target.
+
+    Attributes:
+        tensor: as it was before.
+        line: the line.
+        arrived: the tensor on the target.
+        rows: how many rows were then taken from it at once; 0 where it was used whole.
+    """
+
+    tensor: torch.Tensor
+    line: Line
+    arrived: weakref.ref[torch.Tensor]
+    rows: int = 0
+
+
+class Watch(TorchFunctionMode):
+    """Stands around the user's code.
+
+    Attributes:
+        refusals: in the order in which they came; a script may live on after one.
+        transfers: what the user's own lines moved to the target.
+        built: for each optimizer, by identity, the user's line that built it.
+        moved: the user's lines that moved a module, in their order.
+    """
+
+    def __init__(self, place: Place, target: str, entrance: Entrance) -> None:
+        """Prepare to watch.
+
+        Args:
+            place: where the case is to run.
+            target: its tag; where a device only stands for it, code that asks for the target gets that device.
+            entrance: tells the user's frames.
+        """
+        super().__init__()
+        self.refusals: list[Refusal] = []
+        self.transfers: list[Transfer] = []
+        self.built: dict[int, Line] = {}
+        self.moved: list[Line] = []
+        self._device = place.device
+        self._entrance = entrance
+        kind = target.partition(":")[0]
+        stands_for_it = place.device.type != kind
+        self._kind = kind if stands_for_it else ""
+        self._mover: Any = getattr(torch.Tensor, kind, None) if stands_for_it else None
+        self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make one call of torch's, and take down what is worth it."""
+        kwargs = kwargs or {}
+        frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
+        self._note_site(func, frame)
+        if self._kind:
+            func, args, kwargs = self._renamed(func, args, kwargs)
+        is_pinned = self._kind and func in _IN_CPP and kwargs.get("pin_memory")
+        try:
+            result = made_pinned(func, args, kwargs) if is_pinned else func(*args, **kwargs)
+        except RuntimeError as error:
+            self.refusals.append(Refusal(error, _name(func), tuple(self._strays((args, kwargs)))))
+            raise
+        if isinstance(result, (torch.Tensor, tuple, list)):
+            self._note(func, args, kwargs, result, frame)
+        return result
+
+    def origin(self, tensor: torch.Tensor) -> Origin | None:
+        """Where a tensor comes from; None for one that was there before."""
+        known = self._origins.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def lineage(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """A tensor off the target, then what it was made from, as far as that is known."""
+        seen: set[int] = set()
+        following: torch.Tensor | None = tensor
+        while following is not None and id(following) not in seen:
+            seen.add(id(following))
+            yield following
+            origin = self.origin(following)
+            following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
+
+    def _renamed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The same call, with the devices that stand for the target's where those are named.
+
+        Raises:
+            RuntimeError: the target's machine has none of that number; to name it is no error yet.
+        """
+        if func is torch.device:
+            named: Any = func(*args, **kwargs)
+            with suppress(RuntimeError):
+                named = self._stand_in(named)
+            return func, (named,), {}
+        if func == _SET_DATA and args[0].device.type != args[1].device.type:
+            return become, args, {}
+        if func is self._mover:
+            asked = args[1] if len(args) > 1 else kwargs.get("device")
+            home = targets.meant_by(self._kind if asked is None else asked)
+            return (func, args, kwargs) if home is None else (torch.Tensor.to, (args[0], home), {})
+        return func, *pytree.tree_map_only((str, torch.device), self._stand_in, (args, kwargs))
+
+    def _stand_in(self, named: str | torch.device) -> str | torch.device:
+        """The device that stands for what is named, where that is one of the target's kind."""
+        kind, _, index = str(named).partition(":")
+        is_of_it = kind == self._kind and (not index or index.isdecimal())
+        return (is_of_it and targets.meant_by(named)) or named
+
+    def _strays(self, values: Any) -> Iterator[torch.Tensor]:
+        for leaf in pytree.tree_leaves(values):
+            if isinstance(leaf, torch.Tensor) and leaf.device != self._device and leaf.dim():
+                yield leaf
+
+    def _note_site(self, func: Any, frame: FrameType) -> None:
+        """Take down the user's line where an optimizer looks at its parameters, or a module moves its own."""
+        file = frame.f_code.co_filename
+        caller = self._entrance.caller(frame) if file in {_OPTIMIZER, _MODULE} else None
+        if caller is None:
+            return
+        line = line_of(caller.f_code.co_filename, caller.f_lineno)
+        if func == _IS_LEAF and file == _OPTIMIZER:
+            self.built.setdefault(id(frame.f_locals["self"]), line)
+        elif func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
+            self.moved.append(line)
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType) -> None:
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        identities = {id(leaf) for leaf in given}
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if not isinstance(made, torch.Tensor) or id(made) in identities:
+                continue
+            if made.device == self._device:
+                self._note_transfer(func, given, made, frame)
+                continue
+            caller = self._entrance.caller(frame)
+            if caller is not None:
+                parent = next((leaf for leaf in given if leaf.device != self._device), None)
+                line = line_of(caller.f_code.co_filename, caller.f_lineno)
+                beside = on_target(caller, self._device), module_on_target(caller, self._device)
+                origin = Origin(_name(func), line, caller.f_code, parent, *beside)
+                self._origins[id(made)] = (weakref.ref(made), origin)
+
+    def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
+        """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
+        is_move = func in _MOVES
+        if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
+            line = line_of(frame.f_code.co_filename, frame.f_lineno)
+            self.transfers.append(Transfer(given[0], line, weakref.ref(made)))
+        for transfer in self.transfers:
+            whole = transfer.arrived()
+            is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
+            if whole is not None and is_part and made.shape[1:] == whole.shape[1:] and len(made) < len(whole):
+                transfer.rows = max(transfer.rows, len(made))
+
+
+def on_target(frame: FrameType, device: torch.device) -> str:
+    """An expression for the target in a frame: the device of a tensor that is there, or a device; empty for none."""
+    names = frame.f_locals.items()
+    tensors = (f"{name}.device" for name, one in names if isinstance(one, torch.Tensor) and one.device == device)
+    devices = (name for name, one in names if isinstance(one, torch.device) and one == device)
+    return next(itertools.chain(tensors, devices), "")
+
+
+def module_on_target(frame: FrameType, device: torch.device) -> str:
+    """The device of a module that is on the target, as a frame can write it, or what ``self`` keeps; empty for none."""
+    kept = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+    names = {name_of(device), str(device)}
+    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in names)
+    modules = (name for name, one in (frame.f_locals | kept).items() if _is_on(one, device))
+    return next(itertools.chain(named, (f"next({name}.parameters()).device" for name in modules)), "")
+
+
+def _target(named: str | torch.device) -> str:
+    return name_of(named) if isinstance(named, torch.device) else named
+
+
+def _is_on(module: object, device: torch.device) -> bool:
+    """Whether something is a module with a parameter on a device."""
+    with suppress(AttributeError):  # it is being built
+        return isinstance(module, torch.nn.Module) and any(one.device == device for one in module.parameters())
+    return False
+
+
+def _name(func: Any) -> str:
+    """A function as a script calls it: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
+    return str(resolve_name(func) or getattr(func, "__name__", func))

@@ -1,0 +1,1 @@
+"""A simulated device: CPU arithmetic with the target's rules."""

@@ -1,0 +1,67 @@
+"""Pinned memory where a device is simulated: plain memory that says it is pinned.
+
+Never pins anything: without the target there is nothing that would copy from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ckptmove.verification.simulated import targets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+#: From ``empty_cuda`` in aten/src/ATen/native/cuda/TensorFactories.cu.
+_ONLY: Final = "Only dense CPU tensors can be pinned"
+#: The storages that were pinned. A storage that is weakly held leaves its address to no other.
+_PINNED: Final[set[Any]] = set()
+
+
+def is_pinned(tensor: torch.Tensor, *_device: object) -> bool:
+    """Whether a CPU tensor, or what it is a view of, was pinned."""
+    return _weak(tensor) in _PINNED
+
+
+def pin(tensor: torch.Tensor, *_device: object) -> torch.Tensor:
+    """A copy of a CPU tensor that says it is pinned."""
+    return _pinned(torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu").copy_(tensor))
+
+
+def made_pinned(make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """What a factory makes, where it was asked for pinned memory."""
+    made = make(*args, **{**kwargs, "pin_memory": False})
+    if made.device.type != "cpu":
+        raise RuntimeError(_ONLY)
+    return _pinned(made)
+
+
+def refuse_pinning(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise torch's error where an operation is to pin memory of a device.
+
+    From aten/src/ATen/native/Memory.cpp ``_pin_memory``.
+
+    Args:
+        operation: the ATen operation, on a simulated device.
+        args: what it is given by position.
+        kwargs: what it is given by name.
+    """
+    if operation == "aten::_pin_memory":
+        kind = args[0].type().rpartition(".")[2]
+        name = f"torch.{targets.kind_of(args[0].device)}.{kind}"
+        raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")
+    if kwargs.get("pin_memory"):
+        raise RuntimeError(_ONLY)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    _PINNED.difference_update({known for known in _PINNED.copy() if known.expired()})  # a loader has a thread for it
+    _PINNED.add(_weak(tensor))
+    return tensor
+
+
+def _weak(tensor: torch.Tensor) -> Any:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it so

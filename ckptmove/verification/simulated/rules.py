@@ -1,0 +1,221 @@
+"""What the target refuses and a CPU would not: operands of two devices, and dtypes that it lacks.
+
+Never computes and never wraps a tensor: it reads devices, shapes and schemas, and raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptmove.torch_facts.devices import unsupported_dtypes
+from ckptmove.torch_facts.dtypes import SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
+from ckptmove.verification.simulated.scalars import takes_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch._ops import OpOverload
+
+    Operation = OpOverload[..., Any]
+
+# Ops that carry values from one device to another.
+_COPIES = frozenset({"aten::_copy_from", "aten::_foreach_copy_", "aten::_to_copy", "aten::copy", "aten::copy_"})
+# Arguments that may lie on the CPU whatever their shape, by operation: indices, and lengths that are read there.
+_INDICES = frozenset({"indices"})
+_LENGTHS = frozenset({"batch_sizes", "input_lengths", "lengths", "target_lengths"})
+_FROM_CPU = {
+    "aten::_index_put_impl_": _INDICES,
+    "aten::_pack_padded_sequence": _LENGTHS,
+    "aten::_pack_padded_sequence_backward": _LENGTHS,
+    "aten::_unsafe_index": _INDICES,
+    "aten::_unsafe_index_put": _INDICES,
+    "aten::ctc_loss": _LENGTHS,
+    "aten::gru": _LENGTHS,
+    "aten::index": _INDICES,
+    "aten::index_put": _INDICES,
+    "aten::index_put_": _INDICES,
+    "aten::lstm": _LENGTHS,
+    "aten::rnn_relu": _LENGTHS,
+    "aten::rnn_tanh": _LENGTHS,
+}
+# Composite ops that take other parts on other devices (cuDNN, flash attention): run whole on the CPU, they give its
+# figures to the last bit, and the fused cells have no CPU kernel of their own.
+WHOLE_OPS: tuple[Any, ...] = (
+    torch.ops.aten.ctc_loss.Tensor,
+    torch.ops.aten.gru.data,
+    torch.ops.aten.gru.input,
+    torch.ops.aten.gru_cell.default,
+    torch.ops.aten.lstm.data,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.lstm_cell.default,
+    torch.ops.aten.rnn_relu.data,
+    torch.ops.aten.rnn_relu.input,
+    torch.ops.aten.rnn_tanh.data,
+    torch.ops.aten.rnn_tanh.input,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+# `empty_mps` and `getMPSDataType` of ATen refuse a dtype with a TypeError, in these words.
+_NO_FLOAT64 = (
+    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
+    "Please use float32 instead."
+)
+# The names of c10's ScalarType, which those of the storage classes are made of.
+_SCALAR_TYPES = {
+    dtype: name.removesuffix("Storage")
+    for name, dtype in {**SCRIPT_STORAGE_DTYPE, **STORAGE_DTYPE}.items()
+    if name != "UntypedStorage"
+}
+
+
+class CrossDeviceError(RuntimeError):
+    """One operation was given tensors of two devices; the message is torch's own, with the target's name in it.
+
+    Attributes:
+        operation: The ATen operation, for example `aten::addmm`.
+        devices: The devices that met, accelerators first, for example `("cuda:0", "cpu")`.
+        strays: The operands that are not on the first of `devices`, as the operation saw them: for a view
+            (`weight.t()`), `_base` is the tensor that the model holds.
+        node: In a backward that torch computes itself, the node of the graph: `MulBackward0`; else empty.
+        made_by: File and line of each frame that made the node, the innermost last, where anomaly detection was on.
+    """
+
+    def __init__(self, operation: str, devices: tuple[str, ...], strays: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{devices[0]} and {devices[1]}!"
+        )
+        self.operation = operation
+        self.devices = devices
+        self.strays = strays
+        self.node = ""
+        self.made_by: tuple[tuple[str, int], ...] = ()
+
+
+class WrongGradient(CrossDeviceError):
+    """A function of the user's own returned a gradient that is not where its input is; the message is torch's own.
+
+    Attributes:
+        function: The class of the user's.
+        index: Of the gradient, among those for tensors.
+        argument: What its `backward` calls the first gradient that it is given; empty where that has no name.
+        home: File and first line of that `backward`; None where it is no function.
+    """
+
+    def __init__(self, node: str, index: int, devices: tuple[str, str], gradient: torch.Tensor, function: str) -> None:
+        super().__init__(node, devices, (gradient,))
+        wanted = f"expected device {devices[0]} but got {devices[1]}"
+        self.args = (f"Function {node} returned an invalid gradient at index {index} - {wanted}",)
+        self.function = function
+        self.index = index
+        self.argument = ""
+        self.home: tuple[str, int] | None = None
+
+
+def refuse_dtype(target: str, dtype: torch.dtype) -> None:
+    """Raise torch's TypeError where `target` has no such dtype.
+
+    Torch lets some of them be made there, and raises at the first operation.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in unsupported_dtypes(target):
+        return
+    if dtype == torch.float64:
+        raise TypeError(_NO_FLOAT64)
+    scalar_type = _SCALAR_TYPES.get(name, name)
+    raise TypeError(f"Trying to convert {scalar_type} to the MPS backend but it does not have support for that dtype.")
+
+
+def schema_of(func: Operation) -> torch.FunctionSchema:
+    """The signature of an ATen operation: its name, and which arguments it writes to."""
+    return func._schema  # noqa: SLF001  # torch has no public name for it
+
+
+def operand_devices(
+    func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], name_of: Callable[[torch.device], str]
+) -> list[torch.device]:
+    """The device that each result of `func` lands on: one for all, or one for each (an index of a foreach op's lists).
+
+    The rule is torch's: every operand on one device, but a 0-d CPU tensor that is only read may stand beside those of
+    another where the operation takes it (`FakeTensor._find_common_device` lets it stand in nearly all).
+
+    Raises:
+        CrossDeviceError: Operands of two devices that torch would refuse on the target.
+        RuntimeError: Lengths of sequences that are not on the CPU.
+    """
+    operation = schema_of(func).name
+    if operation == "aten::_pack_padded_sequence":
+        _refuse_lengths(args[1], name_of)
+    if operation in _COPIES:
+        return [next(tensor.device for _, value in _bound(func, args, kwargs) for tensor in _tensors(value))]
+    rows = _foreach_rows(func, args, kwargs) if "::_foreach_" in operation else [_row(func, args, kwargs)]
+    devices = [_common_device(operation, row, name_of) for row in rows]
+    if operation == "aten::_pack_padded_sequence":  # its second result, the batch sizes, is always on the CPU
+        devices.append(torch.device("cpu"))
+    return devices
+
+
+def _refuse_lengths(lengths: torch.Tensor, name_of: Callable[[torch.device], str]) -> None:
+    """From aten/src/ATen/native/PackedSequence.cpp ``checkLongTensor``: they are read on the CPU."""
+    if lengths.device.type != "cpu":
+        dtype = lengths.type().rpartition(".")[2].removesuffix("Tensor")
+        got = f"{lengths.dim()}D {name_of(lengths.device)} {dtype} tensor"
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {got}")
+
+
+def _bound(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Each given argument with its schema."""
+    for position, argument in enumerate(schema_of(func).arguments):
+        if position < len(args):
+            yield argument, args[position]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _binds(func: Operation, argument: Any, tensor: torch.Tensor) -> bool:
+    """Whether this operand fixes the device; one that does not may come from the CPU."""
+    if tensor.device.type != "cpu":
+        return True
+    operation = schema_of(func).name
+    if argument.name in _FROM_CPU.get(operation, ()):
+        return False
+    if "::_fused_" in operation:  # the kernels read every operand through its pointer, 0-d or not
+        return bool(argument.name != "lr")
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return bool(written or tensor.dim() > 0 or not takes_scalar(operation, argument.name))
+
+
+def _row(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [
+        tensor
+        for argument, value in _bound(func, args, kwargs)
+        for tensor in _tensors(value)
+        if _binds(func, argument, tensor)
+    ]
+
+
+def _foreach_rows(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[torch.Tensor]]:
+    """The operands that meet at each index: a foreach op may be given lists that span devices."""
+    bound = list(_bound(func, args, kwargs))
+    rows: list[list[torch.Tensor]] = [[] for _ in range(max(len(_tensors(value)) for _, value in bound))]
+    for argument, value in bound:
+        each = value if isinstance(value, (list, tuple)) else [value] * len(rows)
+        for row, item in zip(rows, each, strict=False):
+            row.extend(tensor for tensor in _tensors(item) if _binds(func, argument, tensor))
+    return rows
+
+
+def _common_device(
+    operation: str, operands: list[torch.Tensor], name_of: Callable[[torch.device], str]
+) -> torch.device:
+    devices = sorted(dict.fromkeys(tensor.device for tensor in operands), key=lambda device: device.type == "cpu")
+    if len(devices) > 1:
+        strays = tuple(tensor for tensor in operands if tensor.device != devices[0])
+        raise CrossDeviceError(operation, tuple(name_of(device) for device in devices), strays)
+    return devices[0] if devices else torch.device("cpu")

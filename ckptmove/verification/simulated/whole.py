@@ -1,0 +1,68 @@
+"""Composite operations of a simulated device that are run in one piece.
+
+Never computes a gradient of its own: the CPU's backward does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ckptmove.verification.simulated.rules import operand_devices
+from ckptmove.verification.simulated.targets import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
+
+def in_one_piece(
+    func: OpOverload[..., Any],
+    inner: Callable[[Any], Any],
+    place: Callable[[torch.Tensor, torch.device], torch.Tensor],
+) -> Callable[..., Any]:
+    """What runs a composite operation on the CPU.
+
+    Args:
+        func: the operation.
+        inner: takes from a tensor of the device the one of the CPU.
+        place: makes a tensor of the device from one of the CPU, with the same memory.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        return _WholeOp.apply(func, spec, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    return run
+
+
+class _WholeOp(torch.autograd.Function):
+    """A composite op run on the CPU in one piece, with the CPU's own backward."""
+
+    @staticmethod
+    def forward(ctx: Any, func: Any, spec: Any, inner: Any, place: Any, *leaves: Any) -> Any:
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        device = operand_devices(func, args, kwargs, name_of)[0]
+        hosts = [inner(leaf) for leaf in leaves]
+        needed = [at for at, wanted in enumerate(ctx.needs_input_grad[-len(leaves) :]) if wanted]
+        for at in needed:
+            hosts[at] = hosts[at].detach().requires_grad_()
+        args, kwargs = pytree.tree_unflatten(hosts, spec)
+        with torch.enable_grad():
+            results = func(*args, **kwargs)
+        ctx.needed, ctx.device, ctx.given = needed, device, [hosts[at] for at in needed]
+        ctx.inner, ctx.place, ctx.leaves = inner, place, len(leaves)
+        ctx.made = results if isinstance(results, tuple) else (results,)
+        return pytree.tree_map(lambda made: place(made.detach(), device), results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        hosts = torch.autograd.grad(ctx.made, ctx.given, [ctx.inner(grad) for grad in grads], allow_unused=True)
+        result: list[Any] = [None] * len(ctx.needs_input_grad)
+        first = len(result) - ctx.leaves
+        for at, host in zip(ctx.needed, hosts, strict=True):
+            result[first + at] = None if host is None else ctx.place(host, ctx.device)
+        return tuple(result)

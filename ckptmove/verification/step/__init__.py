@@ -1,0 +1,1 @@
+"""One optimizer step from the stored state."""

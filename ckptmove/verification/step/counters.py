@@ -1,0 +1,127 @@
+"""Whether the step counts of an optimizer are counts, and agree with the moments beside them.
+
+Never reads a moment but beside a count of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.torch_facts.optimizers import BY_NAME
+from ckptmove.verification.checks import Offenders
+from ckptmove.verification.state import distinct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry
+    from ckptmove.verification.state import StoredTensors
+
+
+#: What scalars beside the count can be, by state key: lowest and highest.
+_BOUNDS: Final = {"mu_product": (0.0, 1.0), "mu": (0.0, 1.0), "eta": (0.0, math.inf)}
+
+
+class Uneven(NamedTuple):
+    """A group whose parameters differ in their counts. A layer that was frozen at first makes a healthy one.
+
+    Attributes:
+        where: path of the group.
+        low: the lowest count.
+        high: the highest count.
+        behind: paths of those below the highest.
+    """
+
+    where: str
+    low: float
+    high: float
+    behind: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """From where to where they go, and in which group."""
+        return f"step counts from {self.low:g} to {self.high:g} in {self.where}"
+
+    @property
+    def told(self) -> str:
+        """The same with what to do, for who reads no more than one line of it."""
+        first, more = self.behind[0], len(self.behind) - 1
+        behind = f"{first} and {more:,} more were" if more else f"{first} was"
+        return f"{self} (O209): nothing to do if {behind} frozen for a time, else take another checkpoint"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the step counts of a checkpoint are.
+
+    Attributes:
+        negative: paths and values of counts below zero.
+        faults: what else no training writes.
+        uneven: groups whose parameters differ in their counts.
+    """
+
+    negative: list[tuple[str, float]] = field(default_factory=list)
+    faults: Offenders = field(default_factory=Offenders)
+    uneven: list[Uneven] = field(default_factory=list)
+
+
+def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
+    """Read every step count; one whose bytes cannot be had is left to the checks of the file."""
+    counters = Counters()
+    for optimizer in inventory.optimizers:
+        groups = {key: group for group in optimizer.groups for key in group.params}
+        counts: dict[str, list[tuple[str, float]]] = {}
+        for path, value in _out_of_bounds(optimizer, stored):
+            counters.faults.add(f"{path} is {value:g}, which {optimizer.algorithm} never makes it")
+        for entry, path, count in _counts(optimizer, stored):
+            if count < 0:
+                counters.negative.append((path, count))
+            elif optimizer.algorithm is not None:
+                fault = _fault(optimizer.algorithm, entry, count, stored)
+                if fault:
+                    counters.faults.add(f"{path} is {count:g}{fault}")
+            if entry.key in groups and count >= 0:
+                counts.setdefault(groups[entry.key].where, []).append((path, count))
+        counters.uneven += filter(None, (_uneven(where, of_group) for where, of_group in counts.items()))
+    return counters
+
+
+def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[StateEntry, str, float]]:
+    for entry in optimizer.state:
+        record = entry.tensor("step")
+        value = dict(entry.scalars).get("step")
+        if record is not None and stored.place(record) is not None:
+            # What is no single value is no count.
+            value = stored.tensor(record).item() if math.prod(record.shape) == 1 else math.nan
+        if isinstance(value, (int, float)):
+            yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), float(value)
+
+
+def _out_of_bounds(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[str, float]]:
+    scalars = BY_NAME[optimizer.algorithm].scalars if optimizer.algorithm in BY_NAME else frozenset()
+    for entry in optimizer.state:
+        for key, record in entry.tensors:
+            if key in scalars & _BOUNDS.keys() and not record.shape and stored.place(record) is not None:
+                value = float(stored.tensor(record).item())
+                if not _BOUNDS[key][0] <= value <= _BOUNDS[key][1]:
+                    yield record.name, value
+
+
+def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensors) -> str:
+    """What is wrong with a count, after its value; empty where nothing is."""
+    if not count.is_integer():
+        return ", which is no number of steps"
+    if count:
+        return ""
+    row = BY_NAME[algorithm]
+    for key, record in entry.tensors:
+        begins_at_zero = key in row.known_state - row.scalars - row.begins_elsewhere
+        if begins_at_zero and stored.place(record) is not None and bool(distinct(stored.tensor(record)).any()):
+            return f", and {key} beside it is not zero: the count was lost"
+    return ""
+
+
+def _uneven(where: str, counts: list[tuple[str, float]]) -> Uneven | None:
+    low, high = min(count for _, count in counts), max(count for _, count in counts)
+    return Uneven(where, low, high, tuple(path for path, count in counts if count < high)) if low < high else None

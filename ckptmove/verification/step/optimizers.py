@@ -1,0 +1,84 @@
+"""Which class a checkpoint's optimizer is stepped with, and what may be named.
+
+Never imports torch, nor what the user names: the class is looked up where the step is made.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.errors import UsageError
+from ckptmove.torch_facts.optimizers import BY_NAME
+from ckptmove.verification.step.entries import foreign_kind
+
+if TYPE_CHECKING:
+    from ckptmove.model import OptimizerRecord, ParamGroup
+
+#: A class of another library: a dotted module, and a class in it.
+_ELSEWHERE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_UNKNOWN: Final = "its keys are those of no class in torch.optim; name its own with --optimizer pkg.mod:CLASS"
+
+
+class Choice(NamedTuple):
+    """The class that an optimizer is stepped with, or why it is not stepped.
+
+    Attributes:
+        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``; empty where none is stepped.
+        reason: why none is stepped; empty where one is.
+        note: what was assumed, and whether that matters; empty where nothing had to be.
+    """
+
+    name: str = ""
+    reason: str = ""
+    note: str = ""
+
+
+def choose(optimizer: OptimizerRecord, override: str | None) -> Choice:
+    """The class to step an optimizer with.
+
+    Args:
+        optimizer: the optimizer.
+        override: the class that the user named, or None.
+    """
+    name = override.removeprefix("torch.optim:") if override else optimizer.algorithm
+    if name is None:
+        return Choice(reason=_UNKNOWN)
+    if name not in BY_NAME:
+        foreign = next((found for entry in optimizer.state if (found := foreign_kind(entry.without_inner()))), "")
+        return Choice(reason=f"{name} keeps what is not made again: {foreign}") if foreign else Choice(name=name)
+    return Choice(name=name, note="" if override else _assumption(name, optimizer))
+
+
+def check_override(name: str | None) -> None:
+    """Refuse what names no class, before any work is done.
+
+    Raises:
+        UsageError: ``--optimizer`` names neither a class of ``torch.optim`` nor one of another module.
+    """
+    if name is None or name.removeprefix("torch.optim:") in BY_NAME or _ELSEWHERE.fullmatch(name):
+        return
+    meant = next((known for known in BY_NAME if known.lower() == name.lower()), None)
+    module, _, last = name.rpartition(".")
+    if meant is None and _ELSEWHERE.fullmatch(f"{module}:{last}"):
+        meant = f"{module}:{last}"
+    hint = f"did you mean {meant}?" if meant else f"known are {', '.join(sorted(BY_NAME))}, and any as pkg.mod:CLASS"
+    raise UsageError(f"'{name}' is not a class of torch.optim; {hint}")
+
+
+def uses_state(name: str, group: ParamGroup) -> bool:
+    """Whether a step with a group's options reads any state: SGD without momentum does not."""
+    return name != "SGD" or bool(dict(group.options).get("momentum"))
+
+
+def _assumption(name: str, optimizer: OptimizerRecord) -> str:
+    others = [other for other in optimizer.candidates if other != name]
+    if not others:
+        return ""
+    decays = any(dict(group.options).get("weight_decay") for group in optimizer.groups)
+    if not decays:
+        return f"{name} was assumed; {others[0]} writes the same keys, and without weight decay the same step"
+    return (
+        f"{name} was assumed; {others[0]} writes the same keys and takes the same state, but applies weight_decay "
+        f"differently: --optimizer {others[0]} if that one was trained with"
+    )

@@ -1,0 +1,120 @@
+"""What is wrong with one parameter's step, and what there is to say of it.
+
+Never makes a step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
+from ckptmove.verification.numbers import comparable
+from ckptmove.verification.state import dtype_of
+from ckptmove.verification.step.moments import broken_history, disagreement
+from ckptmove.verification.step.step import stored_values
+from ckptmove.verification.wrappers import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.step.step import Stepped
+    from ckptmove.verification.step.tally import Trial, TrialTally
+
+
+def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+    """Note everything about the step of one piece."""
+    name = piece.name
+    before = stored_values(piece, trial.source)
+    tally.parameters.add(name)
+    tally.elements += piece.elements
+    if not piece.is_stored:
+        tally.standins.add(name)
+    if not torch.equal(before, after.parameter):
+        tally.moved.add(name)
+    elif trial.is_idle(piece.group):
+        tally.idle.add(name)
+    elif _is_stirred(trial, piece, after):
+        tally.stirred.add(name)
+    elif piece.elements and trial.recipe.name not in BY_NAME:  # torch's own classes pass no gradient over
+        tally.untouched.add(name)
+    for fault in _state_faults(trial, piece, after):
+        tally.faults.add(f"{name}: {fault}")
+    if not _all_finite(after.parameter):
+        if bool((before.isfinite() & ~after.parameter.isfinite()).any()):
+            tally.faults.add(f"{name} is not finite after the step")
+        else:
+            tally.spoiled.add(name)
+    for cast in after.casts if not piece.offset else ():
+        tally.casts[cast] = tally.casts.get(cast, 0) + 1
+    _count(trial, piece, after, tally)
+
+
+def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
+    is_known = trial.recipe.name in BY_NAME
+    if is_known:  # the cause before its effects
+        moments = disagreement(piece, trial.source, trial.recipe.groups[piece.group])
+        history = broken_history(piece, trial.source) if keeps_state_on_first(trial.recipe.name) else ""
+        yield from filter(None, (moments, history))
+    for key, value in after.state.items():
+        if isinstance(value, torch.Tensor) and not _all_finite(value) and (is_known or _was_finite(trial, piece, key)):
+            yield f"{key} is not finite after the step"
+    for key, stored, _ in after.casts if is_known else ():
+        if not dtype_of(stored).is_floating_point and not dtype_of(stored).is_complex:
+            yield f"{key} is {stored}, and no optimizer of torch keeps it so"
+    yield from after.strays
+    yield from after.vanished
+
+
+def _was_finite(trial: Trial, piece: Piece, key: str) -> bool:
+    """Whether a value was finite in the file: other libraries may keep an infinite one on purpose."""
+    record = None if piece.entry is None else piece.entry.tensor(key)
+    return record is not None and _all_finite(piece.cut(trial.source.tensor(record), record))
+
+
+def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
+    """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
+    stored = () if piece.entry is None else piece.entry.tensors
+    before = opened({key: piece.cut(trial.source.tensor(record), record) for key, record in stored if record.shape})
+    return any(key in after.state and not torch.equal(value, after.state[key]) for key, value in before.items())
+
+
+def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+    iterations = dict(piece.entry.scalars).get("n_iter") if piece.entry is not None else None
+    if isinstance(iterations, int) and keeps_state_on_first(trial.recipe.name):
+        now = after.state.get("n_iter", 0)
+        if now <= iterations:
+            tally.faults.add(f"{piece.name}: n_iter went from {iterations} to {now}")
+    if piece.offset or "step" not in after.state:
+        return
+    stored = stored_count(piece, trial.source)
+    if stored is None:
+        return
+    now = float(after.state["step"])
+    if now != stored + 1 and trial.recipe.name not in BY_NAME:
+        return  # what it counts is its own affair
+    if now != stored + 1:
+        tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
+        return
+    tally.counted += 1
+    low, high = tally.counts or (now, now)
+    tally.counts = min(low, now), max(high, now)
+
+
+def stored_count(piece: Piece, source: TensorSource) -> float | None:
+    """The step count that the file holds for a piece with state; None where it holds none."""
+    if piece.entry is None:
+        return None
+    record = piece.entry.tensor("step")
+    stored: Any = dict(piece.entry.scalars).get("step")
+    if record is not None:
+        stored = source.tensor(record).item() if math.prod(record.shape) == 1 else None
+    return float(stored) if isinstance(stored, (int, float)) else None
+
+
+def _all_finite(value: torch.Tensor) -> bool:
+    real = comparable(value)
+    return real.numel() == 0 or not real.is_floating_point() or bool(torch.stack(torch.aminmax(real)).isfinite().all())

@@ -1,0 +1,360 @@
+"""One real step of an optimizer, its state restored through ``load_state_dict``.
+
+Never writes to a stored tensor, and never judges the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from ckptmove.torch_facts.optimizers import magnitudes, wants_sparse
+from ckptmove.verification.case.objective import needs_closure, quadratic
+from ckptmove.verification.state import dtype_of
+from ckptmove.verification.step.entries import each_tensor, leaves, nested_state
+from ckptmove.verification.step.recipe import NOISE_PERIOD
+from ckptmove.verification.wrappers import copied, is_wrapper, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ckptmove.model import StateEntry
+    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.place import Place
+    from ckptmove.verification.step.entries import TensorOption
+    from ckptmove.verification.step.recipe import Recipe
+
+
+#: Gradients of LBFGS: smaller ones are below its tolerances, and it ends before the first step.
+_LEAST_OF_FIRST: Final = 2.0**-10
+#: The curvature that its history speaks of is kept within such a factor.
+_MOST_CURVED: Final = 2.0**10
+
+
+class Draft(NamedTuple):
+    """A piece with the magnitude of its gradient.
+
+    Attributes:
+        piece: the piece.
+        largest: the largest gradient that its moments speak of.
+        shows: whether that is large enough to show in a step.
+        scale: what the gradient's values are multiplied with: a power of two.
+        curvature: of the objective, for an optimizer that evaluates its own gradients.
+    """
+
+    piece: Piece
+    largest: float
+    shows: bool
+    scale: float
+    curvature: float = 1.0
+
+
+@dataclass(slots=True)
+class Stepped:
+    """A piece after its step, on the CPU.
+
+    Attributes:
+        parameter: the new values.
+        state: the new state.
+        strays: state keys whose tensor changed its device, or is not with its parameter: text for people.
+        casts: state keys that ``load_state_dict`` gave another dtype, with the dtypes before and after.
+        vanished: state keys that the update divides by, of which a cast made some zero: text for people.
+    """
+
+    parameter: torch.Tensor
+    state: dict[str, Any] = field(default_factory=dict)
+    strays: list[str] = field(default_factory=list)
+    casts: list[tuple[str, str, str]] = field(default_factory=list)
+    vanished: list[str] = field(default_factory=list)
+
+
+def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
+    """A piece with a gradient of the magnitude that its own moments have.
+
+    Beside a larger one the state would be lost in rounding, and whether the step read it could not be seen.
+
+    Args:
+        piece: the piece.
+        source: of its state.
+        name: class in ``torch.optim``.
+    """
+    largest = 0.0
+    for key, record in piece.entry.tensors if piece.entry is not None else ():
+        values = piece.cut(source.tensor(record), record)
+        values = values.dequantize() if is_wrapper(values) else values
+        if values.dim() and values.numel():
+            highest = _farthest(values)
+            largest = max(largest, math.sqrt(highest) if key in magnitudes(name) else highest)
+    dtype = dtype_of(piece.parameter.dtype)
+    # The square of a gradient must not underflow in half precision, whose exponents end at 2**-24.
+    least = 2.0**-4 if dtype == torch.float16 else 2.0**-40
+    shows = (dtype.is_floating_point or dtype.is_complex) and largest >= least * torch.finfo(dtype).eps
+    scale = 2.0 ** math.floor(math.log2(min(max(largest, least), 1.0))) if shows else 1.0
+    return Draft(piece, largest, shows, scale)
+
+
+def _farthest(values: torch.Tensor) -> float:
+    """The largest magnitude, of real values without a copy of them all; NaN where there is one."""
+    if values.dtype == torch.bool:
+        return 0.0
+    if not values.is_floating_point():
+        return float(values.abs().max())
+    lowest, highest = torch.aminmax(values)
+    return max(-float(lowest), float(highest))
+
+
+def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
+    """Drafts whose state lies on the first of them: gradients of one magnitude, and of the curvature in its history.
+
+    Args:
+        drafts: of all parameters of an optimizer.
+        source: of its state.
+    """
+    holder = next((draft for draft in drafts if draft.largest), None)
+    if holder is None:
+        return list(drafts)
+    record = holder.piece.entry.tensor("H_diag") if holder.piece.entry is not None else None
+    inverse = 1.0 if record is None or record.shape else float(source.tensor(record).item())
+    curvature = 1 / inverse if inverse > 0 else 1.0
+    return [
+        draft._replace(
+            largest=holder.largest,
+            shows=holder.shows,
+            scale=max(holder.scale, _LEAST_OF_FIRST),
+            curvature=min(max(curvature, 1 / _MOST_CURVED), _MOST_CURVED),
+        )
+        for draft in drafts
+    ]
+
+
+def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: float) -> torch.Tensor:
+    """Seeded values in the shape of others: the same for a piece, whatever device or batch it is stepped in."""
+    count = values.numel() * (2 if values.is_complex() else 1)
+    start = (zlib.crc32(piece.name.encode(errors="replace")) + piece.offset) % NOISE_PERIOD
+    enough = noise if start + count <= len(noise) else noise[:NOISE_PERIOD].repeat(2 + count // NOISE_PERIOD)
+    flat = enough[start : start + count] * scale
+    if values.is_complex():
+        return torch.view_as_complex(flat.view(*values.shape, 2)).to(values.dtype)
+    return flat.view(values.shape).to(values.dtype)
+
+
+def take_step(
+    recipe: Recipe,
+    drafts: Sequence[Draft],
+    source: TensorSource,
+    place: Place,
+    *,
+    with_state: bool,
+    planted: float | None = None,
+    draw: int = 0,
+) -> list[Stepped]:
+    """Step some pieces as one optimizer.
+
+    Args:
+        recipe: class and options.
+        drafts: the pieces, in the order of their groups.
+        source: of parameters and state.
+        place: where the step is made; parameters go there, and state that the file does not have on the CPU.
+        with_state: whether the stored state is restored; without it the optimizer begins anew.
+        planted: what the stored moments are multiplied with and put into the optimizer, past ``load_state_dict``; by
+            default they are not.
+        draw: which random numbers a class of another library draws; the same ones for each step by default.
+
+    Returns:
+        The outcome for each piece.
+
+    Raises:
+        UnreadableInput: a tensor's bytes cannot be had.
+        Refused: a class of another library raises something.
+        Exception: whatever torch raises where it refuses.
+    """
+    with place.standing(), recipe.running(draw):
+        optimizer, parameters, stored = _restored(recipe, drafts, source, place, with_state=with_state)
+        restored = [opened(leaves(optimizer.state.get(parameter, {}))) for parameter in parameters]
+        before = [_devices(one, place) for one in restored]
+        casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
+        vanished = [
+            _vanished(stored[index], one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)])
+            for index, one in enumerate(restored)
+        ]
+        if planted is not None:
+            for draft, parameter in zip(drafts, parameters, strict=True):
+                entry = draft.piece.entry
+                optimizer.state[parameter] = {} if entry is None else _state(draft.piece, entry, source, place, planted)
+        _step(optimizer, parameters, drafts)
+        rates = frozenset(
+            place.device_of(value)
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, torch.Tensor)
+        )
+        stepped = [
+            _stepped(parameter, opened(leaves(optimizer.state.get(parameter, {}))), place, before[index], rates)
+            for index, parameter in enumerate(parameters)
+        ]
+    for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
+        one.casts, one.vanished = own_casts, own_vanished
+    return stepped
+
+
+def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place) -> None:
+    """Step some pieces twice with the default options: without state, and from the state that the first step made.
+
+    It is the state of the parameters alone that is restored, as :func:`take_step` does it.
+
+    Raises:
+        Refused: the class cannot be stepped in this way, whatever a file holds.
+    """
+    with place.standing(), recipe.running():
+        parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
+        first, second = recipe.optimizer(parameters), recipe.optimizer(parameters)
+        _step(_in_training(first), parameters, drafts)
+        saved = first.state_dict()
+        state = {key: value for key, value in saved["state"].items() if isinstance(key, int)}
+        second.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        _step(_in_training(second), parameters, drafts)
+
+
+def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer in training mode, as a script puts it there after the load; torch's own classes have no modes.
+
+    Those of schedulefree are saved in evaluation mode, in which they refuse to step; the Trainer of transformers calls
+    ``train`` of any optimizer that has it.
+    """
+    train = getattr(optimizer, "train", None)
+    if callable(train):
+        train()
+    return optimizer
+
+
+def _restored(
+    recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place, *, with_state: bool
+) -> tuple[torch.optim.Optimizer, list[torch.Tensor], list[dict[str, Any]]]:
+    """An optimizer as a script resumes it, its parameters, and what each of them had in the state that it was given."""
+    pieces = [draft.piece for draft in drafts]
+    parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
+    used = sorted({piece.group for piece in pieces})
+    members: dict[int, list[int]] = {group: [] for group in used}
+    for index, piece in enumerate(pieces):
+        members[piece.group].append(index)
+    optimizer = recipe.optimizer([{"params": [parameters[index] for index in members[group]]} for group in used])
+    saved = [
+        {**recipe.groups[group], **_options(recipe.tensors[group], source, place), "params": members[group]}
+        for group in used
+    ]
+    if with_state:
+        own = [(index, piece, piece.entry) for index, piece in enumerate(pieces)]
+        state = {index: _state(piece, entry, source, place) for index, piece, entry in own if entry is not None}
+    else:
+        state = optimizer.state_dict()["state"]  # Adagrad makes its own when it is built; of old torch, nowhere else
+    optimizer.load_state_dict({"state": state, "param_groups": saved})
+    found = [opened(leaves(state.get(index, {}))) for index in range(len(pieces))]
+    return _in_training(optimizer), parameters, found
+
+
+def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
+    """A copy of a stored tensor: on the CPU where the file has it there, else on the place's device.
+
+    A wrapper subclass stays on the CPU: ``load_state_dict`` moves it to its parameter as a whole.
+    """
+    if is_wrapper(tensor):
+        return copied(tensor)
+    return tensor.detach().clone() if tag == "cpu" else place.to_device(tensor)
+
+
+def stored_values(piece: Piece, source: TensorSource) -> torch.Tensor:
+    """The values of a piece before the step; zeros, which show the smallest update, where the file holds none."""
+    values = piece.cut(source.tensor(piece.parameter), piece.parameter)
+    return values if piece.is_stored else torch.zeros_like(values)
+
+
+def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], drafts: Sequence[Draft]) -> None:
+    if needs_closure(optimizer):
+        optimizer.step(quadratic(parameters, drafts[0].curvature / drafts[0].scale))
+    else:
+        optimizer.step()
+
+
+def _parameter(draft: Draft, source: TensorSource, place: Place, recipe: Recipe) -> torch.Tensor:
+    values = stored_values(draft.piece, source)
+    parameter = place.to_device(values).requires_grad_()
+    gradient = noise_like(values, draft.piece, recipe.noise, draft.scale)
+    # Every row takes part: a row that does not is neither moved nor read.
+    parameter.grad = place.to_device(gradient.to_sparse(1) if wants_sparse(recipe.name) else gradient)
+    return parameter
+
+
+def _state(
+    piece: Piece, entry: StateEntry, source: TensorSource, place: Place, factor: float = 1.0
+) -> dict[str, object]:
+    tensors: dict[str, object] = {}
+    for key, record in entry.tensors:
+        value = put(piece.cut(source.tensor(record), record), record.device, place)
+        is_stirred = record.shape and factor != 1 and (value.is_floating_point() or value.is_complex())
+        tensors[key] = _multiplied(value, factor) if is_stirred else value
+    return nested_state(entry, tensors)
+
+
+def _multiplied(value: torch.Tensor, factor: float) -> torch.Tensor:
+    return value.copy_(value.dequantize() * factor) if is_wrapper(value) else value * factor
+
+
+def _options(options: Mapping[str, TensorOption], source: TensorSource, place: Place) -> dict[str, object]:
+    return {
+        name: each_tensor(option, lambda record: put(source.tensor(record), record.device, place))
+        for name, option in options.items()
+    }
+
+
+def _devices(state: Mapping[str, Any], place: Place) -> dict[str, str]:
+    return {key: place.device_of(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Moments that got the parameter's dtype; ``step`` is always float32."""
+    return [
+        (key, str(value.dtype).removeprefix("torch."), str(restored[key].dtype).removeprefix("torch."))
+        for key, value in stored.items()
+        if isinstance(value, torch.Tensor) and value.dim() and key in restored and value.dtype != restored[key].dtype
+    ]
+
+
+def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Place, keys: Sequence[str]) -> list[str]:
+    """Of keys that were cast: how many of their values were not zero, and are now."""
+    found = []
+    for key in keys:
+        count = int(((place.to_cpu(stored[key]) != 0) & (place.to_cpu(restored[key]) == 0)).sum())
+        if count:
+            found.append(f"load_state_dict casts {key} to {restored[key].dtype}, which makes {count:,} of its values 0")
+    return found
+
+
+def _stepped(
+    parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str], rates: Collection[str]
+) -> Stepped:
+    """The outcome for one parameter.
+
+    Args:
+        parameter: after the step.
+        state: after the step, by path.
+        place: where the step was made.
+        before: the device of each tensor of the state before it.
+        rates: devices of options that are tensors. A scalar that is made of one is there: LBFGS has ``t = lr``.
+    """
+    stepped = Stepped(place.to_cpu(parameter))
+    home = place.device_of(parameter)
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            stepped.state[key] = value
+            continue
+        # A simulated device takes a wrapper subclass as it is, so that one may come out of it.
+        stepped.state |= {name: place.to_cpu(inner) for name, inner in opened({key: place.to_cpu(value)}).items()}
+        device = place.device_of(value)
+        belongs = home if value.dim() else before.get(key, device)
+        if device != belongs and (value.dim() or device not in rates):
+            stepped.strays.append(f"{key} is on {device} and belongs on {belongs}")
+    return stepped

@@ -1,0 +1,310 @@
+"""The state_dicts that a script would have loaded from a checkpoint, built from its stored bytes.
+
+Never unpickles, and never guesses in silence: what does not match the user's model is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
+from ckptmove.model import OPAQUE
+from ckptmove.verification.checks import Offenders
+from ckptmove.verification.pieces import is_dense
+from ckptmove.verification.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    import torch
+
+    from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.verification.pieces import TensorSource
+
+#: What torch.compile and FSDP put before the keys of a module inside another one.
+_INNER_WRAPPERS: Final = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module)\.")
+
+
+class Mismatch(Exception):
+    """The stored state does not fit what the user has built; the message says which of it.
+
+    Attributes:
+        fix: the words that mend it, where the case has to choose; else empty.
+        candidates: paths of the parts that it can choose from.
+        module: the model that it does not fit; None for an optimizer.
+    """
+
+    def __init__(self, message: str, *, fix: str = "", candidates: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fix = fix
+        self.candidates = candidates
+        self.module: torch.nn.Module | None = None
+
+
+class NotRebuilt(Exception):
+    """The stored state has values that only unpickling could rebuild; the message says which."""
+
+
+class _Candidate(NamedTuple):
+    """A state_dict in the checkpoint that a model may be restored from.
+
+    Attributes:
+        where: its path.
+        stored: its tensors by key, without what wrappers have put into that.
+        found: how many of the model's keys it has.
+        faults: what of it does not fit the model.
+    """
+
+    where: str
+    stored: dict[str, TensorRecord]
+    found: int
+    faults: Offenders
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether no tensor has the role of a model: an EMA, a teacher, a module among the hyperparameters."""
+        return all(record.role != "model" for record in self.stored.values())
+
+    @property
+    def views(self) -> frozenset[tuple[str, str | None, int]]:
+        """What tells it from another one: not another way to cut the same names."""
+        return frozenset((key, record.storage, record.storage_offset) for key, record in self.stored.items())
+
+
+def model_state(
+    own: Mapping[str, torch.Tensor],
+    inventory: Inventory,
+    source: TensorSource,
+    part: str | None = None,
+    *,
+    name: str = "the model",
+) -> tuple[str, dict[str, torch.Tensor]]:
+    """The state_dict in a checkpoint that fits a model by keys and shapes, under the model's keys.
+
+    All of it is given, whatever the roles of its tensors: a module may own its loss. A model is preferred to a copy.
+
+    Args:
+        own: the model's own state_dict.
+        inventory: of the checkpoint.
+        source: of its tensors.
+        part: path of the state_dict, or of what it is in; None for any.
+        name: what the report calls the model.
+
+    Returns:
+        The path of the state_dict in the checkpoint, and its tensors, on the CPU.
+
+    Raises:
+        Mismatch: none fits, wrapper prefixes aside, or several do.
+        UnreadableInput: a tensor's bytes cannot be had.
+    """
+    wanted = {_bare(key): key for key in own}
+    tensors = [record for record in inventory.tensors if record.role != "optimizer"]
+    inside = [record for record in tensors if is_inside(record.name, part)]
+    if part is not None and not inside:
+        names = tuple(dict.fromkeys(RootKeys(inventory).split(record.name)[0] for record in tensors))
+        raise no_part(name, part, "part", tuple(filter(None, names)))
+    candidates = _candidates(own, wanted, inside, part)
+    if not candidates:
+        raise Mismatch(
+            f"{name} does not fit the checkpoint: no key of the model is in {place_of(part)}; "
+            f"{_names_of_both(wanted, inside)}"
+        )
+    chosen = _the_one(candidates, name) or _sharded(candidates[0], inventory, own, wanted, inside)
+    if chosen.faults:
+        raise Mismatch(f"{name} does not fit {place_of(chosen.where)}: {chosen.faults}")
+    state = {wanted[bare]: source.tensor(record) for bare, record in chosen.stored.items()}
+    for key in [key for bare, key in wanted.items() if bare not in chosen.stored]:  # tied, and stored once
+        state[key] = next(value for twin, value in state.items() if own[twin] is own[key])
+    return chosen.where, state
+
+
+def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
+    """The state_dict of an optimizer, for ``load_state_dict``.
+
+    Options that the file holds as objects are left out: the optimizer's own stay.
+
+    Raises:
+        NotRebuilt: the state of a parameter has values that only unpickling could rebuild.
+        UnreadableInput: a tensor's bytes cannot be had.
+    """
+    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
+    groups = []
+    for group in optimizer.groups:
+        options = {key: value for key, value in group.options if value is not OPAQUE}
+        for key, option in tensor_options(group, records).items():
+            options[key] = each_tensor(option, source.tensor)
+        groups.append({**options, "params": list(group.params)})
+    state = {}
+    for entry in optimizer.state:
+        foreign = foreign_kind(entry)
+        if foreign:
+            named = optimizer.where or "the optimizer"
+            raise NotRebuilt(f"the state of parameter {entry.key} in {named} has what is not rebuilt: {foreign}")
+        state[entry.key] = nested_state(entry, {key: source.tensor(record) for key, record in entry.tensors})
+    if optimizer.algorithm == "LBFGS":
+        for values in state.values():
+            values.pop("al", None)  # scratch of the two-loop recursion, half of it None: it is made anew
+    return {"state": state, "param_groups": groups}
+
+
+def is_inside(name: str, part: str | None) -> bool:
+    """Whether a path is a part of the checkpoint that was chosen, or in it; a directory's files follow a slash."""
+    return part is None or name == part or name.startswith((f"{part}.", f"{part}/"))
+
+
+def place_of(part: str | None) -> str:
+    """A part of the checkpoint, for people."""
+    return f"the checkpoint's '{part}'" if part else "the checkpoint"
+
+
+def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
+    """The fault that a checkpoint has nothing at the path that a case chooses.
+
+    Args:
+        what: what it is chosen for.
+        part: the path.
+        field: of the case, which has chosen it.
+        candidates: paths of what there is.
+    """
+    has = f"it has {', '.join(candidates)}" if candidates else "it has nothing of the kind"
+    fix = (
+        f"name one of them: ckptmove.Case(..., {field}={candidates[0]!r}), or as a key of a dict" if candidates else ""
+    )
+    return Mismatch(f"{what}: there is no '{part}' in the checkpoint: {has}", fix=fix, candidates=candidates)
+
+
+def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
+    """The fault that several parts of a checkpoint fit.
+
+    Args:
+        what: what they fit.
+        field: of the case, which can choose.
+        candidates: their paths.
+    """
+    last = candidates[-1]
+    fix = f"choose one: ckptmove.Case(..., {field}={last!r})"
+    return Mismatch(
+        f"{what} fits several parts of the checkpoint: {', '.join(candidates)}", fix=fix, candidates=candidates
+    )
+
+
+def _candidates(
+    own: Mapping[str, torch.Tensor], wanted: Mapping[str, str], records: Collection[TensorRecord], part: str | None
+) -> list[_Candidate]:
+    """The state_dicts with as many of a model's keys as it has tensors, or else with the most; the best first."""
+    found = _found(wanted, records, part)
+    if not found:
+        return []
+    enough = min(len({id(tensor) for tensor in own.values()}), max(found.values()))  # tied weights may be stored once
+    likely = [where for where, count in found.items() if count >= enough]
+    grouped = _grouped(likely, records)
+    candidates = [
+        _Candidate(where, grouped[where], found[where], _faults(grouped[where], own, wanted)) for where in likely
+    ]
+    return sorted(candidates, key=lambda one: (-one.found, one.faults.count, one.is_copy, len(one.where)))
+
+
+def _found(wanted: Mapping[str, str], records: Iterable[TensorRecord], part: str | None = None) -> Counter[str]:
+    """For each path how many of a model's keys stand below it."""
+    return Counter(
+        where
+        for record in records
+        for where, key in _splits(record.name)
+        if is_inside(where, part) and _bare(key) in wanted
+    )
+
+
+def _grouped(places: Collection[str], records: Iterable[TensorRecord]) -> dict[str, dict[str, TensorRecord]]:
+    """All that stands below some paths, by key."""
+    grouped: dict[str, dict[str, TensorRecord]] = {where: {} for where in places}
+    for record in records:
+        for where, key in _splits(record.name):
+            if where in grouped:
+                grouped[where][_bare(key)] = record
+    return grouped
+
+
+def _faults(
+    stored: Mapping[str, TensorRecord], own: Mapping[str, torch.Tensor], wanted: Mapping[str, str]
+) -> Offenders:
+    """What of a state_dict does not fit a model: keys that are missing or too many, and shapes."""
+    faults = Offenders()
+    present = {id(own[key]) for bare, key in wanted.items() if bare in stored}
+    for bare, key in wanted.items():
+        if bare not in stored and id(own[key]) not in present:  # safetensors keeps one name of tied weights
+            faults.add(f"missing {key}")
+    for bare, record in stored.items():
+        if bare not in wanted:
+            faults.add(f"unexpected {record.name}")
+        elif not is_dense(record):
+            faults.add(f"{record.name} is a {record.kind}, without plain values")
+        elif record.shape != tuple(own[wanted[bare]].shape):
+            faults.add(f"{record.name} is {_sizes(record.shape)}, the model's {_sizes(own[wanted[bare]].shape)}")
+    return faults
+
+
+def _the_one(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
+    """The state_dict that fits, a model before its copies; None where none does.
+
+    Raises:
+        Mismatch: several do.
+    """
+    fitting: dict[object, _Candidate] = {}
+    for one in candidates:
+        if not one.faults:
+            fitting.setdefault(one.views, one)
+    chosen = [one for one in fitting.values() if not one.is_copy] or [*fitting.values()]
+    if len(chosen) > 1:
+        raise ambiguous(name, "part", tuple(one.where for one in chosen))
+    return next(iter(chosen), None)
+
+
+def _sharded(
+    best: _Candidate,
+    inventory: Inventory,
+    own: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, str],
+    records: Collection[TensorRecord],
+) -> _Candidate:
+    """A state_dict with the keys of the other files, where it is one of several that hold a model together."""
+    files = {file.path for file in inventory.files} if isinstance(inventory, DirectoryInventory) else set()
+    if best.where not in files:
+        return best
+    stored = dict(best.stored)
+    for shard in _grouped([where for where in _found(wanted, records) if where in files], records).values():
+        if not shard.keys() & stored.keys():
+            stored.update(shard)
+    return best._replace(stored=stored, faults=_faults(stored, own, wanted))
+
+
+def _names_of_both(wanted: Mapping[str, str], records: Iterable[TensorRecord]) -> str:
+    """A key of the model and one of the checkpoint, the same but for what is before it, where there are such."""
+    stored = {_tail(record.name): record.name for record in records}
+    if not stored or not wanted:
+        return f"the {'checkpoint' if wanted else 'model'} has none"
+    key = next((key for key in wanted if _tail(key) in stored), next(iter(wanted)))
+    return f"the model has {wanted[key]}, the checkpoint {stored.get(_tail(key), next(iter(stored.values())))}"
+
+
+def _tail(key: str) -> str:
+    return ".".join(key.rsplit(".", 2)[-2:])
+
+
+def _splits(name: str) -> Iterable[tuple[str, str]]:
+    """Every way to cut a name into a path and a key below it."""
+    yield "", name
+    for dot, letter in enumerate(name):
+        if letter == ".":
+            yield name[:dot], name[dot + 1 :]
+
+
+def _bare(key: str) -> str:
+    """A key without what wrappers have put into it."""
+    return _INNER_WRAPPERS.sub("", strip_wrappers(key)[1])
+
+
+def _sizes(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "a scalar"

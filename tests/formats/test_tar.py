@@ -1,0 +1,219 @@
+"""Every fact and every value of a tar of torch 0.1, held against ``torch.load``, which still reads them."""
+
+from __future__ import annotations
+
+import tarfile
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+from old_tar import Part, archive, members_of, tar_of
+from torch import nn
+from weights_only_lists import numbers
+
+from ckptmove.api import convert, inspect
+from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.errors import UnsupportedDtype
+from ckptmove.limits import Limits
+from ckptmove.verification.loaded import named_tensors
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.run import verify_checkpoint
+from ckptmove.verification.state import StoredTensors, bits
+
+DTYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
+    torch.bool, torch.bfloat16,
+]  # fmt: skip
+
+
+def views():
+    base = torch.arange(24.0).reshape(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on typed storages
+        storage = base.storage()
+    return {
+        "base": base, "row": base[2], "column": base[:, 3], "transposed": base.t(), "part": base[1:3, 2:5],
+        "scalar": torch.tensor(3.0), "empty": torch.empty(0, 5), "expanded": torch.ones(1).expand(4, 3),
+        "again": [base, base], "storage": storage, "view": Part(base, 7, 9), "no_view": Part(base, 24, 0),
+    }  # fmt: skip
+
+
+def trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    for held in state["state"].values():
+        held["step"] = int(held["step"])
+    return {"epoch": 1, "state_dict": model.state_dict(), "optimizer": state}
+
+
+OBJECTS = {
+    "dtypes": lambda: {str(dtype): torch.arange(7).to(dtype) for dtype in DTYPES},
+    "views": views,
+    "trained": trained,
+    "tensor": lambda: torch.arange(6).reshape(2, 3),
+    "nothing": OrderedDict,
+}
+
+
+def loaded(path, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch on typed storages
+        return torch.load(path, weights_only=False, **options)
+
+
+def facts_and_bits(root):
+    return [
+        (name, one.dtype, tuple(one.shape), one.stride(), one.storage_offset(), bits(one).tolist())
+        for name, one in named_tensors(root)
+    ]
+
+
+@pytest.fixture(params=OBJECTS)
+def value(request):
+    return OBJECTS[request.param]()
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_facts_and_values_are_those_of_torch(value, protocol, tmp_path):
+    path = tmp_path / "saved.pth.tar"
+    path.write_bytes(tar_of(value, protocol=protocol))
+    expected = list(named_tensors(loaded(path)))
+    with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+        records = checkpoint.inventory.tensors
+        assert [record.name for record in records] == [name for name, _ in expected]
+        for record, (name, own) in zip(records, expected, strict=True):
+            within = 7 if name == "view" else 24 if name == "no_view" else 0  # where the view of a storage begins
+            facts = (tuple(own.shape), own.stride(), own.storage_offset() + within)
+            if record.kind == "tensor":
+                assert record.dtype == str(own.dtype).removeprefix("torch."), name
+                assert (record.shape, record.stride, record.storage_offset) == facts, name
+            mine = bits(stored.tensor(record))
+            assert mine.numpy().tobytes() == bits(own).numpy().tobytes(), name
+        assert checkpoint.inventory.facts == ()
+        assert checkpoint.inventory.container == "torch-tar"
+
+
+def test_tensors_that_share_a_storage_are_seen_to(tmp_path):
+    path = tmp_path / "views.pth"
+    path.write_bytes(tar_of(views()))
+    root, found = loaded(path), {one.name: one for one in inspect(str(path)).inventory.tensors}
+    for name in ("row", "column", "transposed", "part", "view"):
+        assert root[name].untyped_storage().data_ptr() - root["base"].untyped_storage().data_ptr() in {0, 4 * 7}
+        assert found[name].storage == found["base"].storage
+    assert found["scalar"].storage != found["base"].storage
+
+
+def tags_of(path):
+    tags = []
+
+    def note(storage, tag):
+        tags.append(tag)
+        return storage
+
+    loaded(path, map_location=note)
+    return tags
+
+
+def test_devices_are_those_that_torch_meets(tmp_path):
+    first, second, third = torch.ones(3), torch.ones(4), torch.ones(5)
+    path = tmp_path / "a.pth"
+    path.write_bytes(tar_of({"a": first, "b": second, "c": third}, devices=[(first, "cuda:0"), (third, "cuda:1")]))
+    assert tags_of(path) == ["cuda:0", "cpu", "cuda:1"]
+    assert [tensor.device for tensor in inspect(str(path)).inventory.tensors] == ["cuda:0", "cpu", "cuda:1"]
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_there_and_back(value, form, protocol, tmp_path):
+    source, away, back = (tmp_path / name for name in ("source", "away", "back"))
+    source.write_bytes(tar_of(value, form=form, protocol=protocol))
+    convert(str(source), map_location={"cpu": "hpu:5"}, output=str(away))
+    assert tags_of(away) == ["hpu:5"] * len(tags_of(source))
+    assert facts_and_bits(loaded(away, map_location=lambda storage, _: storage)) == facts_and_bits(loaded(source))
+    with tarfile.open(away) as moved, tarfile.open(source) as own:
+        for one, other in zip(moved, own, strict=True):
+            assert (one.name, one.mode, one.mtime, one.pax_headers) == (
+                other.name, other.mode, other.mtime, other.pax_headers,
+            )  # fmt: skip
+            if one.name != "storages":
+                assert moved.extractfile(one).read() == own.extractfile(other).read()
+    convert(str(away), map_location={"hpu:5": "cpu"}, output=str(back))
+    assert back.read_bytes() == source.read_bytes()
+
+
+def test_a_tag_that_python_2_wrote(tmp_path):
+    members = members_of({"w": torch.arange(3.0)})
+    assert members["storages"].count(b"X\3\0\0\0cpu") == 1
+    members["storages"] = members["storages"].replace(b"X\3\0\0\0cpu", b"U\3cpu")
+    (tmp_path / "a.pth").write_bytes(archive(members))
+    convert(str(tmp_path / "a.pth"), to="cuda:11", output=str(tmp_path / "b.pth"))
+    assert tags_of(tmp_path / "b.pth") == ["cuda:11"]
+
+
+def test_a_part_of_the_storages_moves(tmp_path):
+    first, second = torch.arange(3.0), torch.arange(4.0)
+    (tmp_path / "a").write_bytes(tar_of({"model": {"a.b": first, "c.d": second, "e": first[1:]}}))
+    convert(str(tmp_path / "a"), to="cuda:0", keep=["model.c.d"], output=str(tmp_path / "b"))
+    assert tags_of(tmp_path / "b") == ["cuda:0", "cpu"]
+
+
+def test_a_cast_is_that_of_torch(tmp_path):
+    base = torch.randn(50, dtype=torch.float64)
+    value = {"base": base, "view": base[3:9].reshape(2, 3).t(), "part": Part(base, 40, 7), "ids": torch.arange(9)}
+    path, output = str(tmp_path / "a.pth"), str(tmp_path / "b.pth")
+    (tmp_path / "a.pth").write_bytes(tar_of(value))
+    with pytest.raises(UnsupportedDtype, match="mps has no float64"):
+        convert(path, to="mps", output=output)
+    convert(path, to="mps", cast=True, output=output)
+    before, after = loaded(path), loaded(output, map_location="cpu")
+    for name, tensor in before.items():
+        expected = tensor.float() if tensor.dtype == torch.float64 else tensor
+        assert torch.equal(after[name], expected)
+        assert (after[name].dtype, after[name].stride()) == (expected.dtype, tensor.stride())
+    assert after["view"].untyped_storage().data_ptr() == after["base"].untyped_storage().data_ptr()
+
+
+class Net(nn.Module):
+    """A model that was saved whole, its class with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.arange(4.0))
+
+
+def test_a_class_that_was_saved_with_its_source(tmp_path):
+    (tmp_path / "a.pth").write_bytes(tar_of({"net": Net()}))
+    assert [tensor.name for tensor in inspect(str(tmp_path / "a.pth")).inventory.tensors] == ["net.table"]
+    convert(str(tmp_path / "a.pth"), to="cuda:0", output=str(tmp_path / "b.pth"))
+    assert tags_of(tmp_path / "b.pth") == ["cuda:0"]
+
+
+def test_weights_only_mode_refuses_it_and_the_finding_says_so(tmp_path):
+    path = tmp_path / "a b.pth"
+    path.write_bytes(tar_of({"w": torch.ones(3)}))
+    if numbers(torch.__version__) < (2, 6):
+        assert torch.load(path, weights_only=True).keys() == {"w"}
+    else:
+        with pytest.raises(RuntimeError, match="Cannot use ``weights_only=True`` with files saved in the legacy"):
+            torch.load(path)
+    (finding,) = [one for one in inspect(str(path)).findings if one.code == "S701"]
+    assert finding.message == "torch.load(weights_only=True) refuses every tar of torch 0.1 since torch 2.6"
+    imports, load = finding.fix.split("; ", 1)
+    assert imports == "import torch"
+    assert eval(load, {"torch": torch}).keys() == {"w"}
+
+
+def test_it_resumes_and_the_comparison_with_torch_is_left_out(tmp_path):
+    path = tmp_path / "trained.pth"
+    path.write_bytes(tar_of(trained()))
+    checks = {one.name: one for one in verify_checkpoint(VerifyRequest(path=str(path), to="cpu"), ()).checks}
+    assert {name: one.status for name, one in checks.items()} == {
+        "file": "passed", "restore": "skipped", "placement": "passed", "structure": "passed", "numbers": "passed",
+        "step": "passed", "parity": "passed", "fresh": "passed",
+    }  # fmt: skip
+    assert checks["restore"].detail.endswith("it is a tar of torch 0.1, of which that mode reads none since torch 2.6")

@@ -1,0 +1,42 @@
+"""Sources inside of a source: as the bytes that they are, and no further."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove.errors import DamagedArchive
+from ckptmove.io.contracts import CopySegment
+from ckptmove.io.part import MemorySource, PartSource
+from ckptmove.io.rewrite import write_segments
+from ckptmove.io.sink import FileSink
+from ckptmove.model import Span
+
+WHOLE = MemorySource("whole", bytes(range(100)))
+
+
+@pytest.fixture(params=["part", "memory"])
+def part(request):
+    return PartSource(WHOLE, Span(10, 30)) if request.param == "part" else MemorySource("whole", bytes(range(10, 30)))
+
+
+def test_it_is_its_bytes(part):
+    assert (part.path, part.size) == ("whole", 20)
+    assert part.read(0, 20) == bytes(range(10, 30))
+    assert part.read(3, 5) == b"\x0d\x0e"
+    assert [bytes(block) for block in part.blocks(Span(15, 20), 3)] == [b"\x19\x1a\x1b", b"\x1c\x1d"]
+    part.close()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 21), (-1, 3), (5, 4), (21, 21)])
+def test_it_ends_where_it_ends(part, start, end):
+    with pytest.raises(DamagedArchive, match=f"bytes {start} to {end} of a part that has 20"):
+        part.read(start, end)
+    with pytest.raises(DamagedArchive):
+        list(part.blocks(Span(start, end), 3))
+
+
+def test_it_is_written_like_a_file(part, tmp_path):
+    with FileSink(str(tmp_path / "out"), force=False) as sink:
+        assert write_segments(part, [CopySegment(Span(0, 20))], sink, "whole") == 20
+        sink.commit()
+    assert (tmp_path / "out").read_bytes() == bytes(range(10, 30))

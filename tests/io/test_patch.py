@@ -1,0 +1,338 @@
+"""A change of a file: its journal, its lock, and when it is not taken back."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged
+from ckptmove.io import patch as room
+from ckptmove.io.changes import Patch, RolledBack
+from ckptmove.io.journal import Journal, Run, decode, is_journal, journal_name, journal_path
+from ckptmove.io.patch import apply_patch, roll_back, stamp
+from ckptmove.io.recovery import recover, recover_listed
+from ckptmove.model import Span
+
+OLD = bytes(range(200))
+TAIL = Patch(((190, b"new tail"),), 198)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file of a change that was killed after it was made, with its journal."""
+    path = tmp_path / "run.pth"
+    path.write_bytes(OLD)
+    return path
+
+
+def change(path, patch=TAIL):
+    apply_patch(str(path), patch, stamp(str(path)))
+
+
+def kill_before_the_end(path, monkeypatch, patch=TAIL):
+    """Leave the journal there, as if the process had ended right before it was removed."""
+    with monkeypatch.context() as patches:
+        patches.setattr(room, "_remove", lambda _path: None)
+        change(path, patch)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        (Patch(((200, b"more"),), 204), OLD + b"more"),
+        (TAIL, OLD[:190] + b"new tail"),
+        (Patch((), 100), OLD[:100]),
+        (Patch(((10, b"over"),), 200), OLD[:10] + b"over" + OLD[14:]),
+        (Patch(((10, b"over"), (50, b"more")), 200), OLD[:10] + b"over" + OLD[14:50] + b"more" + OLD[54:]),
+        (Patch((), 200), OLD),
+    ],
+)
+def test_it_changes_what_it_says_and_can_be_taken_back(file, monkeypatch, patch, expected):
+    inode, mode = file.stat().st_ino, file.stat().st_mode
+    kill_before_the_end(file, monkeypatch, patch)
+    assert file.read_bytes() == expected
+    assert len(names(file.parent)) == 2
+    assert "again what it was" in roll_back(str(file))
+    assert file.read_bytes() == OLD
+    assert (file.stat().st_ino, file.stat().st_mode) == (inode, mode)
+    change(file, patch)
+    assert file.read_bytes() == expected
+    assert names(file.parent) == ["run.pth"]
+
+
+def test_links_stay_links(file, monkeypatch):
+    (file.parent / "hard.pth").hardlink_to(file)
+    (file.parent / "inside").mkdir()
+    link = file.parent / "inside" / "link.pth"
+    link.symlink_to("../run.pth")
+    kill_before_the_end(link, monkeypatch)
+    assert link.is_symlink()
+    assert names(file.parent / "inside") == ["link.pth"]
+    assert (file.parent / "hard.pth").read_bytes() == file.read_bytes() != OLD
+    roll_back(str(file))
+    assert (file.parent / "hard.pth").read_bytes() == link.read_bytes() == OLD
+
+
+def test_nobody_reads_more_in_the_journal_than_in_the_file(file, monkeypatch):
+    file.chmod(0o640)
+    kill_before_the_end(file, monkeypatch)
+    assert stat.S_IMODE(Path(journal_path(str(file))).stat().st_mode) == 0o640
+
+
+def test_a_file_that_changed_meanwhile_is_left_alone(file):
+    before = stamp(str(file))
+    file.write_bytes(b"other")
+    with pytest.raises(SourceChanged):
+        apply_patch(str(file), TAIL, before)
+    assert file.read_bytes() == b"other"
+    assert names(file.parent) == ["run.pth"]
+
+
+def test_two_do_not_change_it_at_once(file, monkeypatch):
+    with file.open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BeingConverted):
+            change(file)
+        with pytest.raises(BeingConverted):
+            roll_back(str(file))
+    assert file.read_bytes() == OLD
+    assert names(file.parent) == ["run.pth"]
+
+
+def test_a_system_without_locks_is_told(file, monkeypatch):
+    def refuse(_fd, _operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ChangeFailed, match="Function not implemented"):
+        change(file)
+    assert file.read_bytes() == OLD
+
+
+def test_a_torn_journal_tells_that_nothing_has_changed(file):
+    for data in (b"", b"x" * 10, b"x" * 300):
+        Path(journal_path(str(file))).write_bytes(data)
+        assert "before it changed anything" in roll_back(str(file))
+        assert file.read_bytes() == OLD
+        assert names(file.parent) == ["run.pth"]
+
+
+@pytest.mark.parametrize("data", [b"saved anew", OLD[:120] + b"!" + OLD[121:], bytes(300)])
+def test_a_file_that_was_saved_anew_is_not_rolled_back(file, monkeypatch, data):
+    kill_before_the_end(file, monkeypatch)
+    file.write_bytes(data)
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == data
+    assert names(file.parent) == ["run.pth"]
+
+
+def test_what_lies_behind_a_change_tells_other_files_apart_too(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch, Patch(((10, b"over"),), 200))
+    data = file.read_bytes()[:199] + b"!"
+    file.write_bytes(data)
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == data
+
+
+def test_what_lies_before_a_change_amid_a_file_tells_other_files_apart_too(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch, Patch(((10, b"over"),), 200))
+    data = b"!" + file.read_bytes()[1:]
+    file.write_bytes(data)
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"ovwr", b"ov\0r"])
+def test_a_byte_that_is_neither_old_nor_new_was_saved_since(file, monkeypatch, data):
+    kill_before_the_end(file, monkeypatch, Patch(((10, b"over"), (50, b"m")), 200))
+    saved = OLD[:10] + data + OLD[10 + len(data) :]
+    file.write_bytes(saved)
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == saved
+
+
+def test_the_journal_of_another_name_is_left_alone(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch)
+    other = file.rename(file.parent / "other.pth")
+    assert recover(str(other)) == ""
+    Path(journal_path(str(file))).rename(journal_path(str(other)))
+    assert recover(str(other)) == ""
+    assert other.read_bytes() != OLD
+    assert journal_name("other.pth") in names(file.parent)
+
+
+def test_a_journal_that_is_in_the_way_is_named(file):
+    Path(journal_path(str(file))).write_bytes(journal(name="other.pth").encode())
+    assert recover(str(file)) == ""
+    with pytest.raises(JournalInTheWay, match=f"{journal_name('run.pth')} is in the way") as caught:
+        change(file)
+    assert caught.value.journal == journal_path(str(file))
+    assert file.read_bytes() == OLD
+    assert names(file.parent) == [journal_name("run.pth"), "run.pth"]
+
+
+def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch)
+    changed = file.read_bytes()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    real = os.fstat
+
+    def foreign(fd):
+        found = list(real(fd))
+        found[4] = 54321 if stat.S_ISREG(found[0]) and found[6] != len(changed) else 12345
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", foreign)
+    with pytest.raises(RollbackFailed, match="belongs to another user"):
+        roll_back(str(file))
+    assert file.read_bytes() == changed
+
+
+def journal(**changes):
+    fields = {
+        "name": "run.pth", "old_size": 200, "new_size": 198, "anchors": (Span(0, 190), Span(0, 0)), "anchor_crc": 7,
+        "runs": (Run(190, OLD[190:198], b"new tail"), Run(198, OLD[198:], b"")),
+    }  # fmt: skip
+    return Journal(**{**fields, **changes})
+
+
+def test_a_journal_is_read_as_it_was_written():
+    unchanged = journal(name="r\udcffn \n.pth", new_size=200, runs=())
+    for one in (journal(), unchanged, journal(runs=(Run(1, b"a", b"b"), Run(190, OLD[190:], b"new tail")))):
+        assert decode(one.encode()) == one
+
+
+#: Of what lies behind the file's end, or would make it longer than the journal itself says what with.
+IMPOSSIBLE = [
+    {"runs": (Run(191, bytes(10), b""),)},
+    {"runs": (Run(190, OLD[190:], b"new tail!"),)},
+    {"runs": (Run(198, OLD[198:199], b""),)},
+    {"runs": ()},
+    {"runs": (Run(199, OLD[199:], b""),)},
+    {"runs": (Run(2**63, b"", b""),)},
+    {"runs": (Run(2**64 - 10, b"xxxx", b""),), "old_size": 2**64 - 1, "new_size": 0},
+    {"runs": (Run(2**40 - 4, b"xxxx", b""),), "old_size": 2**40, "new_size": 0},
+    {"runs": (), "old_size": 2**64 - 1, "new_size": 2**64 - 1},
+    {"anchors": (Span(3, 2), Span(0, 0))},
+    {"anchors": (Span(0, 199), Span(0, 0))},
+    {"anchors": (Span(0, 0), Span(2**64 - 10, 2**64 - 5))},
+    {"anchors": (Span(0, 1 << 17), Span(0, 0)), "old_size": 1 << 20, "new_size": 1 << 20, "runs": ()},
+]
+
+
+@pytest.mark.parametrize("changes", IMPOSSIBLE)
+def test_a_journal_that_cannot_be_is_refused(file, changes):
+    Path(journal_path(str(file))).write_bytes(journal(**changes).encode())
+    with pytest.raises(RollbackFailed, match="none of this version"):
+        roll_back(str(file))
+    assert file.read_bytes() == OLD
+
+
+def test_a_journal_of_a_larger_file_makes_none(file):
+    size = 2**62
+    anchors = Span(size - 10, size), Span(0, 0)
+    wrong = journal(
+        old_size=size, new_size=size, runs=(Run(size - 4, b"xxxx", b"yyyy"),), anchors=anchors, anchor_crc=0
+    )
+    Path(journal_path(str(file))).write_bytes(wrong.encode())
+    assert "written anew" in roll_back(str(file))
+    assert file.read_bytes() == OLD
+
+
+def test_a_journal_of_a_later_version_is_refused(file, monkeypatch):
+    monkeypatch.setattr("ckptmove.io.journal._MAGIC", b"ckptmove undo 3\n")
+    data = journal().encode()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="version"):
+        decode(data)
+
+
+def test_a_journal_whose_lengths_do_not_add_up_is_refused():
+    data = bytearray(journal().encode()[:-4])
+    for at, value in ((struct.calcsize("<16s6QLHL") + 8, 9), (struct.calcsize("<16s6QLH"), 1 << 30)):
+        wrong = bytes(data[:at]) + value.to_bytes(4, "little") + data[at + 4 :]
+        with pytest.raises(ValueError, match="version"):
+            decode(wrong + zlib.crc32(wrong).to_bytes(4, "little"))
+
+
+def test_what_cannot_be_rolled_back_names_its_journal(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch)
+    changed = file.read_bytes()
+    real = os.open
+
+    def refuse(path, flags, *rest, **options):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, *rest, **options)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "open", refuse)
+        with pytest.raises(RollbackFailed, match="Permission denied") as caught:
+            roll_back(str(file))
+    assert caught.value.journal == journal_path(str(file))
+    assert file.read_bytes() == changed
+    assert roll_back(str(file))
+    assert file.read_bytes() == OLD
+
+
+def test_a_change_that_cannot_be_taken_back_either_leaves_its_journal(file, monkeypatch):
+    real = os.write
+
+    def fail(fd, data):
+        if bytes(data[:8]) == b"ckptmove":  # the journal
+            return real(fd, data)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "write", fail)
+        with pytest.raises(RollbackFailed):
+            change(file)
+    with pytest.warns(RolledBack, match=f"{file}: .*again what it was"):
+        assert recover(str(file))
+    assert file.read_bytes() == OLD
+    assert names(file.parent) == ["run.pth"]
+
+
+def test_a_file_that_shrinks_while_it_is_read_has_no_more_bytes(file):
+    with file.open("rb") as opened:
+        assert room._read_span(opened.fileno(), Span(195, 250)) == OLD[195:]
+
+
+def test_there_is_nothing_to_roll_back(file):
+    assert roll_back(str(file)) == ""
+    assert roll_back(str(file.parent / "gone")) == ""
+    assert recover(str(file)) == recover(str(file.parent / "gone")) == recover("a\0b") == recover("\ud800") == ""
+    assert stamp(str(file.parent / "gone")) is stamp("a\0b") is None
+
+
+def test_the_name_of_a_journal_has_one_length_and_hides():
+    assert {len(journal_name(name)) for name in ("a", "x" * 255, "r\udcff")} == {len(".ckptmove-00000000.journal")}
+    assert is_journal(journal_name("a"))
+    assert not is_journal("a.journal")
+
+
+def test_the_files_of_a_directory_are_recovered_by_their_journals(tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    paths = ["a.pth", "inside/b.pth", "inside/c.pth"]
+    for path in paths:
+        (tmp_path / path).write_bytes(OLD)
+    assert not recover_listed(str(tmp_path), paths)
+    for path in paths[:2]:
+        kill_before_the_end(tmp_path / path, monkeypatch)
+    listed = [*paths, journal_name("a.pth"), f"inside/{journal_name('b.pth')}"]
+    with pytest.warns(RolledBack) as said:
+        assert recover_listed(str(tmp_path), listed)
+    assert len(said) == 2
+    assert {(tmp_path / path).read_bytes() for path in paths} == {OLD}
+    assert not recover_listed(str(tmp_path), [*paths, journal_name("d.pth")])

@@ -1,0 +1,54 @@
+"""Segments as such: what they give, how many bytes that is, and where they lie in a larger file."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from ckptmove.errors import CrcMismatch
+from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
+from ckptmove.io.part import MemorySource
+from ckptmove.io.segments import blocks_of, length, shifted, without_checks
+from ckptmove.model import Span
+
+PLAIN = bytes(range(64))
+PACKED = zlib.compress(PLAIN)[2:-4]
+SOURCE = MemorySource("file", PLAIN + PACKED)
+INFLATES = InflateSegment(Span(64, 64 + len(PACKED)), 64, zlib.crc32(PLAIN), "data/0")
+CHECK = CheckedRange(Span(0, 64), zlib.crc32(PLAIN), "data/1")
+SEGMENTS = [
+    BytesSegment(b"new"),
+    CopySegment(Span(0, 64), (CHECK,)),
+    INFLATES,
+    CastSegment(Span(0, 64), "float64", "float32", "little", CHECK),
+    CastSegment(INFLATES.span, "float64", "float32", "little", None, INFLATES),
+]
+
+
+@pytest.mark.parametrize("segment", SEGMENTS, ids=lambda segment: type(segment).__name__)
+def test_a_segment_gives_as_many_bytes_as_it_says(segment) -> None:
+    assert len(b"".join(blocks_of(SOURCE, [segment]))) == length(segment)
+
+
+@pytest.mark.parametrize("segment", SEGMENTS, ids=lambda segment: type(segment).__name__)
+def test_a_segment_gives_the_same_from_inside_of_another_file(segment) -> None:
+    around = MemorySource("archive", bytes(10) + PLAIN + PACKED)
+    moved = shifted(segment, 10, "inner.pt/")
+    assert b"".join(blocks_of(around, [moved])) == b"".join(blocks_of(SOURCE, [segment]))
+
+
+def test_records_are_named_by_the_file_that_they_are_in() -> None:
+    assert shifted(SEGMENTS[1], 0, "a/").checks[0].record == "a/data/1"
+    assert shifted(SEGMENTS[4], 0, "a/").packed.record == "a/data/0"
+
+
+def test_what_is_inflated_is_compared_with_its_crc() -> None:
+    with pytest.raises(CrcMismatch):
+        list(blocks_of(SOURCE, [InflateSegment(INFLATES.span, 64, 1, "data/0")]))
+
+
+def test_checks_can_be_left_out() -> None:
+    assert [getattr(one, "checks", getattr(one, "check", None)) for one in without_checks(SEGMENTS)] == [
+        None, (), None, None, None,
+    ]  # fmt: skip

@@ -1,0 +1,323 @@
+"""The use-cases as a script calls them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import types
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.api import default_output
+from ckptmove.errors import (
+    CaseUnusable,
+    OutputExists,
+    OutputIsSource,
+    TorchBroken,
+    TorchMissing,
+    UnknownDevice,
+    UsageError,
+)
+from ckptmove.verification.evidence import VerifyResult
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ROOT / "sample_ckpts"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth"))
+
+
+def test_the_package_hands_out_the_use_cases() -> None:
+    from ckptmove import api
+
+    assert ckptmove.inspect is api.inspect
+    assert ckptmove.convert is api.convert
+    assert ckptmove.undo is api.undo
+    assert ckptmove.verify is api.verify
+    with pytest.raises(AttributeError, match="no attribute 'train'"):
+        _ = ckptmove.train
+
+
+def test_the_package_lists_the_use_cases_before_they_are_used() -> None:
+    code = "import ckptmove; print(*dir(ckptmove))"
+    listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"inspect", "convert", "undo", "verify", "Inspection", "__version__"} <= set(listed.split())
+
+
+def test_results_print_as_one_line(source: Path) -> None:
+    assert str(ckptmove.inspect(source)) == f"{source}: 16 tensors, findings D103, R302"
+    assert str(ckptmove.inspect(source, device_count=4)).endswith("16 tensors, findings R302")
+    assert str(replace(ckptmove.inspect(source), findings=())) == f"{source}: 16 tensors, no findings"
+    assert str(ckptmove.convert(source, to="cpu", dry_run=True)) == "dry run: 12 changes"
+    assert str(ckptmove.convert(source, to="cpu")) == f"wrote {source.parent / 'run.cpu.pth'}: 12 changes"
+    assert str(ckptmove.convert(source, to="cpu", in_place=True)) == f"wrote {source}: 12 changes"
+    assert str(ckptmove.undo(source, dry_run=True)) == f"{source}: dry run, 6,987 bytes"
+    assert str(ckptmove.undo(source)) == f"{source}: as it was, 6,987 bytes"
+    verdicts = {(True, True): "passed", (True, False): "passed, but not proven", (False, False): "failed"}
+    for (passed, proven), verdict in verdicts.items():
+        result = VerifyResult(
+            path="a", target="mps", mode="simulated", passed=passed, proven=proven, checks=(), findings=()
+        )
+        assert str(result) == f"a: {verdict} on mps (simulated)"
+
+
+def test_verify_stays_a_function_after_it_has_run(source: Path) -> None:
+    assert ckptmove.verify(str(source), to="cuda:3").passed
+    assert callable(ckptmove.verify)
+
+
+def test_inspect_gives_inventory_findings_and_outline(source: Path) -> None:
+    plain = ckptmove.inspect(str(source))
+    assert {tensor.device for tensor in plain.inventory.tensors} == {"cuda:3", "cpu"}
+    assert {finding.code for finding in plain.findings} == {"D103", "R302"}
+    assert plain.outline == ()
+    told = ckptmove.inspect(str(source), outline=True, device_count=4, check=True)
+    assert {finding.code for finding in told.findings} == {"R302"}
+    assert {line.name for line in told.outline if line.depth == 1} == set(told.inventory.root_keys)
+
+
+def test_check_finds_a_flipped_byte(source: Path) -> None:
+    with ckptmove_open(source) as checkpoint:
+        span = checkpoint.container.storage_span("0")
+    data = bytearray(source.read_bytes())
+    data[span.start] ^= 1
+    source.write_bytes(data)
+    assert "F801" not in {finding.code for finding in ckptmove.inspect(str(source)).findings}
+    assert "F801" in {finding.code for finding in ckptmove.inspect(str(source), check=True).findings}
+
+
+def test_check_tells_how_far_it_is(source: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    ckptmove.inspect(str(source), check=True, progress=lambda done, total: seen.append((done, total)))
+    size = source.stat().st_size
+    assert {total for _, total in seen} == {size}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    with zipfile.ZipFile(source) as archive:
+        assert seen[-1][0] == sum(record.compress_size for record in archive.infolist())
+    ckptmove.inspect(str(source), progress=lambda done, total: seen.clear())
+    assert seen, "without a check nothing is read that would take time"
+
+
+def test_what_is_expected_comes_from_the_same_reading(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptmove.checkpoint import opening as checkpoint
+
+    opened: list[str] = []
+    real = checkpoint.open_checkpoint
+
+    def counted(path, *arguments):
+        opened.append(path)
+        return real(path, *arguments)
+
+    monkeypatch.setattr(checkpoint, "open_checkpoint", counted)
+    told = ckptmove.inspect(str(source), expect="mps")
+    assert opened == [str(source)]
+    assert told.plan is not None
+    assert told.plan == ckptmove.convert(str(source), to="mps", dry_run=True, cast=True).plan
+    assert told.findings == ckptmove.inspect(str(source), target="mps").findings
+    assert ckptmove.inspect(str(source)).plan is None
+
+
+def test_verify_tells_how_far_it_is(source: Path) -> None:
+    pytest.importorskip("torch")
+    seen: list[tuple[int, int]] = []
+    stages: list[str] = []
+    ckptmove.verify(str(source), progress=lambda done, total: seen.append((done, total)), stage=stages.append)
+    assert seen[-1][1] == source.stat().st_size
+    assert stages[-1] == "finishing"
+
+
+def test_a_torch_that_cannot_be_imported(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TorchBroken) as caught:
+        ckptmove.verify(str(source))
+    assert caught.value.reason == "ImportError: libcudart.so.13: cannot open"
+    assert caught.value.path is None
+
+
+def ckptmove_open(path: Path):
+    from ckptmove.checkpoint.opening import open_checkpoint
+
+    return open_checkpoint(str(path))
+
+
+def test_convert_writes_beside_the_source_and_leaves_it(source: Path) -> None:
+    before = source.read_bytes()
+    seen: list[tuple[int, int]] = []
+    result = ckptmove.convert(str(source), to="cpu", progress=lambda done, total: seen.append((done, total)))
+    assert result.output == str(source.parent / "run.cpu.pth")
+    assert result.bytes_copied == Path(result.output).stat().st_size
+    assert seen[-1] == (result.bytes_copied, result.bytes_copied)
+    assert source.read_bytes() == before
+    assert sorted(path.name for path in source.parent.iterdir()) == ["run.cpu.pth", "run.pth"]
+
+
+def test_an_empty_plan_copies_the_file(source: Path) -> None:
+    result = ckptmove.convert(str(source), to="cuda:3")
+    assert result.plan.is_empty
+    assert Path(result.output or "").read_bytes() == source.read_bytes()
+
+
+def test_convert_maps_devices(source: Path) -> None:
+    result = ckptmove.convert(str(source), map_location={"cuda:*": "cuda:1"}, dry_run=True)
+    assert result.output is None
+    assert {(edit.source, edit.target) for edit in result.plan.edits} == {("cuda:3", "cuda:1")}
+    assert list(source.parent.iterdir()) == [source]
+
+
+def test_convert_refuses(source: Path) -> None:
+    taken = source.parent / "run.cpu.pth"
+    taken.write_text("precious")
+    with pytest.raises(OutputExists):
+        ckptmove.convert(str(source), to="cpu")
+    assert taken.read_text() == "precious"
+    link = source.parent / "link.pth"
+    link.symlink_to(source)
+    for output in (source, link):
+        with pytest.raises(OutputIsSource):
+            ckptmove.convert(str(source), to="cpu", output=str(output), force=True)
+    with pytest.raises(UsageError, match="needs a target"):
+        ckptmove.convert(str(source))
+    with pytest.raises(UnknownDevice):
+        ckptmove.convert(str(source), map_location={"gpu": "cpu"})
+
+
+def test_convert_says_that_there_was_nothing_to_check(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "unchecked.pt"
+    import saving
+
+    with saving.crcs(written=False):
+        torch.save({"weight": torch.ones(3)}, path)
+    assert ckptmove.convert(str(path), to="cuda:0").notes
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "output"),
+    [
+        ("model.pth", "cuda:0", "model.cuda0.pth"),
+        ("runs/last.ckpt", "mps", "runs/last.mps.ckpt"),
+        ("best.pth.tar", "cpu", "best.cpu.pth.tar"),
+        ("archive.tar", "cpu", "archive.cpu.tar"),
+        ("checkpoint", "cuda", "checkpoint.cuda0"),
+        ("model.pth", "moved", "model.moved.pth"),
+    ],
+)
+def test_the_default_output_names_the_device(path: str, to: str, output: str) -> None:
+    assert default_output(path, to) == output
+
+
+def test_verify_without_torch_says_how_to_get_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TorchMissing):
+        ckptmove.verify(str(source))
+
+
+def test_a_severity_compares_with_its_word(source: Path) -> None:
+    found = {finding.code: finding.severity for finding in ckptmove.inspect(source, device_count=1).findings}
+    assert found["D103"] == "error"
+    assert found["D103"] != "info"
+    assert {"error": 1}[found["D103"]] == 1
+
+
+@pytest.mark.parametrize("given", ["cuda:1", torch.device("cuda", 1), torch.device("cuda:1")], ids=repr)
+def test_map_location_names_the_target_as_for_torch_load(source: Path, given: object) -> None:
+    plan = ckptmove.convert(source, map_location=given, dry_run=True).plan
+    assert plan == ckptmove.convert(source, to="cuda:1", dry_run=True).plan
+    assert plan == ckptmove.convert(source, to=given, map_location="cuda:1", dry_run=True).plan
+
+
+def test_map_location_as_a_dict_takes_devices(source: Path) -> None:
+    devices = {torch.device("cuda:3"): torch.device("cpu")}
+    plan = ckptmove.convert(source, map_location=devices, dry_run=True).plan
+    assert plan == ckptmove.convert(source, map_location={"cuda:3": "cpu"}, dry_run=True).plan
+    assert {edit.target for edit in plan.edits} == {"cpu"}
+
+
+def test_map_location_that_no_file_can_take_is_refused(source: Path) -> None:
+    with pytest.raises(UsageError, match="two targets"):
+        ckptmove.convert(source, to="cpu", map_location="cuda:0", dry_run=True)
+    with pytest.raises(UsageError, match="function"):
+        ckptmove.convert(source, map_location=lambda storage, _: storage, dry_run=True)
+
+
+def test_targets_may_be_devices_of_torch(source: Path) -> None:
+    expected = ckptmove.inspect(source, expect=torch.device("cuda:3"), device_count=4)
+    assert expected.plan is not None
+    assert expected.plan.is_empty
+    assert ckptmove.verify(source, to=torch.device("cuda:3")).target == "cuda:3"
+
+
+def test_results_show_as_one_short_line(tmp_path: Path) -> None:
+    path = tmp_path / "many.pth"
+    torch.save({f"layer.{index}.weight": torch.ones(1) for index in range(3_000)}, path)
+    inspected, planned = ckptmove.inspect(path), ckptmove.convert(path, to="cuda:0", dry_run=True)
+    verdict, compared = ckptmove.verify(path), ckptmove.diff(path, path)
+    changed = ckptmove.convert(path, to="cuda:0", in_place=True)
+    for result in (inspected, inspected.inventory, planned, verdict, compared, changed, ckptmove.undo(path)):
+        assert "\n" not in repr(result)
+        assert len(repr(result)) < len(str(path)) * 3 + 120
+        assert repr(result) == f"<{type(result).__name__} {result}>"
+
+
+CASE = """
+import torch
+from ckptmove import Case
+
+def case():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Case(model, optimizer, None, torch.ones(1, 2), model_loss(model))
+
+def model_loss(model):
+    return lambda batch: model(batch).sum()
+
+class Cases:
+    def case(self):
+        return case()
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    return tmp_path / "run.pth"
+
+
+@pytest.mark.parametrize("name", ["mycase", "mypackage.cases"])
+def test_verify_takes_the_function_of_a_case(trained: Path, tmp_path: Path, monkeypatch, name: str) -> None:
+    file = tmp_path / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(CASE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    result = ckptmove.verify(trained, case=module.case)
+    assert {check.name: check.status for check in result.checks}["case"] == "passed"
+    for unnamed in (module.Cases().case, module.model_loss(None), lambda: None):
+        with pytest.raises(CaseUnusable, match="top level"):
+            ckptmove.verify(trained, case=unnamed)
+
+
+def test_a_function_of_a_notebook_is_refused(trained: Path, monkeypatch) -> None:
+    notebook = types.ModuleType("notebook")
+    exec("def case(): pass", vars(notebook))
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    with pytest.raises(CaseUnusable, match=r"case\.py:case"):
+        ckptmove.verify(trained, case=notebook.case)

@@ -1,0 +1,31 @@
+"""Commands in one line: what a shell makes of a quoted word is the word, whatever is in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from ckptmove.cli.render.text import sentence
+from ckptmove.text import command_line, quoted
+
+WORDS = ["a b", "x\ny.pt", "it's\t\\n\n", "\x1b[0m", "é\u202ex", "\udcff\udc80", "$HOME\n`id`", "-x", "", "\x1b0"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_is_what_a_shell_makes_of_it(word):
+    line = sentence(quoted(word))
+    assert "\n" not in line
+    done = subprocess.run(["bash", "-c", f"printf %s {line}"], capture_output=True, check=True)
+    assert done.stdout == os.fsencode(word)
+
+
+def test_a_surrogate_that_is_no_byte_is_written_somehow():
+    assert quoted("\ud800") == r"$'\xed\xa0\x80'"
+
+
+def test_words_become_a_line():
+    assert command_line(["ckptmove", "inspect", "a b", "x\ny"]) == r"ckptmove inspect 'a b' $'x\x0ay'"

@@ -1,0 +1,138 @@
+"""Where the real ``torch.optim`` creates the scalars of its state, and what the policy says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+
+import pytest
+import torch
+
+from ckptmove.conversion.policy import Policy
+from ckptmove.model import FlagValue, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
+from ckptmove.moves import MoveRequest
+from ckptmove.torch_facts.optimizers import TABLE
+
+CLASSES = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+ROWS = {row.name: row for row in TABLE}
+#: They cannot step with a ``meta`` parameter: LBFGS asks for the loss, SparseAdam for the values of a sparse gradient.
+BY_VALUE = {"LBFGS", "SparseAdam"}
+CASES = [
+    (name, flag)
+    for name, kind in CLASSES.items()
+    if name not in BY_VALUE
+    for flag in (None, "capturable", "fused")
+    if flag is None or flag in inspect.signature(kind).parameters
+]
+
+
+def stepped(kind, options):
+    """The state after one step of a parameter on ``meta``, which stands for any device that is not the CPU."""
+    parameter = torch.nn.Parameter(torch.empty(2, 2, device="meta"))
+    parameter.grad = torch.empty(2, 2, device="meta")
+    optimizer = kind([parameter], lr=0.1, **options)
+    # The stand-in has no values and no kernels, so some steps stop half-way; the state is there by then.
+    with contextlib.suppress(AssertionError, RuntimeError):
+        optimizer.step()
+    return dict(optimizer.state[parameter])
+
+
+def scalar_devices(state):
+    return {key: value.device.type for key, value in state.items() if torch.is_tensor(value) and value.dim() == 0}
+
+
+def planned_homes(name, keys, flag):
+    """What the policy says for a file whose tensors all lie on one accelerator and move to another."""
+    records = tuple(
+        (key, TensorRecord(f"state.0.{key}", "optimizer", "cuda:0", "float32", shape, (1,) * len(shape), key, 0, 4))
+        for key, shape in keys.items()
+    )
+    flags = (FlagValue(flag, True, 1),) if flag else ()
+    group = ParamGroup("param_groups.0", ("0",), (), (), flags)
+    optimizer = OptimizerRecord("", (group,), (StateEntry("0", records, ()),), name)
+    inventory = Inventory(path="x", container="torch-zip", layout="plain", size_bytes=0, optimizers=(optimizer,))
+    policy = Policy(inventory, MoveRequest(to="cuda:1"))
+    assert not policy.refused
+    return {key: policy.decide(record)[1] for key, record in records}
+
+
+@pytest.fixture
+def meta_is_fused(monkeypatch):
+    """``_device_dtype_check_for_fused`` comes before the state is made, so it must let the stand-in pass."""
+    name = "_get_fused_kernels_supported_devices"
+    for module in [module for path, module in sys.modules.items() if path.startswith("torch.optim.")]:
+        if hasattr(module, name):  # before torch 2.5 each class asked for itself
+            monkeypatch.setattr(module, name, lambda: ["meta", "cuda", "cpu"])
+
+
+def test_the_table_knows_every_class():
+    assert set(ROWS) >= set(CLASSES)
+
+
+@pytest.mark.parametrize(("name", "flag"), CASES)
+@pytest.mark.usefixtures("meta_is_fused")
+def test_the_policy_puts_scalars_where_torch_creates_them(name, flag):
+    state = stepped(CLASSES[name], {flag: True} if flag else {})
+    created = scalar_devices(state)
+    assert set(created) == ROWS[name].scalars, name
+
+    shapes = {key: tuple(value.shape) for key, value in state.items() if torch.is_tensor(value)}
+    homes = planned_homes(name, {**shapes, "moment": (2, 2)}, flag)
+    expected = {key: "cpu" if created.get(key) == "cpu" else "cuda:1" for key in homes}
+    assert homes == expected
+
+
+@pytest.mark.parametrize("name", sorted(BY_VALUE))
+def test_the_others_keep_their_step_as_a_number(name):
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+
+    def closure():
+        parameter.grad = torch.ones(3, 2).to_sparse() if name == "SparseAdam" else torch.ones(3, 2)
+        return (parameter**2).sum()
+
+    optimizer = CLASSES[name]([parameter])
+    optimizer.step(closure)
+    counters = {"step", "n_iter"} & set(optimizer.state[parameter])
+    assert counters
+    assert all(type(optimizer.state[parameter][key]) is int for key in counters)
+    assert not ROWS[name].scalars
+
+
+def test_a_flag_that_stays_on_a_device_that_refuses_it_would_raise():
+    """The reason for clearing ``capturable``: restored flags beat the constructor's."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter], capturable=True)
+    parameter.grad = torch.ones(2)
+    with pytest.raises(AssertionError, match="capturable=True"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_step_does_not_ask_whether_it_could_be_captured(kind):
+    """The reason why O202 spares such a group."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([parameter], capturable=True, fused=True)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert bool((parameter != 1).all())
+
+
+def test_load_state_dict_leaves_a_spoiled_step_unless_its_group_wants_it_there():
+    """``_process_value_according_to_param_policy``: so a file must have ``step`` in the right place."""
+    process = torch.optim.Optimizer._process_value_according_to_param_policy
+    spoiled = torch.ones((), device="meta")
+    parameter = torch.ones(2)
+    for flags, expected in (({}, "meta"), ({"fused": True}, "cpu"), ({"capturable": True}, "cpu")):
+        if expected == "meta":
+            found = process(parameter, spoiled, 0, [{"params": [0], **flags}], "step")
+        else:
+            found = process(parameter, torch.ones(()), 0, [{"params": [0], **flags}], "step")
+        assert found.device.type == expected
+    assert (
+        process(torch.ones(2, device="meta"), torch.ones(()), 0, [{"params": [0]}], "mu_product").device.type == "meta"
+    )

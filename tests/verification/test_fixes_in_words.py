@@ -1,0 +1,217 @@
+"""Where no line can be had, a fix is in words: what the file does not tell, and what is out of its sight."""
+
+from __future__ import annotations
+
+import pytest
+from pasting import case, mine
+
+from ckptmove.verification.case.user_code import line_of
+from ckptmove.verification.case.user_code_edits import calls_of, replaced
+
+BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
+AT = ", in the case at train.py:"
+REBUILT = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
+WORDS = {
+    "a model": ("Net()", "nn.MSELoss()", "batch()", "None",
+                f"model = model.to(device), before the optimizer is built{AT}41"),
+    "a loss": ("Net().to(device)", BCE, "batch()", "None", f"criterion = criterion.to(device){AT}41"),
+    "a dataset": ("Net().to(device)", "nn.MSELoss()", "torch.utils.data.TensorDataset(*batch())", "None",
+                  f"batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))){AT}41"),
+    "a batch": ("Net().to(device)", "nn.MSELoss()", "(Held.x, batch()[1])", "step",
+                "move batch[0] in the step, for train.py:45: .to(device)"),
+    "what a loss is called with": ("Net().to(device)", "Numbers()", "batch()", "None",
+                                   f"criterion.weight = criterion.weight.to(device){AT}41"),
+    "an optimizer": ("copied(Net().to(device))", "nn.MSELoss()", "batch()", "None",
+                     f"{REBUILT}{AT}41"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "criterion", "pair", "step", "fix"), WORDS.values(), ids=WORDS)
+def test_where_the_file_does_not_tell_what_is_given_words_have_to_do(fault_of, model, criterion, pair, step, fix):
+    made = "copied(model)" if "copied" in model else "model"
+    body = f"""
+    import copy
+    import numpy
+
+    class Held:
+        x = torch.randn(4, 6)
+
+    class Numbers:
+        def __init__(self): self.weight = torch.from_numpy(numpy.ones(3, 'f'))
+        def __call__(self, output, target): return (self.weight * output).mean()
+
+    def copied(model):
+        return copy.deepcopy(model)
+
+    def case(device):
+        model = {model}
+        def step(pair):
+            pair = None
+            return model(Held.x).sum()
+        optimizer = torch.optim.AdamW(model.parameters())
+        parts = [{made}, optimizer, {criterion}, {pair}, {step}]
+        return ckptmove.Case(*parts)
+    """
+    detail, evidence = fault_of(body)
+    assert (evidence["fix"], evidence["fix_at"]) == (fix, ""), detail
+
+
+@pytest.mark.parametrize("init", ["setattr(self, 'held', [nn.Linear(3, 3)])", "self.held = [{'a': nn.Linear(3, 3)}]"])
+def test_what_a_list_holds_that_is_not_set_in_sight_or_too_deep_is_mended_in_words(fault_of, init):
+    used = "[0]['a']" if "{" in init else "[0]"
+    _, evidence = fault_of(mine(f"return self.held{used}(super().forward(x))", init))
+    assert (
+        evidence["fix"] == f"make model.held{used}.bias a part of the model where it is first assigned, for train.py:31"
+    )
+
+
+def test_what_a_line_says_already_is_no_fix_of_it(fault_of):
+    mask = "def mask(number, device=None):\n    return torch.ones(number, device=device)\n\n"
+    step = "lambda pair: criterion(model(pair[0].to(device) * mask(6)), pair[1].to(device))"
+    _, evidence = fault_of(mask, case(step=step, given="None"))
+    assert (evidence["fix"], evidence["fix_at"]) == (
+        "device is not the target at train.py:28: hand the device of the case to what calls it",
+        "",
+    )
+
+
+def test_a_parameter_that_only_the_optimizer_has_is_made_on_the_device(fault_of):
+    _, evidence = fault_of("""
+    class Free(torch.optim.AdamW):
+        def load_state_dict(self, state): pass
+
+    def case(device):
+        model, extra = Net().to(device), nn.Parameter(torch.ones(3))
+        model[1].bias.requires_grad_(False)
+        optimizer = Free([*model[0].parameters(), model[1].weight, extra])
+        return ckptmove.Case(model, optimizer, None, batch(), lambda pair: (model(pair[0].to(device)) * extra).sum())
+    """)
+    assert (
+        evidence["fix"]
+        == "make optimizer.param_groups[0]['params'][3] on the device, before the optimizer is built at train.py:34"
+    )
+
+
+def test_a_loss_that_is_made_in_the_call_from_numbers_is_mended_in_words(fault_of):
+    _, evidence = fault_of("""
+    import numpy
+
+    class Numbers:
+        def __init__(self): self.weight = torch.from_numpy(numpy.ones(3, 'f'))
+        def __call__(self, output, target): return (self.weight * output).mean()
+
+    def case(device):
+        model = Net().to(device)
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), Numbers(), batch())
+    """)
+    assert evidence["fix"] == "make criterion.weight on the device that the function is given, for train.py:36"
+
+
+def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_variable(fault_of):
+    _, evidence = fault_of("""
+    def one(model, device):
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), DATA)
+
+    def other(model, device):
+        return ckptmove.Case(model, torch.optim.SGD(model.parameters()), nn.MSELoss(), DATA)
+
+    DATA = torch.utils.data.TensorDataset(*batch())
+
+    def case(device):
+        return one(Net().to(device), device)
+    """)
+    assert (
+        evidence["fix"]
+        == "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))), in the case at train.py:36"
+    )
+
+
+def test_what_a_loss_keeps_by_a_key_that_is_no_literal_is_told_in_words(fault_of):
+    detail, evidence = fault_of("""
+    import enum
+
+    class Part(enum.Enum):
+        X = 1
+
+    class Weighted:
+        def __init__(self): self.weights = {Part.X: torch.from_numpy(numpy.ones(3, 'f'))}
+        def __call__(self, output, target): return (self.weights[Part.X] * output).mean()
+
+    def case(device):
+        model = Net().to(device)
+        loss = Weighted()
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), loss, batch())
+    """)
+    text = "loss.weights[<Part.X: 1>] = loss.weights[<Part.X: 1>].to(device)"
+    assert (evidence["fix"], evidence["fix_at"]) == (f"work this into train.py:40: {text}", ""), detail
+
+
+def test_what_only_a_condition_names_is_told_in_words(fault_of):
+    detail, evidence = fault_of("""
+    def case(device):
+        model = Net().to(device)
+        def step(pair):
+            every = iter([dict(zip('xy', pair))])
+            del pair
+            while (p := next(every, None)) is not None and model(p.get('x')) is not None:
+                pass
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), step)
+    """)
+    words = "move batch[0] in the step, for train.py:33: .to(device)"
+    assert (evidence["fix"], evidence["fix_at"]) == (words, ""), detail
+
+
+def test_what_a_function_hands_on_by_its_object_is_told_in_words(fault_of):
+    detail, evidence = fault_of("""
+    class Trainer:
+        def __init__(self, model): self.model = model
+        def step(self, pair):
+            self.pair = pair
+            return self.run()
+        def run(self):
+            return self.model(self.pair[0]).sum()
+
+    def case(device):
+        model = Net().to(device)
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), Trainer(model).step)
+    """)
+    words = "move batch[0] in the step, for train.py:34: .to(device)"
+    assert (evidence["fix"], evidence["fix_at"]) == (words, ""), detail
+
+
+def test_a_case_of_the_module_has_its_model_moved_there(mended):
+    (fix,) = mended("""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    CASE = ckptmove.Case(model, optimizer, nn.MSELoss(), batch())
+
+    def case(device):
+        return CASE
+    """)
+    assert fix == "before train.py:30: model = model.to('cuda:0')"
+
+
+def test_a_node_that_is_not_where_python_says_is_told_in_words(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("h = h * torch.ones(3)\n")
+    line = line_of(str(path), 1)
+    (node,) = calls_of(line, "torch.ones")
+    assert replaced(line, (node, "1")).where
+    node.col_offset += 1
+    fix = replaced(line, (node, "1"))
+    assert (fix.text, fix.where) == (f"work this into {path}:1: 1 in place of orch.ones(3)", "")
+
+
+@pytest.mark.parametrize("typed", ["train.py:case", "train:case"])
+def test_a_script_that_parses_arguments_is_to_do_so_where_it_is_run(fault_of, answers, make, typed):
+    detail, evidence = fault_of("import argparse\nargparse.ArgumentParser().parse_args(['--data'])\n", case())
+    asked = answers(make(), "cuda:0", case=typed)["case"]
+    assert detail.startswith("the script exits while it is imported: SystemExit: 2, at train.py:")
+    assert asked["detail"] == detail
+    assert evidence["fix"].startswith("put what runs, with what reads arguments, under if __name__ == '__main__':")
+
+
+def test_a_case_that_exits_when_it_is_called_is_no_matter_of_its_import(fault_of):
+    detail, evidence = fault_of("def case(device):\n    raise SystemExit(2)\n")
+    assert detail.startswith("SystemExit: 2, at train.py:")
+    assert "fix" not in evidence

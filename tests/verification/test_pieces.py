@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ckptmove.model import TensorRecord
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, Piece, batches, is_contiguous
+from ckptmove.verification.step.recipe import make_noise
+from ckptmove.verification.step.step import noise_like
+
+RECORD = TensorRecord("w", "model", "cpu", "float32", (2, 3), (3, 1), "0", 0, 24)
+
+
+def piece(elements=6, offset=0):
+    return Piece("w", 0, RECORD, True, None, None, elements, offset)
+
+
+def test_small_pieces_are_stepped_together_and_large_ones_alone():
+    pieces = [piece()] * 600 + [piece(WINDOW_ELEMENTS)] * 2 + [piece()]
+    sizes = [len(batch) for batch in batches(iter(pieces), together=False)]
+    assert [len(batch) for batch in batches(iter(pieces), together=True)] == [603]
+    assert sizes == [512, 88, 1, 1, 1]
+    assert list(batches(iter(()), together=False)) == []
+
+
+def test_an_optimizer_is_given_few_groups_at_once():
+    pieces = [piece()._replace(group=index // 2) for index in range(150)]
+    assert [len(batch) for batch in batches(iter(pieces), together=False)] == [64, 64, 22]
+    assert [len(batch) for batch in batches(iter(pieces), together=True)] == [150]
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "expected"),
+    [((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((1, 3), (99, 1), True), ((), (), True), ((3,), (2,), False)],
+)
+def test_contiguous_is_what_torch_says(shape, stride, expected):
+    assert is_contiguous(RECORD._replace(shape=shape, stride=stride)) is expected
+    assert torch.empty(500).as_strided(shape, stride).is_contiguous() is expected
+
+
+def test_the_gradient_of_a_window_is_the_window_of_the_gradient():
+    noise = make_noise(0)
+    whole = noise_like(torch.empty(300_000), piece(300_000), noise, 1.0)
+    part = noise_like(torch.empty(100), piece(100, offset=250_000), noise, 1.0)
+    assert torch.equal(whole[250_000:250_100], part)
+    assert whole.abs().min() >= 0.5
+    assert whole.abs().max() <= 1.5
+
+
+def test_the_gradient_follows_the_seed_and_the_scale():
+    one = noise_like(torch.empty(9), piece(), make_noise(0), 1.0)
+    assert not torch.equal(one, noise_like(torch.empty(9), piece(), make_noise(1), 1.0))
+    assert torch.equal(one / 4, noise_like(torch.empty(9), piece(), make_noise(0), 0.25))
+
+
+def test_a_gradient_larger_than_the_noise():
+    size = 3_000_000
+    values = noise_like(torch.empty(size), piece(size), make_noise(0), 1.0)
+    assert values.numel() == size
+    assert torch.equal(values[:65_537], values[65_537 : 2 * 65_537])
