@@ -247,6 +247,7 @@ WHOLE = {"step": 3, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
 )
 def test_a_lost_key_is_named_and_makes_no_stranger(groups, entries, algorithm, lost, tmp_path):
     listed = [{**group, "params": [index]} for index, group in enumerate(groups)]
+    listed[0]["params"] += range(len(groups), len(entries))
     (record,) = read({"state": dict(enumerate(entries)), "param_groups": listed}, tmp_path).optimizers
     assert record.algorithm == algorithm
     assert lost_keys(record.algorithm, record.groups, record.state) == lost

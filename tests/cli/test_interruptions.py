@@ -48,7 +48,7 @@ run.worker_command = lambda: [sys.executable, "-c", program]
 #: The output gets its bytes, of which there is no end, one by one.
 COPY = """
 import sys, threading, time
-from ckptmove import rewrite
+from ckptmove.io import rewrite
 
 first = threading.Lock()
 
@@ -133,7 +133,7 @@ def test_a_conversion_leaves_nothing(bench, number) -> None:
 LATE = """
 import sys, time
 from ckptmove.cli import convert_command
-from ckptmove.streams import directory_sink, patch, sink
+from ckptmove.io import directory_sink, patch, sink
 
 def dragged(real):
     def work(*arguments, **options):

@@ -35,7 +35,7 @@ def test_torch_is_not_imported(environment, words) -> None:
         "try:\n    main()\nfinally:\n    sys.stderr.write(' '.join(sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == (1 if words[0] == "inspect" else 0)
+    assert done.returncode == 0
     loaded = done.stderr.split()
     assert "ckptmove.cli.app" in loaded
     assert {"torch", "numpy"}.isdisjoint(loaded)
@@ -111,7 +111,7 @@ def test_ctrl_c_leaves_with_130(environment) -> None:
 def test_a_closed_pipe_gives_no_traceback(environment) -> None:
     command = f"{sys.executable} -m ckptmove inspect run.pth --tensors --tree | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "run.pth\n1\n"
+    assert done.stdout == "run.pth\n0\n"
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 

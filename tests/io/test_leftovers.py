@@ -144,7 +144,7 @@ def test_a_released_claim_leaves_nothing(tmp_path, monkeypatch, claim, closed_fi
 
 WRITER = """
 import sys
-from ckptmove.streams.sink import FileSink
+from ckptmove.io.sink import FileSink
 with FileSink(sys.argv[1], force=False) as sink:
     sink.write(b"new")
     print("begun", flush=True)

@@ -3,12 +3,14 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+import zipfile
 from collections import OrderedDict, deque, namedtuple
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ckptmove
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
@@ -283,3 +285,15 @@ def test_a_recursive_tuple_is_itself():
         inner = root.items[0].items[0]
         assert type(inner) is Tuple
         assert inner.items[0] is root.items[0]
+
+
+def test_a_tensor_made_from_an_unknown_call_is_an_object(tmp_path) -> None:
+    """``Parameter(my_package.make())``: only a run of the call shows the tensor."""
+    path = tmp_path / "made.pt"
+    made = b"\x80\x02ctorch._utils\n_rebuild_parameter\ncmy_package\nmake\n)R\x88}\x87R."
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", made)
+        archive.writestr("a/version", "3")
+    found = ckptmove.inspect(path)
+    assert found.inventory.tensors == ()
+    assert [finding.code for finding in found.findings] == ["S701"]

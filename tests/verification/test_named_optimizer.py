@@ -62,7 +62,7 @@ class Keyed(Lion):
         super().step()
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter]["by_number"] = {1: torch.zeros(2)}
+                self.state[parameter]["by_number"] = {1: torch.zeros(2), "1": torch.zeros(2)}
 
 
 class Refusing(Lion):
@@ -447,7 +447,7 @@ def test_what_its_constructor_refuses(make, answers, theirs):
 def test_state_that_cannot_be_made_again_is_not_stepped(make, answers, theirs):
     found = answers(make.save(trained(theirs.Keyed)), "cpu", optimizer="their_optimizers:Keyed")
     assert statuses(found) == ["skipped"] * 3
-    assert "by_number (a dict with keys that are not text)" in found["step"]["detail"]
+    assert "by_number" in found["step"]["detail"]
 
 
 def test_a_class_of_torch_may_be_named_in_full(make, answers):

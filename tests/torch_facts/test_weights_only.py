@@ -95,7 +95,7 @@ def test_modules_of_python_2_are_looked_up_as_torch_does(module):
         ("numpy._core.multiarray.scalar", "numpy._core.multiarray.scalar", "safe"),
         ("my_package.Net", "my_package.Net", "unknown"),
         ("torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Linear", "unknown"),
-        ("copyreg.extension.7", "copyreg.extension.7", "unknown"),
+        ("copyreg.extension.7", "copyreg.extension.7", "dangerous"),
         ("", "", "unknown"),
     ],
 )
