@@ -86,8 +86,9 @@ def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
 
 
 def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
-    if inventory.sharding:
-        return tuple(_result(optimizer, [], "none", inventory.sharding) for optimizer in inventory.optimizers)
+    unknown = "a file could not be read" if inventory.is_incomplete else inventory.sharding
+    if unknown:
+        return tuple(_result(optimizer, [], "none", unknown) for optimizer in inventory.optimizers)
     scopes: dict[str, tuple[_Scopes, str]] = {}
     pairings = []
     for optimizer in inventory.optimizers:

@@ -85,7 +85,7 @@ class _Pool:
     def __init__(self, tensors: Sequence[TensorRecord], *, converts: bool) -> None:
         self._count = len(tensors)
         self._shapes = Counter(tensor.shape for tensor in tensors)
-        self._weights = Counter(tensor.shape for tensor in tensors if "float" in tensor.dtype and prod(tensor.shape))
+        self._weights = Counter(tensor.shape for tensor in tensors if "float" in tensor.dtype and 0 not in tensor.shape)
         self._is_packed = any(tensor.dtype in _PACKED and len(tensor.shape) > 1 for tensor in tensors)
         self._has_matrices = any(len(shape) > 1 for shape in self._shapes)
         self._converts = converts
@@ -128,6 +128,7 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
             tensors = inventory.below(place)
         else:
             is_whole = inventory.layout in _WHOLE_FOLDERS or inventory.form is not None
+            is_whole = is_whole and not inventory.is_incomplete
             near = inventory.below(place)
             tensors = near if _has_model(near) else tensors
         is_whole = is_whole and not inventory.sharding

@@ -18,6 +18,7 @@ from ckptmove.findings.context import (
     convert_command,
     devices_needed,
     fullest_device,
+    is_incomplete,
     is_out_of_range,
     is_placed,
     known_count,
@@ -132,7 +133,9 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
     # Without a model all else stands for it, but RNG states: they lie on the CPU wherever it was.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
-    tags = list(dict.fromkeys(tensor.device for tensor in model if is_placed(tensor)))
+    # Part of the model may be in a file that could not be read: then its devices are not known.
+    places = () if is_incomplete(inventory) else (tensor.device for tensor in model if is_placed(tensor))
+    tags = list(dict.fromkeys(places))
     owners = mesh_owners(inventory)
     homes = {tensor.name: tensor.device for tensor in inventory.tensors if tensor.kind == "wrapper-subclass"}
     strays = [

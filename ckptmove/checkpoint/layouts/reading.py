@@ -195,10 +195,11 @@ def read_listing(
         contents |= {"counter"}
     layout = layout_of(listing, records)
     facts = (*inventory.facts, *reader.facts, *reader.inner, *standing_facts(listing))
+    inventory = replace(inventory, is_incomplete=bool(reader.unreadable), form=listing.form)
     return Directory(
         listing,
         tuple(reader.parts),
-        replace(inventory, layout=layout, contents=contents, facts=facts, form=listing.form),
+        replace(inventory, layout=layout, contents=contents, facts=facts),
         (OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *reader.lines) if outline else (),
         tuple(reader.without_checksums),
         tuple(reader.unreadable),
