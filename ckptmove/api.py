@@ -114,6 +114,7 @@ def inspect(
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
+        NothingReadable: ``keep_going``, and several files of it cannot be read, and no other one is there.
         LimitExceeded: it asks for more than the limits allow.
         UnknownDevice: torch knows no such target.
     """
