@@ -339,6 +339,18 @@ class TestWithoutAMatch:
         assert pair(MODEL) == ()
 
 
+class TestGroupsInAnotherOrder:
+    def test_state_of_unknown_shape_does_not_make_the_place_certain(self) -> None:
+        """GaLore lists the matrices first, and keeps moments of other shapes for them."""
+        model = [*MODEL, tensor("model.1.bias", (2,))]
+
+        [found] = pair(model, optimizer([[None, None], [B, (2,)]]))
+        [parted] = pair(model, optimizer([[None, None], [(9,), (2,)]]))
+
+        assert (found.how, found.is_certain) == ("none", False)
+        assert (parted.how, parted.is_certain) == ("position", True)
+
+
 class TestShapesOfState:
     @pytest.mark.parametrize(
         ("algorithm", "state", "shape"),
