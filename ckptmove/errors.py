@@ -572,6 +572,20 @@ class EmptyDirectory(NotACheckpoint):
         self.is_cut = is_cut
 
 
+class NothingReadable(UnreadableInput):
+    """Several files of a directory, or of an archive, could not be read, and no other checkpoint is in it.
+
+    Attributes:
+        errors: what was wrong with each.
+    """
+
+    kind = "nothing-readable"
+
+    def __init__(self, path: str, errors: tuple[CkptMoveError, ...]) -> None:
+        super().__init__(f"no checkpoint in it can be read ({len(errors):,} errors); first, {errors[0]}", path=path)
+        self.errors = errors
+
+
 class DistributedFile(UnsupportedContainer):
     """A file of a distributed checkpoint by itself, which only the others around it explain."""
 

@@ -83,10 +83,12 @@ class DirectoryInventory(Inventory):
     Attributes:
         files: those that are checkpoints, in the order of their tensors.
         form: what the archive is; None for a directory.
+        is_incomplete: whether a file could not be read and was left out.
     """
 
     files: tuple[FileRecord, ...]
     form: ArchiveForm | None = None
+    is_incomplete: bool = False
 
     @property
     def sharding(self) -> str:

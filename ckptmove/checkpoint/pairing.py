@@ -86,8 +86,9 @@ def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
 
 
 def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
-    if inventory.sharding:
-        return tuple(_result(optimizer, [], "none", inventory.sharding) for optimizer in inventory.optimizers)
+    unknown = "a file could not be read" if inventory.is_incomplete else inventory.sharding
+    if unknown:
+        return tuple(_result(optimizer, [], "none", unknown) for optimizer in inventory.optimizers)
     scopes: dict[str, tuple[_Scopes, str]] = {}
     pairings = []
     for optimizer in inventory.optimizers:
@@ -302,15 +303,14 @@ def _purpose(where: str) -> str:
 def _parted(shapes: list[Shape | None], scope: Scope) -> int:
     """How many known shapes differ from the tensor at the same place; 0 where position is no plausible pairing.
 
-    It is plausible where counts agree, most shapes do, and the ones that differ are not the same shapes in another
+    It is plausible where counts agree, most shapes do, and the known shapes are not those of the scope in another
     order: then the groups would only be ordered otherwise than the model, which is no fault.
     """
-    if len(shapes) != len(scope.parameters):
+    if len(shapes) != len(scope.parameters) or _is_permuted(shapes, scope):
         return 0
     pairs = [(shape, tensor.shape) for shape, tensor in zip(shapes, scope.parameters, strict=True)]
-    parted = [(shape, own) for shape, own in pairs if shape is not None and shape != own]
-    reordered = Counter(shape for shape, _ in parted) == Counter(own for _, own in parted)
-    return 0 if reordered or len(parted) * 2 > len(shapes) else len(parted)
+    parted = sum(shape is not None and shape != own for shape, own in pairs)
+    return 0 if parted * 2 > len(shapes) else parted
 
 
 def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> tuple[list[TensorRecord], str] | None:

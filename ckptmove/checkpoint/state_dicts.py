@@ -23,6 +23,8 @@ _BUFFERS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked
 _PARAMETER_DTYPES: Final = ("float", "bfloat", "complex")
 #: Keys of a state_dict inside the model's own entry of the root.
 _INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_state"})
+#: The roles of the tensors of a model, where no others are asked for.
+_MODEL: Final[frozenset[Role]] = frozenset({"model"})
 #: A model with more first parts than this is no collection of networks with an optimizer each.
 _MOST_PARTS: Final = 16
 
@@ -152,7 +154,7 @@ def _hashes(path: str) -> Iterator[tuple[int, int]]:
         begin = end + 1
 
 
-def model_scopes(inventory: Inventory, roles: Container[Role] = frozenset({"model"})) -> tuple[Scope, ...]:
+def model_scopes(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple[Scope, ...]:
     """The scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
 
     Scopes without a parameter are left out.
@@ -163,9 +165,7 @@ def model_scopes(inventory: Inventory, roles: Container[Role] = frozenset({"mode
     """
     roots = RootKeys(inventory)
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
-    for tensor in inventory.tensors:
-        if tensor.role not in roles:
-            continue
+    for tensor in model_tensors(inventory, roles):
         container, key = roots.split(tensor.name)
         parts.setdefault(container, []).append((key, tensor))
     whole = Scope("", [member for inside in parts.values() for member in inside])
@@ -188,16 +188,38 @@ def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dic
     return {f"{container}.{part}".lstrip("."): inside for part, inside in parts.items()}
 
 
-def model_tensors(inventory: Inventory) -> tuple[TensorRecord, ...]:
-    """The model's tensors, without any EMA copy, in the order of the file; a wrapper subclass as one."""
-    found, inside = [], ""
-    for tensor in inventory.tensors:
-        if inside and tensor.name.startswith(inside):
-            continue  # the tensors inside follow their wrapper
-        inside = f"{tensor.name}." if tensor.kind == "wrapper-subclass" else ""
-        if tensor.role == "model":
-            found.append(tensor)
-    return tuple(found)
+def model_tensors(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple[TensorRecord, ...]:
+    """The model's tensors in the order of the file, without any EMA copy; a wrapper subclass counts as one tensor.
+
+    Args:
+        inventory: of the checkpoint.
+        roles: of the tensors that are looked at.
+    """
+    return tuple(tensor for tensor in without_inner(inventory.tensors) if tensor.role in roles)
+
+
+def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
+    """The tensors that a script sees: a wrapper subclass stands for the tensors inside it.
+
+    Args:
+        tensors: in the order of the file.
+    """
+    return (record for record, outermost in with_wrappers(tensors) if outermost is None or record is outermost)
+
+
+def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:
+    """Each tensor with the outermost wrapper subclass that it is, or is inside of; None for most.
+
+    Args:
+        tensors: in the order of the file, where what is inside of a wrapper follows it.
+    """
+    outermost, inside = None, ""
+    for record in tensors:
+        if outermost is not None and not record.name.startswith(inside):
+            outermost = None
+        if outermost is None and record.kind == "wrapper-subclass":
+            outermost, inside = record, f"{record.name}." if record.name else ""
+        yield record, outermost
 
 
 def strip_wrappers(key: str) -> tuple[str, str]:

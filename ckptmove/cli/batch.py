@@ -11,7 +11,7 @@ from ckptmove.cli.outcome import REFUSED, YES, failure_of, interruption
 from ckptmove.cli.render.text import clean
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format
-from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
+from ckptmove.errors import CkptMoveError, NothingReadable, OutOfMemory, StdoutFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,31 +54,28 @@ def for_each(paths: Sequence[str], work: Callable[[str], tuple[int, Sequence[Ckp
     codes: list[int] = []
     failures: list[Failure] = []
     for path in paths:
-        failure: Failure | None
+        failed: list[Failure] = []
+        code, is_reported = YES, False
         try:
             code, errors = work(path)
+            failed, is_reported = [failure_of(error) for error in errors], True
         except (UsageError, StdoutFailed):
             raise
         except CkptMoveError as error:
-            failure = failure_of(error)
+            failed = [failure_of(one) for one in (error.errors if isinstance(error, NothingReadable) else (error,))]
         except MemoryError:  # what the work holds is let go with the exception: only then is there room for words
-            failure = None
+            pass
         except (KeyboardInterrupt, Terminated) as error:
-            failure, is_cut_short = interruption(error), True
-        else:
-            within = [failure_of(error) for error in errors]
-            codes.append(max([code, *(failure.exit_code for failure in within)]))
-            failures += within
-            for failure in within:
-                out.failure(failure)
-            continue
-        failure = failure or failure_of(OutOfMemory(path))
-        failures.append(failure)
-        codes.append(failure.exit_code)
-        out.failure(failure)
-        if out.quiet and out.format is Format.HUMAN and len(paths) > 1 and not is_cut_short:
+            failed, is_cut_short = [interruption(error)], True
+        if not is_reported:
+            failed = failed or [failure_of(OutOfMemory(path))]
+        codes.append(max([code, *(failure.exit_code for failure in failed)]))
+        failures += failed
+        for failure in failed:
+            out.failure(failure)
+        if not (is_reported or is_cut_short) and out.quiet and out.format is Format.HUMAN and len(paths) > 1:
             # Whoever reads a line for each checkpoint misses none.
-            out.lines([f"{clean(path)}: {'refused' if failure.exit_code == REFUSED else 'unreadable'}"])
+            out.lines([f"{clean(path)}: {'refused' if codes[-1] == REFUSED else 'unreadable'}"])
         if is_cut_short:
             break
     return Batch(

@@ -9,6 +9,8 @@ import re
 from fnmatch import translate
 from typing import TYPE_CHECKING, TypeAlias
 
+from ckptmove.checkpoint.state_dicts import with_wrappers
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -49,21 +51,6 @@ def mesh_owners(inventory: Inventory) -> dict[str, str]:
             if path in wrappers:
                 owners[mention.where] = path
     return owners
-
-
-def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:
-    """Each tensor with the outermost wrapper subclass that it is, or is inside of; None for most.
-
-    Args:
-        tensors: in the order of the file, where what is inside of a wrapper follows it.
-    """
-    outermost = None
-    for record in tensors:
-        if outermost is not None and not record.name.startswith(_inside(outermost)):
-            outermost = None
-        if outermost is None and record.kind == "wrapper-subclass":
-            outermost = record
-        yield record, outermost
 
 
 def dragged_along(kept: Iterable[Kept], globs: Sequence[str]) -> tuple[Kept, ...]:

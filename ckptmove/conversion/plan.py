@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.conversion.keep import mesh_owners, with_wrappers
+from ckptmove.checkpoint.state_dicts import with_wrappers
+from ckptmove.conversion.keep import mesh_owners
 from ckptmove.conversion.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.model import WITH_CODE, StorageRef, TensorRecord

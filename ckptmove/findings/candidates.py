@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.pairing import moments
-from ckptmove.checkpoint.state_dicts import is_buffer
+from ckptmove.checkpoint.state_dicts import is_buffer, without_inner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ class _Pool:
     def __init__(self, tensors: Sequence[TensorRecord], *, converts: bool) -> None:
         self._count = len(tensors)
         self._shapes = Counter(tensor.shape for tensor in tensors)
-        self._weights = Counter(tensor.shape for tensor in tensors if "float" in tensor.dtype and tensor.nbytes)
+        self._weights = Counter(tensor.shape for tensor in tensors if "float" in tensor.dtype and 0 not in tensor.shape)
         self._is_packed = any(tensor.dtype in _PACKED and len(tensor.shape) > 1 for tensor in tensors)
         self._has_matrices = any(len(shape) > 1 for shape in self._shapes)
         self._converts = converts
@@ -128,13 +128,14 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
             tensors = inventory.below(place)
         else:
             is_whole = inventory.layout in _WHOLE_FOLDERS or inventory.form is not None
+            is_whole = is_whole and not inventory.is_incomplete
             near = inventory.below(place)
             tensors = near if _has_model(near) else tensors
         is_whole = is_whole and not inventory.sharding
     trains_its_loss = any(use.name.startswith(_TRAINS_ITS_LOSS) for use in inventory.globals)
     if not is_whole or trains_its_loss or not _has_model(tensors) or _is_adapter(tensors):
         return None
-    candidates = [tensor for tensor in tensors if tensor.name not in state and _can_be_parameter(tensor)]
+    candidates = [one for one in without_inner(tensors) if one.name not in state and _can_be_parameter(one)]
     return _Pool(candidates, converts=inventory.layout == "hf-trainer")
 
 
@@ -159,7 +160,8 @@ def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[
     """
     found: dict[Shape, list[StateEntry]] = {}
     for entry in optimizer.state:
-        shapes = {tensor.shape for _, tensor in entry.tensors if tensor.shape} if entry.key in listed else set()
+        own = entry.without_inner().tensors if entry.key in listed else ()
+        shapes = {tensor.shape for _, tensor in own if tensor.shape}
         if not shapes:
             continue
         if len(shapes) > 1 or not moments(entry, optimizer.algorithm):

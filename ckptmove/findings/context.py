@@ -47,6 +47,11 @@ class Context(NamedTuple):
     lacking: tuple[Lacking, ...] = ()
 
 
+def is_incomplete(inventory: Inventory) -> bool:
+    """Whether a file of a directory or an archive could not be read, so that nothing can be said to be missing."""
+    return isinstance(inventory, DirectoryInventory) and inventory.is_incomplete
+
+
 def target_device(inventory: Inventory, context: Context) -> str | None:
     """The target, or else the device where most bytes of the model lie; None where no tensor lies anywhere.
 

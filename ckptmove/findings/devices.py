@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
+from ckptmove.checkpoint.state_dicts import with_wrappers
 from ckptmove.conversion.keep import mesh_owners
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
@@ -17,6 +18,7 @@ from ckptmove.findings.context import (
     convert_command,
     devices_needed,
     fullest_device,
+    is_incomplete,
     is_out_of_range,
     is_placed,
     known_count,
@@ -42,7 +44,7 @@ def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """
     tensors = [
         tensor
-        for tensor in inventory.tensors
+        for tensor in _once(inventory.tensors)
         if tensor.role in {"model", "criterion"} and is_placed(tensor) and tensor.name not in context.kept
     ]
     for together in inventory.by_checkpoint(tensors) if isinstance(inventory, DirectoryInventory) else [tensors]:
@@ -131,7 +133,9 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
     # Without a model all else stands for it, but RNG states: they lie on the CPU wherever it was.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
-    tags = list(dict.fromkeys(tensor.device for tensor in model if is_placed(tensor)))
+    # Part of the model may be in a file that could not be read: then its devices are not known.
+    places = () if is_incomplete(inventory) else (tensor.device for tensor in model if is_placed(tensor))
+    tags = list(dict.fromkeys(places))
     owners = mesh_owners(inventory)
     homes = {tensor.name: tensor.device for tensor in inventory.tensors if tensor.kind == "wrapper-subclass"}
     strays = [
@@ -173,6 +177,17 @@ def _graph_device(inventory: Inventory) -> Iterator[Finding]:
 # --- what they need --------------------------------------------------------------------------------------------------
 
 
+def _once(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
+    """The tensors, without those inside a wrapper subclass that are on its device.
+
+    Args:
+        tensors: in the order of the file.
+    """
+    for tensor, outermost in with_wrappers(tensors):
+        if outermost is None or tensor is outermost or not same_device(tensor.device, outermost.device):
+            yield tensor
+
+
 def _distinct(tensors: Iterable[TensorRecord]) -> list[str]:
     """The devices of some tensors, a tag for each; without an index, the first of its type is meant."""
     tags: list[str] = []
@@ -192,7 +207,7 @@ def _strays(
         if parameter is not None and parameter.name in kept:
             continue
         possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
-        for _, tensor in entry.tensors:
+        for tensor in _once(tensor for _, tensor in entry.tensors):
             if not tensor.shape or not is_placed(tensor) or tensor.device in possible or tensor.name in kept:
                 continue
             if not any(same_device(tensor.device, home) for home in possible):
@@ -200,7 +215,8 @@ def _strays(
 
 
 def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> str:
-    total = sum(bool(tensor.shape) for entry in optimizer.state for _, tensor in entry.tensors)
+    own = [tensor for entry in optimizer.state for tensor in _once(tensor for _, tensor in entry.tensors)]
+    total = sum(bool(tensor.shape) for tensor in own)
     parts = [
         f"{count} of {total} optimizer moments are on {device}, their parameters on {home}"
         for (device, home), count in Counter(moves).items()

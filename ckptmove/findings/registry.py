@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
 from ckptmove.findings.candidates import find_lacking
-from ckptmove.findings.context import target_device
+from ckptmove.findings.context import is_incomplete, target_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,9 +50,19 @@ RULES: Final[tuple[Rule, ...]] = (
     archive.hidden_bytes,
 )
 
+#: Rules that judge files by each other: of no use where one of the files could not be read.
+_OF_THE_WHOLE: Final[tuple[Rule, ...]] = (
+    devices.mixed_devices,
+    devices.optimizer_device,
+    resume.resume_incomplete,
+    resume.scheduler_rate,
+)
+
 
 def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     """Everything that the rules find, in the order of their codes.
+
+    Where a file of a directory could not be read, no finding rests on what that file may hold.
 
     Args:
         inventory: what a checkpoint holds.
@@ -61,4 +71,6 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     context = context._replace(
         home=target_device(inventory, context), pairings=pair_all(inventory), lacking=find_lacking(inventory)
     )
-    return tuple(safety.cautioned(one, inventory) for rule in RULES for one in rule(inventory, context))
+    left_out = _OF_THE_WHOLE if is_incomplete(inventory) else ()
+    rules = [rule for rule in RULES if rule not in left_out]
+    return tuple(safety.cautioned(one, inventory) for rule in rules for one in rule(inventory, context))

@@ -55,6 +55,12 @@ W, B = (4, 4), (4,)
 MODEL = [tensor("model.0.weight", W), tensor("model.0.bias", B), tensor("model.1.weight", (2, 4))]
 
 
+def wrapped(one):
+    """A wrapper subclass with one tensor inside it, as the walk lists a DTensor."""
+    inner = one._replace(name=f"{one.name}._local_tensor")
+    return one._replace(kind="wrapper-subclass", storage=None, nbytes=0), inner
+
+
 class TestByOrder:
     def test_a_model_of_parameters_only(self) -> None:
         [found] = pair(MODEL, optimizer([[W, B, (2, 4)]]))
@@ -139,6 +145,37 @@ class TestByOrder:
 
         assert found.matches[-1] == ("9", None)
         assert found.how == "order"
+
+
+class TestWrapperSubclasses:
+    def test_a_wrapper_is_one_parameter(self) -> None:
+        model = [one for member in MODEL for one in wrapped(member)]
+
+        [found] = pair(model, optimizer([[W, B, (2, 4)]]))
+
+        assert (found.how, found.reason) == ("order", "")
+        assert names(found) == ["model.0.weight", "model.0.bias", "model.1.weight"]
+
+    def test_no_wrapper_is_the_place_of_a_state_twice(self) -> None:
+        shapes = {"model.0.weight": (3, 4), "model.0.bias": (3,), "model.1.weight": (5, 3), "model.1.bias": (5,)}
+        plain = [tensor(name, shape) for name, shape in shapes.items()]
+        model = [one for member in plain for one in wrapped(member)]
+        swapped = optimizer([[(5, 3), (3,), (3, 4), (5,)]])
+
+        assert [found.how for found in pair(model, swapped)] == [found.how for found in pair(plain, swapped)]
+        assert [found.how for found in pair(model, swapped)] == ["permuted"]
+
+    def test_the_parameters_of_a_loss_may_be_wrappers(self) -> None:
+        loss = wrapped(tensor("criterion.weight", (3, 2), "criterion"))
+
+        [found] = pair([*MODEL, *loss], optimizer([[W, B, (2, 4), (3, 2)]]))
+
+        assert (found.how, names(found)[-1]) == ("order", "criterion.weight")
+
+    def test_a_wrapper_at_the_root_is_one_parameter(self) -> None:
+        [found] = pair((*wrapped(tensor("", W))[:1], tensor("_local_tensor", W)), optimizer([[W]]), roots=("x",))
+
+        assert (found.how, names(found)) == ("order", [""])
 
 
 class TestSeveralModels:
@@ -300,6 +337,18 @@ class TestWithoutAMatch:
         assert pair([], optimizer([[W]]))[0].reason == "the file holds no model tensors"
         assert pair(MODEL, optimizer([]))[0].reason == "the groups list no parameters"
         assert pair(MODEL) == ()
+
+
+class TestGroupsInAnotherOrder:
+    def test_state_of_unknown_shape_does_not_make_the_place_certain(self) -> None:
+        """GaLore lists the matrices first, and keeps moments of other shapes for them."""
+        model = [*MODEL, tensor("model.1.bias", (2,))]
+
+        [found] = pair(model, optimizer([[None, None], [B, (2,)]]))
+        [parted] = pair(model, optimizer([[None, None], [(9,), (2,)]]))
+
+        assert (found.how, found.is_certain) == ("none", False)
+        assert (parted.how, parted.is_certain) == ("position", True)
 
 
 class TestShapesOfState:

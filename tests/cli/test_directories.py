@@ -14,6 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from older_torch import IN_ONE_PROCESS
 
+import ckptmove
+from ckptmove.errors import DamagedArchive, NothingReadable
+
 
 @pytest.fixture
 def run(bench):
@@ -268,6 +271,14 @@ def cut(path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def swollen(path) -> None:
+    """Make its pickle one of more operations than the limits allow."""
+    with zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, b"\x80\x02" + b"K\x010" * 20_000_000 + b"K\x01.")
+
+
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> None:
     cut(run / "epoch_1.pth")
     (run / "last.ckpt").write_bytes(b"")
@@ -290,22 +301,43 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> N
 
 
 def test_a_file_over_a_limit_does_not_hide_the_others(ask, run) -> None:
-    with zipfile.ZipFile(run / "epoch_1.pth") as archive:
-        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-    with zipfile.ZipFile(run / "epoch_1.pth", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, b"\x80\x02" + b"K\x010" * 20_000_000 + b"K\x01.")
+    swollen(run / "epoch_1.pth")
     document = ask("inspect", "run")
     assert document["exit_code"] == 4
     assert [error["path"] for error in document["errors"]] == ["run/epoch_1.pth"]
     assert [file["path"] for file in document["checkpoints"][0]["files"]] == ["epoch_2.pth"]
 
 
-def test_where_no_file_can_be_read_the_first_error_is_the_answer(ask, run) -> None:
+def test_where_no_file_can_be_read_each_has_its_error(ask, say, run) -> None:
     for path in run.glob("*.pth"):
         cut(path)
     document = ask("inspect", "run")
     assert (document["exit_code"], document["checkpoints"]) == (3, [])
-    assert [error["path"] for error in document["errors"]] == ["run/epoch_1.pth"]
+    assert [error["path"] for error in document["errors"]] == ["run/epoch_1.pth", "run/epoch_2.pth"]
+    assert document["error"] == document["errors"][0]
+    with pytest.raises(NothingReadable) as caught:
+        ckptmove.inspect(run, keep_going=True)
+    assert [type(error) for error in caught.value.errors] == [DamagedArchive] * 2
+    with pytest.raises(DamagedArchive):
+        ckptmove.inspect(run)
+    assert say("inspect", "run", "run.pth", "-q").out.splitlines()[0] == "run: unreadable"
+
+
+def test_where_the_only_file_cannot_be_read_its_error_is_the_answer(ask, run) -> None:
+    (run / "epoch_2.pth").unlink()
+    cut(run / "epoch_1.pth")
+    assert [error["path"] for error in ask("inspect", "run")["errors"]] == ["run/epoch_1.pth"]
+    with pytest.raises(DamagedArchive):
+        ckptmove.inspect(run, keep_going=True)
+
+
+def test_the_gravest_of_several_errors_is_the_exit_code(ask, say, run) -> None:
+    cut(run / "epoch_1.pth")
+    swollen(run / "epoch_2.pth")
+    document = ask("inspect", "run")
+    assert [error["exit_code"] for error in document["errors"]] == [3, 4]
+    assert document["exit_code"] == 4
+    assert say("inspect", "run", "run.pth", "-q").out.splitlines()[0] == "run: refused"
 
 
 def test_of_several_paths_each_gives_what_can_be_read(ask, run) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.checkpoint.pairing import pair_all
 
 distributed = pytest.importorskip("torch.distributed.tensor")
 if not hasattr(distributed, "distribute_tensor") or not torch.distributed.is_available():
@@ -78,6 +79,13 @@ def meshes(path):
 
 def ranks(path):
     return [one for one in ckptmove.inspect(path).inventory.tensors if one.name.endswith(("._rank_map", ".mesh"))]
+
+
+def test_each_dtensor_is_one_parameter(folder):
+    [pairing] = pair_all(ckptmove.inspect(folder / "whole.pth").inventory)
+
+    assert (pairing.how, pairing.reason) == ("order", "")
+    assert [one.name for _, one in pairing.matches] == ["model.a.weight", "model.b.weight", "model.c.weight"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -58,6 +58,11 @@ class Make:
         }  # fmt: skip
         return TensorRecord(name=name, **{**facts, **changes})
 
+    def wrapped(self, held: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
+        """A wrapper subclass (a DTensor) in place of a tensor, and the tensor inside it."""
+        inner = held._replace(name=f"{held.name}._local_tensor")
+        return held._replace(kind="wrapper-subclass", storage=None, nbytes=0), inner
+
     def storage(self, key: str, nbytes: int, device: str = "cuda:0") -> StorageRef:
         return StorageRef(key, device, "float32", nbytes // 4, nbytes, (), ())
 

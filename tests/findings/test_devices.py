@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.model import Mention, Severity
+from ckptmove.model import Mention, Severity, StateEntry
 
 
 def codes(findings) -> list[str]:
@@ -63,6 +63,35 @@ class TestDevices:
         optimizer = make.optimizer([(4,), (4,)], device="mps:0")
 
         assert make.findings(make.inventory(model, [optimizer])) == ()
+
+    def test_a_wrapper_and_the_tensor_inside_it_count_once(self, make) -> None:
+        first, second = make.wrapped(make.tensor("model.a")), make.wrapped(make.tensor("model.b", device="cpu"))
+
+        [finding] = make.findings(make.inventory((*first, *second, make.tensor("model.c"))), "D101")
+
+        assert finding.where == ("model.b",)
+        assert "3 tensors" in finding.message
+        assert "cuda:0 (2), cpu (1)" in finding.message
+
+    @pytest.mark.parametrize("outer", ["cuda:0", "meta"])
+    def test_the_tensor_inside_a_wrapper_counts_where_the_wrapper_says_otherwise(self, make, outer) -> None:
+        wrapper, inner = make.wrapped(make.tensor("model.a", device="cpu"))
+        inventory = make.inventory((make.replace(wrapper, device=outer), inner, make.tensor("model.c", (8,))))
+
+        [finding] = make.findings(inventory, "D101")
+
+        assert finding.where == ("model.a._local_tensor",)
+
+    def test_a_moment_that_is_a_wrapper_counts_once(self, make) -> None:
+        outer, inner = make.wrapped(make.tensor("optimizer.state.0.exp_avg", role="optimizer", device="cpu"))
+        optimizer = make.optimizer([(4,)])
+        pairs = (("exp_avg", outer), ("exp_avg._local_tensor", inner))
+        optimizer = optimizer._replace(state=(StateEntry("0", pairs, ()),))
+
+        [finding] = make.findings(make.inventory([make.tensor("model.w")], [optimizer]), "D102")
+
+        assert finding.where == ("optimizer.state.0.exp_avg",)
+        assert finding.message.startswith("1 of 1")
 
     def test_more_devices_make_room(self, make) -> None:
         inventory = make.inventory(make.model(device="cuda:3"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ckptmove.model import StateEntry
+
 
 def codes(findings) -> list[str]:
     return [finding.code for finding in findings]
@@ -113,3 +115,27 @@ class TestOptimizers:
 
         assert make.findings(make.inventory((*make.model(), *others), [make.optimizer([None] * 7)])) == ()
         assert codes(make.findings(make.inventory((*make.model(), *others), [make.optimizer([None] * 8)]))) == ["O206"]
+
+    @pytest.mark.parametrize("count", [4, 8])
+    def test_a_wrapper_is_one_candidate(self, make, count) -> None:
+        optimizer = make.optimizer([(4,)] * count)
+        plain = [make.tensor(f"model.{place}") for place in range(4)]
+        wrapped = [part for one in plain for part in make.wrapped(one)]
+
+        expected = [(one.code, one.message) for one in make.findings(make.inventory(plain, [optimizer]))]
+        found = [(one.code, one.message) for one in make.findings(make.inventory(wrapped, [optimizer]))]
+
+        assert found == expected
+        assert [code for code, _ in found] == (["O206"] if count == 8 else [])
+
+    def test_a_moment_that_is_a_wrapper_has_one_shape(self, make) -> None:
+        moment = make.tensor("optimizer.state.0.exp_avg", role="optimizer")
+        outer, inner = make.wrapped(moment)
+        pairs = (("exp_avg", outer), ("exp_avg._local_tensor", make.replace(inner, shape=(2,))))
+        optimizer = make.optimizer([(4,)])
+        optimizer = optimizer._replace(state=(StateEntry("0", pairs, ()),))
+
+        found = make.findings(make.inventory([make.tensor("model.w", (5,))], [optimizer]), "O204")
+
+        assert [one.where for one in found] == [("optimizer.state.0.exp_avg",)]
+        assert make.findings(make.inventory([make.tensor("model.w")], [optimizer]), "O204") == ()

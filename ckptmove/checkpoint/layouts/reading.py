@@ -18,7 +18,7 @@ from ckptmove.checkpoint.layouts.listing import list_directory
 from ckptmove.checkpoint.layouts.merge import as_part, merge
 from ckptmove.checkpoint.layouts.trainers import is_spoiled
 from ckptmove.checkpoint.opening import no_devices, survey
-from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
+from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, NothingReadable, UnreadableInput
 from ckptmove.io.recovery import recover_listed
 
 if TYPE_CHECKING:
@@ -86,13 +86,14 @@ def read_directory(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         objects: whether a distributed checkpoint is read with what is no tensor in it.
-        keep_going: whether files that cannot be read are left out; the error of one is raised where all of them are.
+        keep_going: whether files that cannot be read are left out; where nothing else is there, that is an error.
         progress: told of bytes checked and bytes in all.
         visit: shown each checkpoint of one file, by its path in the directory, while it is open.
         visit_distributed: shown each distributed one, of which no file is open any more.
 
     Raises:
         UnreadableInput: there is no checkpoint in it, or one that cannot be read or is damaged.
+        NothingReadable: there are several, and none can be read: with ``keep_going``.
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_recovered(path, limits)
@@ -177,7 +178,8 @@ def read_listing(
             with reader.tolerating():
                 reader.read(file)
     if not reader.parts and reader.unreadable:
-        raise reader.unreadable[0]
+        first, *more = reader.unreadable
+        raise NothingReadable(listing.path, (first, *more)) if more else first
     if not reader.parts:
         inner = "".join(fact.record for fact in reader.inner[:1])
         is_cut = any(fact.kind == "missing-end" for fact in standing_facts(listing))
@@ -195,10 +197,11 @@ def read_listing(
         contents |= {"counter"}
     layout = layout_of(listing, records)
     facts = (*inventory.facts, *reader.facts, *reader.inner, *standing_facts(listing))
+    inventory = replace(inventory, is_incomplete=bool(reader.unreadable), form=listing.form)
     return Directory(
         listing,
         tuple(reader.parts),
-        replace(inventory, layout=layout, contents=contents, facts=facts, form=listing.form),
+        replace(inventory, layout=layout, contents=contents, facts=facts),
         (OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *reader.lines) if outline else (),
         tuple(reader.without_checksums),
         tuple(reader.unreadable),
