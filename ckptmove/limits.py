@@ -26,6 +26,8 @@ _PERSISTENT_COST: Final = 48
 _MEMORY_PER_BYTE: Final = 16
 _MEMORY_PER_STORAGE: Final = 2200
 _MOST_MEMORY_PER_BYTE: Final = 64
+#: How an error names the limit ``tree_bytes``, the one that large lists of plain values can meet in a real checkpoint.
+TREE_MEMORY: Final = "the memory of a pickle in bytes"
 #: What a deflated record may inflate to, whatever it says: 64 MiB, and a hundred times what it takes in the archive. A
 #: storage may have more, where its tensors need it.
 _INFLATED_BYTES: Final = 1 << 26
@@ -51,7 +53,7 @@ class Limits(NamedTuple):
     depth: int = 10_000
     string_bytes: int = 2**30
     pickle_bytes: int = 2**33
-    tree_bytes: int = 2**28
+    tree_bytes: int = 2**30
     records: int = 20_000_000
     visits: int = 50_000_000
     entries: int = 200_000

@@ -147,6 +147,7 @@ class ConvertResult(OneLine):
         seconds: wall time.
         notes: what the user should know besides: an archive saved without CRCs, for example.
         unmatched: what was asked for and met nothing.
+        is_refused: whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle.
     """
 
     container: ContainerName
@@ -157,6 +158,7 @@ class ConvertResult(OneLine):
     notes: tuple[str, ...] = field(default=())
     in_place: bool = False
     unmatched: tuple[Unmatched, ...] = ()
+    is_refused: bool = False
 
     def __str__(self) -> str:
         """What came of it, in one line."""

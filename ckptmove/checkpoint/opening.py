@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from traceback import clear_frames
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
-from ckptmove.errors import CkptMoveError, DamagedArchive, DistributedFile
+from ckptmove.errors import CkptMoveError, DamagedArchive, DistributedFile, OutOfMemory
 from ckptmove.formats.opening import open_container
 from ckptmove.io.counted import CountedSource
 from ckptmove.io.recovery import recover
@@ -137,12 +138,19 @@ def survey(
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Give an error that does not know its file the path of the file at hand."""
+    """Give an error that does not know its file the path of the file at hand, and running out of memory too.
+
+    Raises:
+        OutOfMemory: there is not enough memory for what the file asks for.
+    """
     try:
         yield
     except CkptMoveError as error:
         error.path = error.path or path
         raise
+    except MemoryError as error:
+        clear_frames(error.__traceback__)  # the frames hold what filled the memory
+        raise OutOfMemory(path) from None
 
 
 def no_devices(inventory: Inventory) -> str:

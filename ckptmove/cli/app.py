@@ -140,6 +140,7 @@ def convert(
         rewrite_strings=rewrite_strings,
         check=not no_check,
         strict=strict or config.strict,
+        strict_from="" if strict or config.path is None else config.path,
         limits=limits,
     )
     raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))

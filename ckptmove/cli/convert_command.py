@@ -44,6 +44,7 @@ class ConvertOptions(NamedTuple):
         rewrite_strings: whether device strings in configs follow their tensors.
         check: whether the bytes that are copied are compared with their CRCs.
         strict: whether nothing is written where an option met nothing.
+        strict_from: the path of the configuration that says so; empty where it was typed.
         limits: what a file may ask for.
     """
 
@@ -58,6 +59,7 @@ class ConvertOptions(NamedTuple):
     rewrite_strings: bool
     check: bool
     strict: bool
+    strict_from: str
     limits: Limits
 
 
@@ -138,7 +140,8 @@ def _tell(path: str, result: ConvertResult, out: Output, options: ConvertOptions
         # Mistyped, as a rule: --quiet does not hide what was not done.
         say(f"{'error' if code else 'warning'}: {sentence(str(one))}")
     if code and out.format is not Format.GITHUB:
-        say("hint: with --strict nothing was written: correct the option, or leave out --strict")
+        lifted = f"set strict = false in {options.strict_from}" if options.strict_from else "leave out --strict"
+        say(f"hint: nothing was written, as the run is strict: correct the option, or {sentence(lifted)}")
     if out.format is Format.JSON:
         from ckptmove.cli.render.document import convert_document  # noqa: PLC0415  # each format pays for itself alone
 
@@ -162,7 +165,11 @@ def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
     # Others hold no optimizer, or torch.load reads none.
     if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):
         # It would take the RNG states and the step counters along again, which is what was mended.
-        say(f"load it without map_location: {sentence(f'torch.load({output!r}, weights_only=True)')}")
+        if result.is_refused:
+            inspect = command_line(["ckptmove", "inspect", output])
+            say(f"load it without map_location, and only as the fix of S701 says: {inspect}")
+        else:
+            say(f"load it without map_location: {sentence(f'torch.load({output!r}, weights_only=True)')}")
     unmatched = {(one.option, one.glob) for one in result.unmatched}
     kept = [glob for glob in request.keep if ("keep", glob) not in unmatched]
     options = [word for glob in kept for word in ("--keep", glob)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove import errors
 from ckptmove.cli.meant import beside, link_target
 from ckptmove.io import changes
+from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
 
 if TYPE_CHECKING:
@@ -292,11 +293,13 @@ def _(error: errors.BeingConverted) -> str:
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     factor = next((one for one in _FACTORS if one * error.limit >= error.actual), None)
-    if error.is_fixed or factor is None:
-        return "no checkpoint of a real run comes near that limit, and no --limit-factor lifts it so far"
     # Who counts operations stops at the first too many.
-    typed = f"--limit-factor {factor} (times one that was given), or more"
-    return f"no checkpoint of a real run comes near that limit; if you trust the file all the same: {typed}"
+    typed = f"if you trust the file: --limit-factor {factor} (times one that was given), or more"
+    if error.is_fixed or factor is None:
+        typed = "no --limit-factor lifts it so far"
+    if error.resource == TREE_MEMORY:
+        return f"lists and dicts of millions of plain values reach that limit: save them as tensors; {typed}"
+    return f"no checkpoint of a real run comes near that limit; {typed}"
 
 
 @hint_for.register(errors.OutOfMemory)

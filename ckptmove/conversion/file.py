@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.opening import naming, no_devices, open_checkpoint
-from ckptmove.conversion.notes import conversion_notes, overflow_note, unmatched_options
+from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import DamagedArchive, OutputExists, OutputIsFolder, OutputIsSource, OutputSuffix
 from ckptmove.io.leftovers import clear_leftovers
@@ -114,6 +114,7 @@ class Conversion:
         self._container = inventory.container
         self.plan = plan_move(inventory, request.move)
         self.notes = [*conversion_notes(inventory, self.plan)]
+        self._is_refused = is_refused(inventory)
         self._unmatched = tuple(unmatched_options(inventory, request.move))
         self.overflowed: list[int] = []
         reason = no_devices() if self.plan.is_empty else ""
@@ -143,6 +144,7 @@ class Conversion:
             seconds=time.perf_counter() - self._request.began,
             notes=(*self.notes, *overflow),
             unmatched=self._unmatched,
+            is_refused=self._is_refused,
         )
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.opening import naming, no_devices, open_checkpoint
-from ckptmove.conversion.notes import conversion_notes, unmatched_options
+from ckptmove.conversion.notes import conversion_notes, is_refused, unmatched_options
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import ArchiveOfFiles, InPlaceImpossible, NothingToUndo
 from ckptmove.formats.opening import open_container
@@ -52,6 +52,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
             notes = [recovered, *conversion_notes(checkpoint.inventory, plan), reason]
             unmatched = tuple(unmatched_options(checkpoint.inventory, request.move))
             patch = None if plan.is_empty and not plan.inflates else _patch(checkpoint, plan, path)
+            refused = is_refused(checkpoint.inventory)
             size = checkpoint.container.source.size
         if patch is not None:
             notes += _other_names(path)
@@ -67,6 +68,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
         notes=tuple(note for note in notes if note),
         in_place=True,
         unmatched=unmatched,
+        is_refused=refused,
     )
 
 

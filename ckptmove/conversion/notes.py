@@ -59,6 +59,11 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     yield from _flaws(inventory)
 
 
+def is_refused(inventory: Inventory) -> bool:
+    """Whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle."""
+    return bool(inventory.foreign_opcodes) or not all(use.weights_only for use in inventory.globals)
+
+
 def overflow_note(values: int) -> str:
     """What is said of values that were too large for the dtype that they were cast to."""
     verb = "was" if values == 1 else "were"
@@ -127,9 +132,7 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     if dangerous:
         names = _some(dangerous)
         yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
-    elif inventory.container in OF_TORCH_SAVE and (
-        inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals)
-    ):
+    elif inventory.container in OF_TORCH_SAVE and is_refused(inventory):
         allowed = f"ckptmove inspect {quoted(inventory.path)} says what allows it"
         yield Command(f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}")
     lost = [fact for fact in inventory.facts if fact.kind in LACKING]

@@ -113,6 +113,8 @@ MESH_TYPE: Final = FollowRule("mesh-type", "a DeviceMesh names the device type o
 #: Lists in which a scheduler keeps a learning rate for each group (``LRScheduler.__init__`` and ``step``). They hold
 #: clones of ``initial_lr`` and ``lr``: tensors where those are tensors, and on the same device.
 _RATES: Final = frozenset({"base_lrs", "_last_lr"})
+#: What the paths of a group's options go through, in a ``state_dict`` and in an optimizer pickled as an object.
+_OPTIONS: Final = (".param_groups.", ".defaults.")
 _SCALAR_SHAPES: Final = frozenset({(), (1,)})
 
 
@@ -293,11 +295,15 @@ def _first_moment(entry: StateEntry, scalar_keys: Iterable[str]) -> TensorRecord
 
 
 def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFacts]]) -> frozenset[str]:
-    """The names of the tensors in ``param_groups``, and of a scheduler's rates, that stay on the CPU.
+    """The names of the tensors in ``param_groups``, and of their copies, that stay on the CPU.
 
-    One that shares its storage with a tensor of another kind (a model that learns its ``lr``) goes where that goes.
+    A scheduler copies the rates. An optimizer pickled as an object has ``defaults``, which share their tensors with the
+    groups. An option that shares its storage with a tensor of another kind (a model that learns its ``lr``) goes where
+    that goes.
     """
-    groups = {where: facts for own in optimizers for where, facts in own.items()}
+    groups = {where: (facts,) for own in optimizers for where, facts in own.items()}
+    for optimizer, own in zip(inventory.optimizers, optimizers, strict=True):
+        groups[f"{optimizer.where}.defaults".removeprefix(".")] = (*own.values(),)
     numbered: dict[str, list[_GroupFacts]] = {}
     for own in optimizers:
         for place, facts in enumerate(own.values()):
@@ -308,9 +314,8 @@ def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFact
         if split(record.device)[0] != "cpu" or record.storage is None:
             continue
         path, _, number = record.name.rpartition(".")
-        if ".param_groups." in f".{record.name}":
-            owner = _group_of(record.name, groups)
-            is_staying = owner is not None and owner.keeps(record)
+        if any(part in f".{record.name}" for part in _OPTIONS):
+            is_staying = any(one.keeps(record) for one in _groups_of(record.name, groups))
         else:
             is_rate = record.role == "scheduler" and path.rpartition(".")[2] in _RATES
             owners = numbered.get(number, [unknown])
@@ -323,12 +328,12 @@ def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFact
     return frozenset(one.name for one in inventory.tensors if one.name in stay and one.storage not in shared)
 
 
-def _group_of(name: str, groups: Mapping[str, _GroupFacts]) -> _GroupFacts | None:
-    """The group that a tensor is an option of; None for the parameters that a pickled optimizer lists there."""
+def _groups_of(name: str, groups: Mapping[str, tuple[_GroupFacts, ...]]) -> tuple[_GroupFacts, ...]:
+    """The groups that a tensor is an option of; none for the parameters that a pickled optimizer lists there."""
     path, key = name, ""
     while path and path not in groups:
         path, _, key = path.rpartition(".")
-    return groups.get(path) if key != "params" else None
+    return groups.get(path, ()) if key != "params" else ()
 
 
 def _scalars(entry: StateEntry, keys: Iterable[str]) -> Iterator[TensorRecord]:

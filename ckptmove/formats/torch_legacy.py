@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.contract import Container
 from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
+from ckptmove.io.part import PartSource
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
+from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import MADE, List, Tuple
 from ckptmove.torch_facts.weights_only import dangerous
 
@@ -72,6 +74,7 @@ class TorchLegacy(Container):
             raise self._with_names(error) from error
         self._pickle_span = Span(begin, self._position)
         self._keys = self._read_keys()
+        self._machine: Machine | None = None
         self._spans: dict[str, Span] = {}
         self._cut_off: list[str] = []
         self._window = b""
@@ -93,10 +96,13 @@ class TorchLegacy(Container):
         except DamagedPickle as error:
             raise self._with_names(error) from error
         machine.note_names(self.around)
+        self._machine = machine
         return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Find the bytes of the storages: each begins where the one before it ends.
+
+        The machine of :meth:`read` gets the names in the pickles that follow the last storage, too.
 
         Args:
             storages: every storage that the object pickle names: one that it does not name could not even be passed
@@ -108,6 +114,16 @@ class TorchLegacy(Container):
         Raises:
             DamagedArchive: the pickle, the list of keys and the counts before the storages disagree.
         """
+        facts, end = self._locate(storages)
+        rest = self.source.size - end
+        if rest > 0:
+            facts.append(ArchiveFact("orphan-record", "what follows the last storage", rest))
+            if self._machine is not None:
+                self._note_rest(self._machine, end)
+        return tuple(facts)
+
+    def _locate(self, storages: Sequence[StorageRef]) -> tuple[list[ArchiveFact], int]:
+        """What is amiss with the bytes of the storages, and where the last one ends."""
         facts: list[ArchiveFact] = []
         rest = {storage.key: storage for storage in storages}
         position, size = self._position, self.source.size
@@ -125,9 +141,30 @@ class TorchLegacy(Container):
                 facts.append(ArchiveFact("past-end", key, min(position - size, storage.nbytes)))
         self._cut_off = [fact.record for fact in facts]
         facts += [ArchiveFact("missing-storage", key, storage.nbytes) for key, storage in rest.items()]
-        if position < size:
-            facts.append(ArchiveFact("orphan-record", "what follows the last storage", size - position))
-        return tuple(facts)
+        return facts, position
+
+    def _note_rest(self, machine: Machine, position: int) -> None:
+        """Note the names in the streams and pickles that follow: the next ``torch.load`` of an open file runs them.
+
+        What follows may be anything: the names before the first damage count.
+
+        Args:
+            machine: gets the names.
+            position: where the first of them begins.
+
+        Raises:
+            LimitExceeded: one of them asks for more than the limits allow.
+        """
+        try:
+            while position < self.source.size:
+                rest = PartSource(self.source, Span(position, self.source.size))
+                data = read_pickle(rest, 0, self.limits)
+                first = interpret(data, self.limits)
+                machine.note_names(first)
+                is_stream = first.root == _MAGIC or isinstance(first.root, MADE)
+                position += (_stream_bytes(rest, machine, self.limits) if is_stream else None) or len(data)
+        except DamagedPickle as error:
+            _note_runs(machine, error)
 
     def storage_span(self, key: str) -> Span | None:
         """Where a storage's bytes lie in the source; None where they are not all there, or :meth:`locate` never was."""
@@ -204,3 +241,23 @@ class TorchLegacy(Container):
         """The same error, with what the pickles before the damaged one name."""
         runs = (*dangerous(self.around.globals), *error.runs)
         return DamagedPickle(error.detail, offset=error.offset, runs=runs)
+
+
+def _stream_bytes(source: ByteSource, machine: Machine, limits: Limits) -> int | None:
+    """The length of the stream that a source begins with, whose names a machine gets; None where it is damaged."""
+    try:
+        stream = TorchLegacy(source, limits)
+        inner = stream.read()
+        machine.note_names(inner)
+        reader = TensorReader()
+        reader.gather(inner.persistents)
+        return stream._locate(reader.storages())[1]  # noqa: SLF001  # its own class
+    except (DamagedArchive, DamagedPickle) as error:
+        _note_runs(machine, error)
+        return None
+
+
+def _note_runs(machine: Machine, error: DamagedArchive | DamagedPickle) -> None:
+    """Note the dangerous names that come before some damage."""
+    for name in error.runs:
+        machine.globals.setdefault(name, 0)

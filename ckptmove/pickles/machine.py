@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
+from ckptmove.limits import TREE_MEMORY
 from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
@@ -82,7 +83,7 @@ def _weigh(machine: Machine, position: int, operations: int, before: int) -> Non
     counts = machine.containers, machine.counted, machine.storages
     machine.excess = before + limits.tree_excess(nbytes, operations, *counts)
     if machine.excess > limits.tree_bytes:
-        raise LimitExceeded("the memory of a pickle in bytes", limit=limits.tree_bytes, actual=machine.excess)
+        raise LimitExceeded(TREE_MEMORY, limit=limits.tree_bytes, actual=machine.excess)
 
 
 def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:

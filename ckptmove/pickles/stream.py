@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
 
 #: Bytes that are read at first; then as many again as there are, until the pickle ends.
-_FIRST_BYTES: Final = 1 << 16
+_FIRST_BYTES: Final = 1 << 12
 #: Length of an operation by its opcode; 0 where it has to be looked at.
 _LENGTHS: Final = [1 + SHAPE_OF[code] if code != STOP and SHAPE_OF.get(code, -1) >= 0 else 0 for code in range(256)]
 

@@ -12,6 +12,7 @@ import pytest
 from ckptmove import api, errors
 from ckptmove.cli.outcome import failure_of, retyped
 from ckptmove.io import changes
+from ckptmove.limits import TREE_MEMORY
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -237,6 +238,8 @@ ERRORS = {
     errors.LimitExceeded("a", limit=3, actual=97): (4, "--limit-factor 100 "),
     errors.LimitExceeded("a", limit=1, actual=2000): (4, "no --limit-factor lifts it"),
     errors.LimitExceeded("a", limit=1, actual=2, is_fixed=True): (4, "no --limit-factor lifts it"),
+    errors.LimitExceeded(TREE_MEMORY, limit=1, actual=2): (4, "as tensors; if you trust the file: --limit-factor 10 "),
+    errors.LimitExceeded(TREE_MEMORY, limit=1, actual=2000): (4, "as tensors; no --limit-factor lifts it"),
     errors.OutOfMemory("a"): (4, "ulimit -v"),
     errors.UnsupportedDtype("mps", (("a", "float64"),)): (4, "--cast"),
     errors.UncastableDtype("mps", (("a b", "float64"),), "no"): (4, "--keep 'a b'"),

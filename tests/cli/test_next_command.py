@@ -95,6 +95,21 @@ def test_a_converted_file_says_how_it_is_loaded_and_verified(say, words, expecte
     assert [line.removeprefix("next: ckptmove ") for line in lines] == expected
 
 
+class Settings:
+    """A class that torch.load(weights_only=True) refuses."""
+
+
+@pytest.mark.parametrize(("words", "new"), [((), "own.cuda0.pth"), (("--in-place",), "own.pth")])
+def test_a_file_that_weights_only_refuses_is_not_said_to_load_so(say, bench, words, new):
+    torch = pytest.importorskip("torch")
+    tree = {"model": {"weight": torch.ones(3)}, "settings": Settings()}
+    torch.save(tree, bench / "own.pth")
+    said = say("convert", "own.pth", "--to", "cuda:0", *words).err.splitlines()
+    assert f"load it without map_location, and only as the fix of S701 says: ckptmove inspect {new}" in said
+    assert not any("weights_only=True" in line for line in said)
+    assert "S701" in say("inspect", new).out
+
+
 @pytest.mark.parametrize("more", [(), ("--quiet",), ("--json",), ("--in-place",), ("--dry-run", "--quiet")])
 def test_an_option_that_meets_nothing_is_a_warning_and_not_repeated(say, more):
     said = say(

@@ -53,7 +53,7 @@ def test_names_are_exact_and_findings_printable(asked) -> None:
         assert (one["message"] + one["fix"]).isprintable()
 
 
-@pytest.mark.parametrize("words", [["inspect"], ["convert", "--to", "cuda:0"], ["verify"], ["inspect", "-q"]])
+@pytest.mark.parametrize("words", [["inspect"], ["convert", "--to", "cuda:0"], ["verify"], ["inspect", "-q"], ["diff", "run.pth"]])
 def test_a_lack_of_memory_is_refused(asked, monkeypatch, words) -> None:
     def fail(*_args, **_options):
         raise MemoryError
@@ -62,6 +62,7 @@ def test_a_lack_of_memory_is_refused(asked, monkeypatch, words) -> None:
     code, document = asked(archive(), *words)
     assert code == document["exit_code"] == 4
     assert document["error"]["kind"] == "out-of-memory"
+    assert document["error"]["path"]
     assert document["error"]["hint"]
 
 

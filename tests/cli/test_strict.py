@@ -114,7 +114,12 @@ def test_convert_writes_nothing_where_an_option_met_nothing(say, ask, bench, mor
 
 def test_convert_that_meets_everything_is_made(say, bench):
     (bench / "pyproject.toml").write_text("[tool.ckptmove]\nstrict = true\n")
-    assert say(*UNTIED).code == 1
+    configured, typed = say(*UNTIED), say(*UNTIED, "--strict")
+    assert configured.code == typed.code == 1
+    assert "set strict = false in /" in configured.err
+    assert "--strict" not in configured.err
+    assert "leave out --strict" in typed.err
+    assert "pyproject" not in typed.err
     assert say("convert", "run.pth", "--to", "cpu", "--keep", "model.*").code == 0
     assert (bench / "run.cpu.pth").exists()
     assert say("convert", "run.pth", "--to", "cpu", "--in-place").code == 0

@@ -83,6 +83,37 @@ def test_one_that_map_location_took_along_goes_where_there_is_a_device(target, h
     assert devices_of(moved) == dict.fromkeys(RATES, home)
 
 
+def with_objects(*, fused=False):
+    """A model, its optimizer and its scheduler: ``defaults`` of the optimizer has the tensor of its groups."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3), fused=fused)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.defaults["lr"] is optimizer.param_groups[0]["lr"]
+    return model, optimizer, scheduler
+
+
+@pytest.mark.parametrize("what", ["optimizer", "scheduler", "the optimizer alone"])
+@pytest.mark.parametrize(("fused", "home"), [(False, "cpu"), (True, "cuda:0")])
+def test_the_defaults_of_a_pickled_optimizer_stay_with_its_groups(what, fused, home, tmp_path):
+    model, optimizer, scheduler = with_objects(fused=fused)
+    tree = {
+        "optimizer": {"model": model.state_dict(), "optimizer": optimizer},
+        "scheduler": {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler},
+        "the optimizer alone": optimizer,
+    }[what]
+    torch.save(tree, tmp_path / "run.pth")
+    moved = ckptmove.convert(tmp_path / "run.pth", to="cuda:0", output=tmp_path / "moved.pth").output
+    placed = {one.name: one.device for one in ckptmove.inspect(moved).inventory.tensors}
+    rates = {name: device for name, device in placed.items() if name.endswith("lr")}
+    assert any("defaults" in name for name in rates)
+    assert set(rates.values()) == {home}
+    assert {device for name, device in placed.items() if name.endswith("exp_avg")} == {"cuda:0"}
+    assert ckptmove.inspect(moved, expect="cuda:0").plan.is_empty
+
+
 @on_a_simulated_device
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"betas": (torch.tensor(0.9), torch.tensor(0.99))}], ids=str)
 def test_verify_passes_what_convert_has_written_and_what_a_gpu_has(options, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
 from contextlib import closing, suppress
@@ -132,6 +133,59 @@ def test_bytes_behind_the_last_storage(tmp_path, facts_of):
     assert (finding.code, finding.where) == ("F804", ("what follows the last storage",))
     assert "4 bytes in 1 record" in finding.message
     assert set(torch.load(tmp_path / "x.pth", weights_only=True)) == set(STATE)
+
+
+class Runs:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, kept=None):
+        self.kept = kept
+
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+class Magic:
+    """Becomes torch's magic number when it is unpickled."""
+
+    def __reduce__(self):
+        return int, (str(MAGIC),)
+
+
+def made(stream):
+    """A stream whose magic number a call makes."""
+    return pickle.dumps(Magic(), 2) + stream[stream.index(b".") + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("behind", "is_found"),
+    [
+        (saved(Runs()), True),
+        (saved() + saved({}) + saved({"w": torch.ones(2), "x": Runs()}), True),
+        (saved() + pickle.dumps(3, 2) + pickle.dumps(Runs(), 2), True),
+        (saved(Runs())[:-20], True),
+        (made(saved({"x": Runs()})), True),
+        (saved() + made(saved()) + pickle.dumps(Runs(), 2), True),
+        (pickle.dumps(MAGIC, 2) + pickle.dumps(Runs(), 2), True),
+        (b"\x80\x02cposix\nsystem\n(X\x04\0\0\0truetR", True),
+        (saved() + saved({}), False),
+        (saved()[:-20], False),
+        (pickle.dumps([1, 2], 2), False),
+        (pickle.dumps(MAGIC, 2), False),
+        (bytes(64), False),
+    ],
+)
+def test_names_behind_the_last_storage_are_found(tmp_path, behind, is_found):
+    (tmp_path / "x.pth").write_bytes(saved() + behind)
+    found = ckptmove.api.inspect(str(tmp_path / "x.pth"))
+    assert {one.code for one in found.findings} == ({"S701", "S702", "F804"} if is_found else {"F804"})
+    assert [one.name for one in found.inventory.tensors] == list(STATE)
+
+
+def test_torch_loads_one_stream_after_another(tmp_path):
+    (tmp_path / "x.pth").write_bytes(saved() + saved({"x": torch.ones(3)}))
+    with (tmp_path / "x.pth").open("rb") as file:
+        assert [set(torch.load(file, weights_only=True)) for _ in range(2)] == [set(STATE), {"x"}]
 
 
 @pytest.mark.parametrize("count", [0, 49, 51, -1, 2**40, 2**63 - 1, -(2**63)])

@@ -44,6 +44,7 @@ REFUSED = {
     "encrypted before the data": lambda a: first(a, local={"flags": 1}),
     "another length before the data": lambda a: first(a, local={"size": 3}),
     "another stored length before the data": lambda a: first(a, local={"stored": 3}),
+    "another CRC before the data": lambda a: first(a, local={"crc": 0xDEADBEEF}),
     "two entries for one record": lambda a: [*a.records(), a.Record(b"a/data/1", b"", central={"offset": 0})],
     "a directory in the comment": lambda a: (a.records(), {"comment": a.end(0, 0, 0)}),
 }  # fmt: skip
@@ -70,6 +71,12 @@ def test_a_header_that_contradicts_the_directory_about_a_storage_is_seen(archive
         ckptmove.inspect(path, check=True)
     with pytest.raises(DamagedArchive, match="contradicts the directory"):
         ckptmove.convert(path, to="cuda:0", output=str(tmp_path / "out.pt"))
+
+
+@pytest.mark.parametrize(("local", "central"), [({"crc": 0}, {}), ({}, {"crc": 0})])
+def test_a_crc_that_one_side_leaves_out_is_no_contradiction(archives, file_of, local, central) -> None:
+    path = file_of(archives.build(*first(archives, local=local, central=central)))
+    assert ckptmove.inspect(path, check=True).inventory.facts == ()
 
 
 @pytest.mark.parametrize(("numel", "most"), [(4, 40_000), (4096, 60_000)])

@@ -260,6 +260,22 @@ def test_cheap_operations_are_refused(unit) -> None:
     assert caught.value.actual < 2 * limits.tree_bytes
 
 
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda place: place % 3 == 0, 12_000_000),
+        (lambda place: place % 200, 18_000_000),
+        (lambda place: (place % 200, 7), 6_000_000),
+        (lambda _: {}, 2_800_000),
+    ],
+    ids=["bools", "small ints", "pairs", "dicts"],
+)
+def test_large_lists_of_plain_values_are_within_the_limit(make, count) -> None:
+    """A hundredth of each is read: the estimate grows with their number."""
+    data = pickle.dumps([make(place) for place in range(count // 100)], 2)
+    assert interpret(data, Limits()).excess * 100 < Limits().tree_bytes
+
+
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("kind", ["dict", "list", "parameters", "views"])
 def test_tensors_account_for_themselves(protocol, kind) -> None:

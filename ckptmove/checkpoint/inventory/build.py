@@ -47,6 +47,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     except DamagedPickle as error:
         raise DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals)) from error
     storages = walk.reader.storages()
+    located = container.locate(storages)  # which may find names behind the storages
     names, mentions = [*machine.globals], walk.mentions
     origin = find_origin(machine.root, walk.modules, names)
     if container.name == "torchscript":
@@ -69,7 +70,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=tuple(draft.freeze() for draft in walk.optimizers),
         facts=(
-            *container.locate(storages),
+            *located,
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
             *_behind(machine),
         ),

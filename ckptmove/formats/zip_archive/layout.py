@@ -176,9 +176,14 @@ def _offset(record: ZipRecord) -> int:
 
 
 def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
-    """Whether a local header tells of other bytes than the directory, which torch goes by; what it leaves open is 0."""
-    _, _, flags, method, _, _, _, stored, nbytes, _, _ = fields
+    """Whether a local header tells of other bytes than the directory, which torch goes by; what it leaves open is 0.
+
+    A CRC that the directory leaves out is compared with nothing.
+    """
+    _, _, flags, method, _, _, crc, stored, nbytes, _, _ = fields
     if method != record.method or (flags ^ record.flags) & FLAG_ENCRYPTED:
+        return True
+    if record.crc and crc not in {0, record.crc}:
         return True
     return stored not in {0, U32_MAX, record.stored_bytes} or nbytes not in {0, U32_MAX, record.nbytes}
 

@@ -246,8 +246,8 @@ def zipped(tmp_path, name, data, spoil=False):
             archive.writestr(name, data)
     if spoil:
         whole = bytearray(path.read_bytes())
-        entry = whole.rfind(b"PK\x01\x02")
-        whole[entry + 16] ^= 1  # the CRC that the directory holds for the last record
+        for crc in whole.rfind(b"PK\x01\x02") + 16, whole.rfind(b"PK\x03\x04") + 14:
+            whole[crc] ^= 1  # of the last record, in the directory and before its data
         path.write_bytes(whole)
     return path
 
