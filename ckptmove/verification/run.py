@@ -183,7 +183,7 @@ def _verdict(
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed and _is_proven(checks),
+        proven=passed and _is_proven(checks) and (sample is None or sample.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
         sample=sample,

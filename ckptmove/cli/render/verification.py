@@ -101,8 +101,10 @@ def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
     """Why a resume is not proven; ``reasons`` are those of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
     step, case = figures.get("step", {}), figures.get("case", {"proven": True})
-    if case.get("proven") is not True and ("step" in reasons or step.get("proven") is True):
-        return reasons.get("case") or str(case.get("unproven") or "the case does not prove it")
+    if step.get("proven") is True or ("step" in reasons and "case" in figures):
+        if case.get("proven") is not True:
+            return reasons.get("case") or str(case.get("unproven") or "the case does not prove it")
+        return "only a sample was looked at"
     skipped = reasons.get("step") or reasons.get("fresh", "")
     stood_in = "something stood in for what the file does not hold"
     return skipped.partition("; ")[0] or str(step.get("unproven") or stood_in)
