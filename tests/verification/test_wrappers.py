@@ -191,6 +191,27 @@ def test_a_parameter_that_the_step_passes_over_is_not_proven(answers, tmp_path, 
     assert "(model.small)" in evidence["unproven"]
 
 
+def test_parity_compares_with_the_wrappers_of_the_original(answers, tmp_path):
+    tree = trained(torchao.optim.AdamW8bit)
+    original = save(tree, tmp_path, "original.pt")
+    found = answers(original, "cpu", optimizer="torchao.optim:AdamW8bit", against=original)
+    assert (statuses(found), found["step"]["evidence"]["proven"]) == (["passed"] * 3, True)
+    tree["optimizer"]["state"][0]["exp_avg"].codes.random_(1, 255)
+    found = answers(save(tree, tmp_path), "cpu", optimizer="torchao.optim:AdamW8bit", against=original)
+    assert found["parity"]["status"] == "failed"
+    assert found["parity"]["detail"].count("model.big") > 0
+    assert "model.small" not in found["parity"]["detail"]
+
+
+def test_parity_with_wrappers_that_torch_does_not_return_is_not_proven(answers, tmp_path):
+    inside, archive = save(trained(torchao.optim.AdamW8bit), tmp_path, "c.pt"), str(tmp_path / "c.tar")
+    with tarfile.open(archive, "w") as packed:
+        packed.add(inside, "c.pt")
+    found = answers(inside, "cpu", optimizer="torchao.optim:AdamW8bit", against=archive)
+    assert "failed" not in statuses(found), found
+    assert found["step"]["evidence"]["proven"] is False
+
+
 def test_an_update_below_precision_shows_in_what_is_inside(answers, tmp_path):
     path = save(trained(torchao.optim.AdamW8bit, lr=1e-12, weight_decay=0.0), tmp_path)
     found = answers(path, "cpu", optimizer="torchao.optim:AdamW8bit")

@@ -131,7 +131,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
         refusal = f"the other step is refused: {error_text(error)}"
-        if isinstance(error, Refused):
+        if isinstance(error, (Refused, NoWrapper)):
             tally.unlike = refusal
         else:
             tally.apart.add(f"{drafts[0].piece.name}: {refusal}")
