@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptmove import api
 from ckptmove.cli.render.verification import brief_line
 from ckptmove.errors import CkptMoveError
+from ckptmove.model import Severity
 
 if TYPE_CHECKING:
     import os
@@ -52,7 +53,8 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         The verdict, for whoever wants its figures.
 
     Raises:
-        AssertionError: it does not resume; every check that failed is in the message.
+        AssertionError: it does not resume; every check that failed is in the message, and with ``strict`` every
+            warning.
         CkptMoveError: as :func:`ckptmove.api.verify`.
     """
     __tracebackhide__ = True
@@ -72,5 +74,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         raise error.with_traceback(None) from None  # where in here it was seen says nothing to the test
     if result.fails(strict=strict) or (require_proof and not result.proven):
         failed = [f"  {check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
+        warnings = [one for one in result.findings if strict and one.severity is Severity.WARNING]
+        failed += [f"  {one.code}: {one.message}" for one in warnings]
         raise AssertionError("\n".join([brief_line(result, strict=strict), *failed]))
     return result

@@ -174,5 +174,6 @@ def _tell(result: VerifyResult, options: VerifyOptions, out: Output) -> None:
         out.lines([verification.brief_line(result, strict=options.strict)])
     else:
         out.report(verification.verification_lines(out.page, result, verbose=out.verbose, strict=options.strict))
-        if result.passed and not result.proven and options.case is None and _has_state(result):
+        is_whole = result.sample is None or result.sample.is_all
+        if result.passed and not result.proven and options.case is None and is_whole and _has_state(result):
             say("hint: --case FILE.py:FUNC proves it with your own model and optimizer")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import Change
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
+    from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.sampling import Sample
-    from ckptmove.verification.state import StoredTensors
 
 
 class OriginalTensors:
@@ -33,29 +33,33 @@ class OriginalTensors:
         is_cast: whether any of them has another dtype there.
     """
 
-    def __init__(self, found: Counterparts, original: Inventory, stored: StoredTensors) -> None:
+    def __init__(self, found: Counterparts, original: Inventory, source: TensorSource) -> None:
         """Look up the original's tensors.
 
         Args:
             found: tensors of the checkpoint, whose records will be asked for, with those of the original.
             original: the original.
-            stored: its tensors.
+            source: of its tensors, wrapper subclasses too.
         """
         self._optimizers = original.optimizers
         self.is_cast = bool(casts(found))
         self._records = {_key(mine): theirs for mine, theirs in _dense_pairs(found)}
-        self._stored = stored
+        both = ((mine.record, theirs.record) for mine, theirs in found.pairs)
+        self._records |= {_key(mine): theirs for mine, theirs in both if mine.kind == theirs.kind == "wrapper-subclass"}
+        self._source = source
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
         """The original of a record, cast as it was.
 
         Raises:
             LookupError: the original has no such tensor.
+            NoWrapper: the original of a wrapper subclass is not loaded.
         """
         theirs = self._records.get(_key(record))
         if theirs is None:
             raise LookupError(f"the original has no {record.name}")
-        return self._stored.tensor(theirs).to(dtype_of(record.dtype))
+        values = self._source.tensor(theirs)
+        return values if record.kind == "wrapper-subclass" else values.to(dtype_of(record.dtype))
 
     def groups(self, optimizer: OptimizerRecord) -> tuple[ParamGroup, ...]:
         """The groups of an optimizer in the original; none where it has no such one, or other groups.

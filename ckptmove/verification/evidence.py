@@ -94,8 +94,10 @@ class VerifyResult(OneLine):
         target: the device that the step ran for.
         mode: ``real``, ``simulated`` or ``cpu``.
         passed: whether no check failed.
-        proven: whether, besides, every optimizer was stepped on parameters of its own and with options of its own:
-            False where a step was skipped, or something stood in for what the file does not hold.
+        proven: whether, besides, every optimizer was stepped on parameters of its own and with options of its own,
+            and its step used the stored state: False where a step was skipped, something stood in for what the file
+            does not hold, or only a sample was looked at. A case proves it where the step was skipped; where the case
+            itself does not, neither does the step.
         checks: in the order of the contract.
         findings: of the file.
         sample: how much was looked at where only a sample was to be; else None.

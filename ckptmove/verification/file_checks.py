@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.conversion.keep import dragged_along
-from ckptmove.conversion.plan import plan_move
+from ckptmove.conversion.plan import plan_for, plan_move
+from ckptmove.conversion.policy import DESTINATION_RULES
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.findings.context import Context, within_reach
 from ckptmove.model import Severity
@@ -160,14 +161,30 @@ def check_placement(
         rest = f"; load_state_dict itself moves {amount(mended, 'counter')}" if mended else ""
         rest += f"; {amount(left, 'tensor')} of no known role may stay on the CPU" if left else ""
         total = amount(len(inventory.tensors) - left, "tensor")
-        tags = {tensor.device for tensor in inventory.tensors if is_accelerator(tensor.device)} if as_saved else set()
-        wanted = f"as {target} wants it" if tags <= {target} else f"on {' and '.join(sorted(tags))}, as saved"
+        wanted = _as_saved(inventory, target, left) if as_saved else f"as {target} wants it"
         return passed("placement", f"{total} placed {wanted}{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
     parts += [f"{amount(flags.count, 'option')} to follow: {flags}"] * bool(flags)
     if target == "cpu" and not flags:
         mend += ", or map_location='cpu' where the script loads it"
     return failed("placement", "; ".join([*parts, mend]), **figures)
+
+
+def _as_saved(inventory: Inventory, target: str, left: int) -> str:
+    """How a file is placed for the target: by device, the tensors that a conversion would take along from there.
+
+    Args:
+        inventory: the checkpoint.
+        target: where most of it is.
+        left: tensors that are not counted.
+    """
+    edits = (edit for edit in plan_for(inventory, target).edits if edit.reason in DESTINATION_RULES)
+    moved = {name: edit.source for edit in edits for name in edit.names}
+    elsewhere = Counter(moved[record.name] for record in inventory.tensors if record.name in moved)
+    wanted = f"as {target} wants it"
+    others = "".join(f", {count:,} on {tag}" for tag, count in sorted(elsewhere.items()))
+    rest = len(inventory.tensors) - left - sum(elsewhere.values())
+    return f"as saved: {rest:,} {wanted}{others}" if elsewhere else wanted
 
 
 def _settings(inventory: Inventory) -> tuple[str, ...]:

@@ -53,6 +53,10 @@ _LOAD_ERRORS: Final = (
 _ADVICE: Final = (". This is an internal miniz error", " (Could this error message be improved?")
 
 
+class NoWrapper(LookupError):
+    """A tensor subclass that is not given, with the reason in words that are the same for every tensor alike."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The outcome of ``torch.load`` for one file.
@@ -144,12 +148,14 @@ class LoadedFiles:
         """A tensor subclass that wraps others, as ``torch.load`` returned it; it must not be written to.
 
         Raises:
-            LookupError: its file was not loaded, is not held any more, or two paths of that file read alike.
+            NoWrapper: its file was not loaded, is not held any more, or two paths of that file read alike.
         """
         home = self._wrappers.get(record.name)
-        found = self.alike(home, record.name) if home is not None and self._parts[home].is_file else []
+        if home is not None and not self._parts[home].is_file:
+            raise NoWrapper("tensor subclasses in archives are not restored")
+        found = self.alike(home, record.name) if home is not None else []
         if len(found) != 1:
-            raise LookupError(f"torch.load(weights_only=True) does not return {record.name}")
+            raise NoWrapper("torch.load(weights_only=True) does not return it")
         return found[0]
 
     def digests(self, file: str) -> StorageDigests | None:

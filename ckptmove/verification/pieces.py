@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: Elements that are stepped at once: their state fits in a processor's cache, and in memory many times over.
 WINDOW_ELEMENTS: Final = 2**18
 _BATCH_PIECES: Final = 512
+NOT_SAMPLED: Final = "it is not in the sample"
 #: Why a parameter is not stepped beside others that have state.
 WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
 #: An optimizer compares each group that it is given with all before it.
@@ -120,12 +121,12 @@ def select(
         for key in group.params:
             entry = entries.get(key)
             is_apart = not keeps_state_on_first(algorithm)
-            if is_apart and not (chosen is None or key in chosen):
-                continue
             parameter = parameters.get(key)
             known = parameter or _stand_in(entry, algorithm)
             name = parameter.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
-            if is_apart and entries and entry is None:
+            if is_apart and not (chosen is None or key in chosen):
+                reason = NOT_SAMPLED
+            elif is_apart and entries and entry is None:
                 reason = WITHOUT_STATE
             elif known is None:
                 reason = "the file holds neither the parameter nor a moment of its shape"

@@ -183,12 +183,18 @@ def _verdict(
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed
-        and any(dict(check.evidence).get("proven") is True for check in checks if check.name in {"step", CASE}),
+        proven=passed and _is_proven(checks) and (sample is None or sample.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
         sample=sample,
     )
+
+
+def _is_proven(checks: Sequence[CheckResult]) -> bool:
+    """Whether the resume is proven: by every check that stepped. A case stands in for a step that was skipped."""
+    proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
+    is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
+    return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
 
 
 def _target(request: VerifyRequest, inventory: Inventory) -> str:

@@ -36,6 +36,7 @@ from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.counters import look_at_counters
 from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
+from ckptmove.verification.wrappers import WithWrappers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,8 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             other_stored = stack.enter_context(StoredTensors(other.parts))
             sides = side_by_side(checkpoint, other)
             found = find_counterparts(*sides)
-            original = OriginalTensors(found, other.inventory, other_stored)
+            source = WithWrappers(other_stored, LoadedFiles(other.parts, other_stored))
+            original = OriginalTensors(found, other.inventory, source)
             compared = differences(*sides, found, request.limits, sample)
             other.require_unchanged()
             restore = _with_original(restore, request.against, compared, casts(found), sample)

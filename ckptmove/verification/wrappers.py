@@ -35,7 +35,7 @@ class WithWrappers:
         """The tensor of a record; it must not be written to.
 
         Raises:
-            LookupError: ``torch.load`` returned no such wrapper subclass.
+            NoWrapper: ``torch.load`` returned no such wrapper subclass.
         """
         return self._loaded.wrapper(record) if record.kind == "wrapper-subclass" else self._source.tensor(record)
 

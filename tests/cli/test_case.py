@@ -11,7 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ckptmove.cli.app import main  # noqa: E402  # after the skip
+from ckptmove.cli.render.verification import outcome  # noqa: E402  # after the skip
 from ckptmove.testing import assert_resumes  # noqa: E402  # after the skip
+from ckptmove.verification.evidence import CheckResult, VerifyResult  # noqa: E402  # after the skip
+from ckptmove.verification.run import _is_proven  # noqa: E402  # after the skip
 
 SCRIPT = """
 import torch
@@ -29,6 +32,14 @@ def broken(device):
     made = case(device)
     return ckptmove.Case(made.model, made.optimizer, None, made.batch, lambda batch: made.model(batch[0]).sum())
 
+def one_of_two(device):
+    nets = {"netG": nn.Linear(3, 2).to(device), "netD": nn.Linear(3, 2).to(device)}
+    optimizers = {name: torch.optim.AdamW(net.parameters()) for name, net in zip(("optG", "optD"), nets.values())}
+    def step(batch):
+        nets["netG"](batch.to(device)).sum().backward()
+        optimizers["optG"].step()
+    return ckptmove.Case(nets, optimizers, batch=torch.randn(4, 3), step=step)
+
 def dying(device):
     import os
     os.abort()
@@ -42,13 +53,16 @@ def nothing(device):
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    model = torch.nn.Linear(3, 2)
+def trained(model):
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    torch.save(trained(torch.nn.Linear(3, 2)), tmp_path / "run.pth")
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -73,6 +87,54 @@ def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove):
     assert (code, result["passed"], result["proven"]) == (0, True, True)
     assert result["checks"][-1]["name"] == "case"
     assert result["checks"][-1]["evidence"]["case"] == "train.py:case"
+
+
+def test_a_case_that_proves_nothing_is_not_outvoted_by_the_step(folder, ckptmove):
+    tree = {}
+    for model, optimizer in (("netG", "optG"), ("netD", "optD")):
+        whole = trained(torch.nn.Linear(3, 2))
+        tree |= {model: whole["model"], optimizer: whole["optimizer"]}
+    torch.save(tree, folder / "gan.pth")
+    code, out, _ = ckptmove("verify", "gan.pth", "--case", "train.py:one_of_two", "--json", "--strict")
+    (result,) = json.loads(out)["results"]
+    proofs = {check["name"]: check["evidence"].get("proven") for check in result["checks"]}
+    assert (proofs["step"], proofs["case"]) == (True, False)
+    assert (code, result["passed"], result["proven"]) == (1, True, False)
+
+
+def test_a_case_does_not_stand_in_for_a_step_with_doubts(folder, ckptmove):
+    whole = trained(torch.nn.Linear(3, 2))
+    del whole["optimizer"]["state"][1]
+    torch.save(whole, folder / "frozen.pth")
+    _, out, _ = ckptmove("verify", "frozen.pth", "--case", "train.py:case", "--json")
+    (result,) = json.loads(out)["results"]
+    (step,) = (check for check in result["checks"] if check["name"] == "step")
+    assert (step["status"], step["evidence"]["not_stepped"], result["proven"]) == ("passed", 1, False)
+
+
+def test_a_case_stands_in_for_a_step_that_was_skipped():
+    skipped = CheckResult("step", "skipped", "nothing to resume")
+    for proven in (True, False):
+        checks = (skipped, CheckResult("case", "passed", "", (("proven", proven),)))
+        assert _is_proven(checks) is proven
+
+
+@pytest.mark.parametrize(
+    ("step", "case", "said"),
+    [
+        (("passed", "", (("proven", True),)), ("passed", "", (("proven", False), ("unproven", "half"))), "half"),
+        (("passed", "", (("proven", True),)), ("passed", "", (("proven", False),)), "the case does not prove it"),
+        (("skipped", "no class", ()), ("skipped", "no device", ()), "no device"),
+        (("passed", "", (("unproven", "frozen"),)), ("passed", "", (("proven", True),)), "frozen"),
+        (("skipped", "no class; more", ()), None, "no class"),
+    ],
+)
+def test_the_verdict_names_the_check_that_does_not_prove_it(step, case, said):
+    checks = (CheckResult("step", *step), *([CheckResult("case", *case)] if case else []))
+    result = VerifyResult(
+        path="run.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=checks, findings=()
+    )
+    assert outcome(result).endswith(f"but a resume is not proven: {said}")
 
 
 def test_a_broken_case_says_where_and_what_mends_it(folder, ckptmove, simulates):

@@ -79,8 +79,9 @@ def test_verify_fails_in_every_rendering(say, ask, bench, verdict, severities, p
 def test_a_test_of_the_users_can_be_strict_too(verdict):
     warned = verdict(Severity.WARNING)
     assert assert_resumes("run.pth") is warned
-    with pytest.raises(AssertionError, match="--strict fails it: K601"):
+    with pytest.raises(AssertionError, match="--strict fails it: K601") as caught:
         assert_resumes("run.pth", strict=True)
+    assert str(caught.value).splitlines()[1:] == [f"  K601: {finding.message}" for finding in warned.findings]
     unproven = verdict(proven=False)
     assert assert_resumes("run.pth", require_proof=False) is unproven
     with pytest.raises(AssertionError, match="not proven"):

@@ -291,10 +291,19 @@ def test_without_a_target_each_device_of_the_file_is_right(make):
 def test_a_model_on_several_devices_is_right_as_it_was_saved(make):
     two = SAMPLES / "dataparallel-two-gpus.pth"
     check = as_saved(str(two))
-    assert (check.status, check.detail) == ("passed", "8 tensors placed on cuda:0 and cuda:1, as saved")
+    assert check.status == "passed"
+    assert check.detail == "8 tensors placed as saved: 4 as cuda:0 wants it, 4 on cuda:1"
     assert as_saved(str(two), 8).status == "passed"
     assert as_saved(str(two), 1).status == "failed"
     assert placement(str(two), "cuda:0").status == "failed"
+
+
+def test_without_a_target_what_was_saved_on_the_cpu_is_not_called_what_the_target_wants(make):
+    tree = make.tree("AdamW")
+    tree["model"]["norm.running_mean"] = torch.ones(3)
+    check = as_saved(make.save(tree, device="cuda:0", stay=("step", "running_mean")))
+    assert check.status == "passed"
+    assert check.detail == "17 tensors placed as saved: 16 as cuda:0 wants it, 1 on cpu"
 
 
 def test_without_a_target_what_belongs_elsewhere_by_its_nature_is_misplaced(make):

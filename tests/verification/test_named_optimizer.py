@@ -12,6 +12,7 @@ import torch
 import ckptmove
 from ckptmove.errors import UsageError
 from ckptmove.verification.step.optimizers import check_override
+from ckptmove.verification.step.trial import IGNORED
 
 STEPS = ("step", "parity", "fresh")
 
@@ -97,6 +98,31 @@ class Following(Lion):
         super().step()
 
 
+class Alone(torch.optim.Optimizer):
+    def __init__(self):
+        super().__init__([torch.zeros(1)], {})
+
+
+class Unsigned(Lion):
+    __signature__ = "no signature"
+
+
+class Leaving(Lion):
+    def step(self, closure=None):
+        raise SystemExit(3)
+
+
+class LeavingEarly(Lion):
+    def __init__(self, params, lr):
+        raise SystemExit("no GPU")
+
+
+class Best(Lion):
+    def __init__(self, params, lr, best=float("nan")):
+        super().__init__(params, lr)
+        self.defaults["best"] = self.param_groups[0]["best"] = best
+
+
 class Wrapping(Lion):
     def __init__(self, params, base_optimizer):
         super().__init__(params, 0.1)
@@ -167,6 +193,33 @@ class Bounding(Lion):
 class Waiting(Lion):
     def step(self, closure=None):
         pass
+
+
+class Matrices(Lion):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            mean = self.state[parameter].setdefault("lion_avg", torch.zeros_like(parameter))
+            if parameter.dim() == 2:
+                mean.lerp_(parameter.grad, 0.1)
+                parameter.sub_(mean, alpha=0.1)
+            else:
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
+class Pausing(Lion):
+    def step(self, closure=None):
+        if self.param_groups[0]["lr"]:
+            super().step()
+
+
+class Half(Lion):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            mean = self.state[parameter].setdefault("lion_avg", torch.zeros_like(parameter))
+            if parameter.dim() == 2:
+                mean.lerp_(parameter.grad, 0.1)
 
 
 class Shared(Lion):
@@ -282,7 +335,31 @@ def test_state_that_its_step_does_not_read(make, answers, theirs, monkeypatch):
 
     monkeypatch.setattr(theirs.Lion, "step", plain)
     found = answers(path, "cpu", optimizer="their_optimizers:Lion")
-    assert found["fresh"]["detail"].endswith("4 parameters whose options make the step read no state")
+    assert statuses(found) == ["passed", "passed", "skipped"]
+    assert found["fresh"]["detail"].endswith(f"4 parameters {IGNORED}")
+    evidence = found["step"]["evidence"]
+    assert (evidence["moved"], evidence["not_stepped"], evidence["proven"]) == (4, 0, False)
+    assert evidence["unproven"].startswith("the step does not read the state of ")
+
+
+def test_state_that_is_carried_along_is_not_read(make, answers, theirs):
+    path = make.save(trained(theirs.Lion), device="cpu")
+    found = answers(path, "cpu", optimizer="their_optimizers:Matrices")
+    assert statuses(found) == ["passed"] * 3, found
+    evidence = found["step"]["evidence"]
+    assert (evidence["moved"], evidence["not_stepped"], evidence["proven"]) == (4, 0, False)
+    assert evidence["unproven"] == "the step does not read the state of model.0.bias, model.1.bias"
+    assert found["fresh"]["evidence"] == {"with_state": 4, "changed": 2}
+
+
+@pytest.mark.parametrize(("name", "stepped"), [("Lion", 4), ("Pausing", 0), ("Half", 2)])
+def test_a_learning_rate_of_zero_does_not_prove_what_a_class_does(make, answers, theirs, name, stepped):
+    tree = trained(theirs.Lion)
+    tree["optimizer"]["param_groups"][0]["lr"] = 0.0
+    found = answers(make.save(tree, device="cpu"), "cpu", optimizer=f"their_optimizers:{name}")
+    evidence = found["step"]["evidence"]
+    assert (evidence["not_stepped"], evidence["proven"]) == (4 - stepped, stepped == 4), found
+    assert found["step"]["status"] == ("passed" if stepped else "skipped")
 
 
 def test_one_that_wants_a_closure_gets_one(make, answers, theirs):
@@ -304,6 +381,10 @@ def test_what_it_raises_for_the_state_of_the_file_alone_is_the_failure(make, ans
         ("Lion", "Refusing", "RuntimeError: no kernel for this device"),
         ("Lion", "Wrapping", "missing 1 required positional argument: 'base_optimizer'"),
         ("Lion", "Grouped", "ValueError: each group needs a role"),
+        ("Lion", "Alone", "ValueError: "),
+        ("Lion", "Unsigned", "TypeError: "),
+        ("Lion", "Leaving", "SystemExit: 3"),
+        ("Lion", "LeavingEarly", "SystemExit: no GPU"),
         ("Lion", "Waiting", "one step changes neither a parameter nor a moment"),
         ("OnFirst", "OnFirst", "it refuses to step 1 of 4 parameters, and the others have no state"),
     ],
@@ -376,6 +457,14 @@ def test_options_of_another_library(make, answers, theirs, option, value, status
     tree = trained(theirs.Growing)
     tree["optimizer"]["param_groups"][0][option] = value
     found = answers(make.save(tree), "cpu", optimizer="their_optimizers:Growing")
+    assert found["step"]["status"] == status, found
+
+
+@pytest.mark.parametrize(("value", "status"), [(float("nan"), "passed"), (float("inf"), "failed")])
+def test_an_option_that_is_no_number_by_default(make, answers, theirs, value, status):
+    tree = trained(theirs.Best)
+    tree["optimizer"]["param_groups"][0]["best"] = value
+    found = answers(make.save(tree), "cpu", optimizer="their_optimizers:Best")
     assert found["step"]["status"] == status, found
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import zipfile
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from ckptmove.verification import place
 from ckptmove.verification.step import trial
 from ckptmove.verification.step.recipe import Recipe, refused_options
+from ckptmove.verification.step.trial import LOST
 
 STEPS = ("step", "parity", "fresh")
 
@@ -218,6 +220,44 @@ def test_state_that_is_forgotten_fails_fresh(make, answers, monkeypatch):
     assert found["fresh"]["status"] == "failed"
     assert "it is not used for model.0.bias, model.0.weight, model.1.bias, model.1.weight" in found["fresh"]["detail"]
     assert "step went from 3 to 1" in found["step"]["detail"]
+
+
+def _beside(make, change):
+    """A healthy optimizer, and a changed one over a model of its own."""
+    tree, other = make.tree("Adam"), make.tree("Adam")
+    change(other["optimizer"])
+    return make.save({"g": tree["model"], "d": other["model"], "opt_g": tree["optimizer"], "opt_d": other["optimizer"]})
+
+
+def _zero_moments(optimizer):
+    for state in optimizer["state"].values():
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+
+
+def test_no_optimizer_vouches_for_the_lost_state_of_another(make, answers):
+    found = answers(_beside(make, _zero_moments), "cuda:0")
+    assert found["fresh"]["status"] == "failed"
+    assert found["fresh"]["detail"] == f"the state was lost: opt_d: 4 parameters {LOST}"
+    healthy = answers(_beside(make, lambda optimizer: None), "cuda:0")
+    assert (healthy["fresh"]["status"], healthy["step"]["evidence"]["proven"]) == ("passed", True)
+
+
+def test_no_optimizer_proves_the_state_of_another(make, answers):
+    found = answers(_beside(make, lambda optimizer: optimizer.update(state={})), "cuda:0")
+    assert [found[name]["status"] for name in ("step", "parity", "fresh")] == ["passed"] * 3
+    evidence = found["step"]["evidence"]
+    assert evidence["proven"] is False
+    assert evidence["unproven"].startswith("no step shows that the state of opt_d is used: 4 parameters")
+
+
+def test_two_optimizers_of_the_same_parameters_are_two(make, answers):
+    tree = make.tree("Adam")
+    tree["second"] = copy.deepcopy(tree["optimizer"])
+    _zero_moments(tree["second"])
+    found = answers(make.save(tree), "cuda:0")
+    assert found["fresh"]["status"] == "failed"
+    assert f"second: 4 parameters {LOST}" in found["fresh"]["detail"]
 
 
 def test_plain_values_in_the_state_are_carried_along(make, answers, monkeypatch):

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from ckptmove.api import inspect, verify
 from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import UsageError
+from ckptmove.verification.pieces import NOT_SAMPLED
 from ckptmove.verification.sampling import choose
 
 LAYERS = 12
@@ -189,9 +191,28 @@ def test_the_verdict_says_that_it_is_one_of_a_sample_and_that_no_crc_was_compare
     assert (with_crc.sample, with_crc.checks[0].detail.endswith("every CRC matches")) == (None, True)
     result = verify(checkpoint, sample=2)
     assert result.passed
-    assert str(result) == f"{checkpoint}: passed on cpu (cpu), by a sample: 2 of 24 parameters, 10 of 116 tensors"
+    size = "2 of 24 parameters, 10 of 116 tensors"
+    assert str(result) == f"{checkpoint}: passed, but not proven on cpu (cpu), by a sample: {size}"
     assert "no CRC compared" in result.checks[0].detail
     assert dict(result.checks[0].evidence)["checksums"] is False
+
+
+@pytest.mark.parametrize(("count", "not_stepped", "proven"), [(20, 4, False), (24, 0, True)])
+def test_a_sample_proves_no_resume_unless_it_is_all(checkpoint, count, not_stepped, proven):
+    result = verify(checkpoint, sample=count)
+    (step,) = (dict(check.evidence) for check in result.checks if check.name == "step")
+    assert (step["not_stepped"], step["proven"], result.proven) == (not_stepped, proven, proven)
+    assert step["unproven"].endswith("" if proven else NOT_SAMPLED)
+    assert ("not proven: 4 parameters not stepped" in outcome(result)) is not proven
+
+
+def test_a_sample_of_all_parameters_and_not_of_all_tensors_proves_no_resume(tmp_path):
+    path = tmp_path / "run.pt"
+    torch.save(trained(1) | {"kept": [torch.ones(2) * n for n in range(5)]}, path)
+    result = verify(path, sample=2)
+    (step,) = (dict(check.evidence) for check in result.checks if check.name == "step")
+    assert (step["not_stepped"], step["proven"], result.proven) == (0, True, False)
+    assert outcome(result).endswith("a resume is not proven: only a sample was looked at")
 
 
 @pytest.mark.parametrize("count", [0, -3])

@@ -12,7 +12,7 @@ from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ckptmove.cli.render.page import Page
     from ckptmove.verification.evidence import CheckResult, VerifyResult
@@ -93,8 +93,18 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         rest = ", not compared with what torch.load returns" if "restore" in reasons else ""
         rest += f", but --strict fails it: {', '.join(warned(result))}" if result.fails(strict=strict) else ""
         return f"passed, {place}{rest}"
-    skipped = reasons.get("step") or reasons.get("fresh", "")
-    doubts = [str(dict(check.evidence).get("unproven") or "") for check in result.checks if check.name == "step"]
-    reason = skipped.partition("; ")[0] or "".join(doubts) or "something stood in for what the file does not hold"
     failing = ", which --strict fails" if strict else ""
-    return f"passed, {place}, but a resume is not proven{failing}: {sentence(reason)}"
+    return f"passed, {place}, but a resume is not proven{failing}: {sentence(_doubt(result, reasons))}"
+
+
+def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
+    """Why a resume is not proven; ``reasons`` are those of the skipped checks."""
+    figures = {check.name: dict(check.evidence) for check in result.checks}
+    step, case = figures.get("step", {}), figures.get("case", {"proven": True})
+    if step.get("proven") is True or ("step" in reasons and "case" in figures):
+        if case.get("proven") is not True:
+            return reasons.get("case") or str(case.get("unproven") or "the case does not prove it")
+        return "only a sample was looked at"
+    skipped = reasons.get("step") or reasons.get("fresh", "")
+    stood_in = "something stood in for what the file does not hold"
+    return skipped.partition("; ")[0] or str(step.get("unproven") or stood_in)

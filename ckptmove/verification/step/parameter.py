@@ -14,8 +14,7 @@ from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.verification.numbers import comparable
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step.moments import broken_history, disagreement
-from ckptmove.verification.step.step import stored_values
-from ckptmove.verification.wrappers import opened
+from ckptmove.verification.step.step import stored_state, stored_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,27 +26,27 @@ if TYPE_CHECKING:
 
 def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
     """Note everything about the step of one piece."""
-    name = piece.name
+    name, member = piece.name, tally.member(piece.name)
     before = stored_values(piece, trial.source)
-    tally.parameters.add(name)
+    tally.parameters.add(member)
     tally.elements += piece.elements
     if not piece.is_stored:
-        tally.standins.add(name)
+        tally.standins.add(member)
     if not torch.equal(before, after.parameter):
-        tally.moved.add(name)
-    elif trial.is_idle(piece.group):
-        tally.idle.add(name)
+        tally.moved.add(member)
     elif _is_stirred(trial, piece, after):
-        tally.stirred.add(name)
-    elif piece.elements and trial.recipe.name not in BY_NAME:  # torch's own classes pass no gradient over
-        tally.untouched.add(name)
+        tally.stirred.add(member)
+    elif piece.elements and trial.recipe.is_foreign:  # torch's own classes pass no gradient over
+        tally.untouched.add(member)
+    if member not in tally.moved and member not in tally.untouched and trial.is_idle(piece.group):
+        tally.idle.add(member)
     for fault in _state_faults(trial, piece, after):
         tally.faults.add(f"{name}: {fault}")
     if not _all_finite(after.parameter):
         if bool((before.isfinite() & ~after.parameter.isfinite()).any()):
             tally.faults.add(f"{name} is not finite after the step")
         else:
-            tally.spoiled.add(name)
+            tally.spoiled.add(member)
     for cast in after.casts if not piece.offset else ():
         tally.casts[cast] = tally.casts.get(cast, 0) + 1
     _count(trial, piece, after, tally)
@@ -77,9 +76,10 @@ def _was_finite(trial: Trial, piece: Piece, key: str) -> bool:
 
 def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
     """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
-    stored = () if piece.entry is None else piece.entry.tensors
-    before = opened({key: piece.cut(trial.source.tensor(record), record) for key, record in stored if record.shape})
-    return any(key in after.state and not torch.equal(value, after.state[key]) for key, value in before.items())
+    before = stored_state(piece, trial.source)
+    return any(
+        value.dim() and key in after.state and not torch.equal(value, after.state[key]) for key, value in before.items()
+    )
 
 
 def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:

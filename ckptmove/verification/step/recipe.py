@@ -99,7 +99,7 @@ def is_foreign(name: str) -> bool:
 
 
 class _Theirs:
-    """Makes :class:`Refused` of whatever a class of another library raises: it may be of any type."""
+    """Makes :class:`Refused` of what a class of another library raises, be it an exit."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -110,7 +110,9 @@ class _Theirs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_theirs = isinstance(error, Exception) and not isinstance(error, (CkptMoveError, MemoryError, Refused))
+        is_theirs = isinstance(error, (Exception, SystemExit)) and not isinstance(
+            error, (CkptMoveError, MemoryError, Refused)
+        )
         if is_theirs and is_foreign(self._name):
             raise Refused(f"{type(error).__name__}: {error}") from error
 
@@ -126,8 +128,11 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     named = optimizer_class(name)
     if named is None:
         return None
-    with _Theirs(name):
-        required = _required(named, optimizer)
+    try:
+        with _Theirs(name):
+            required = _required(named, optimizer)
+    except Refused as error:
+        raise CannotBuild(str(error)) from error
     kind: Callable[..., torch.optim.Optimizer] = partial(named, **required)
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     try:
@@ -216,7 +221,8 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
             if value is None and type(defaults.get(key)) in {int, float} and not recipe.is_foreign:
                 return f"{group.where}.{key} is None"
             is_finite = all(math.isfinite(one) for one in (value, *_items(value)) if isinstance(one, float))
-            if not is_finite and value != defaults.get(key):  # growth_rate of Prodigy is infinite by default
+            # growth_rate of Prodigy is infinite by default, and no NaN equals another one
+            if not is_finite and repr(value) != repr(defaults.get(key)):
                 return f"{group.where}.{key} is {value}"
         given = {
             key: _as_default(value, defaults.get(key))

@@ -230,7 +230,7 @@ def _try(
         recipe=recipe,
         reference=reference,
         source=source,
-        second=WithWrappers(second, bench.loaded),
+        second=second if bench.original is not None else WithWrappers(second, bench.loaded),
         place=place,
         other=TorchDevice("cpu"),
         exact=exact,

@@ -272,6 +272,12 @@ def stored_values(piece: Piece, source: TensorSource) -> torch.Tensor:
     return values if piece.is_stored else torch.zeros_like(values)
 
 
+def stored_state(piece: Piece, source: TensorSource) -> dict[str, torch.Tensor]:
+    """The tensors in a piece's state before the step, by path, wrapper subclasses opened."""
+    stored = () if piece.entry is None else piece.entry.tensors
+    return opened({key: piece.cut(source.tensor(record), record) for key, record in stored})
+
+
 def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], drafts: Sequence[Draft]) -> None:
     if needs_closure(optimizer):
         optimizer.step(quadratic(parameters, drafts[0].curvature / drafts[0].scale))

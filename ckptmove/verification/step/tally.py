@@ -49,18 +49,31 @@ class Trial(NamedTuple):
         return all(self.source.tensor(record).item() == 0 for record in tensors_of(option))
 
 
+class Member(NamedTuple):
+    """A parameter of one optimizer: two of them may train the same tensor.
+
+    Attributes:
+        optimizer: index among the optimizers that are stepped.
+        name: of the parameter.
+    """
+
+    optimizer: int
+    name: str
+
+
 @dataclass(slots=True)
 class TrialTally:
     """What came of the steps so far, over all optimizers.
 
     Attributes:
-        parameters: names of those that were stepped.
+        trials: how each optimizer was tried; the last one is being stepped.
+        parameters: those that were stepped.
         elements: how many values were stepped.
         standins: parameters that the file does not hold.
         moved: parameters of which a value changed.
         stirred: parameters that did not move in any value, but whose moments did.
-        untouched: parameters with a piece that neither moved nor changed a moment.
-        idle: parameters whose group has a learning rate of 0.
+        untouched: of a class of another library, parameters with a piece that neither moved nor changed a moment.
+        idle: parameters whose group has a learning rate of 0, but those that moved and those that are untouched.
         counted: step counts that went up by one.
         counts: the lowest and the highest of them, after the step.
         spoiled: parameters that were not finite before the step either.
@@ -73,21 +86,22 @@ class TrialTally:
         unbegun: why it makes no step without the stored state.
         apart: where the two steps disagree.
         furthest: greatest difference between the two.
-        bare: why parameters have no state that could show in a step, with how many there are for each reason.
+        bare: by reason, parameters without state that could show in a step.
         with_state: parameters with state other than zero that the step reads.
         changed: those of them for which a step without it gave another result.
     """
 
-    parameters: set[str] = field(default_factory=set)
+    trials: list[Trial] = field(default_factory=list)
+    parameters: set[Member] = field(default_factory=set)
     elements: int = 0
-    standins: set[str] = field(default_factory=set)
-    moved: set[str] = field(default_factory=set)
-    stirred: set[str] = field(default_factory=set)
-    untouched: set[str] = field(default_factory=set)
-    idle: set[str] = field(default_factory=set)
+    standins: set[Member] = field(default_factory=set)
+    moved: set[Member] = field(default_factory=set)
+    stirred: set[Member] = field(default_factory=set)
+    untouched: set[Member] = field(default_factory=set)
+    idle: set[Member] = field(default_factory=set)
     counted: int = 0
     counts: tuple[float, float] | None = None
-    spoiled: set[str] = field(default_factory=set)
+    spoiled: set[Member] = field(default_factory=set)
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     faults: Offenders = field(default_factory=Offenders)
     error: str = ""
@@ -97,6 +111,39 @@ class TrialTally:
     unbegun: str = ""
     apart: Offenders = field(default_factory=Offenders)
     furthest: float = 0.0
-    bare: dict[str, set[str]] = field(default_factory=dict)
-    with_state: set[str] = field(default_factory=set)
-    changed: set[str] = field(default_factory=set)
+    bare: dict[str, set[Member]] = field(default_factory=dict)
+    with_state: set[Member] = field(default_factory=set)
+    changed: set[Member] = field(default_factory=set)
+
+    def member(self, name: str) -> Member:
+        """A parameter of the optimizer that is being stepped."""
+        return Member(len(self.trials) - 1, name)
+
+    def of(self, index: int) -> OptimizerTally:
+        """What the steps of one optimizer showed of its stored state."""
+        bare = {reason: {one for one in some if one.optimizer == index} for reason, some in self.bare.items()}
+        return OptimizerTally(
+            where=self.trials[index].optimizer.where or "the optimizer",
+            is_foreign=self.trials[index].recipe.is_foreign,
+            bare={reason: some for reason, some in bare.items() if some},
+            with_state={one for one in self.with_state if one.optimizer == index},
+            changed={one for one in self.changed if one.optimizer == index},
+        )
+
+
+class OptimizerTally(NamedTuple):
+    """What the steps of one optimizer showed of its stored state.
+
+    Attributes:
+        where: its path.
+        is_foreign: whether its class is of another library.
+        bare: as of :class:`TrialTally`, and so are the others.
+        with_state: parameters with state that the step reads.
+        changed: those of them for which a step without it gave another result.
+    """
+
+    where: str
+    is_foreign: bool
+    bare: dict[str, set[Member]]
+    with_state: set[Member]
+    changed: set[Member]

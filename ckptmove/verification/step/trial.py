@@ -12,16 +12,17 @@ import torch
 
 from ckptmove.errors import UnreadableInput
 from ckptmove.torch_facts.optimizers import keeps_state_on_first, state_keys, steps_together
+from ckptmove.verification.loaded import NoWrapper
 from ckptmove.verification.pieces import batches
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.state import bits
 from ckptmove.verification.step.optimizers import uses_state
 from ckptmove.verification.step.parameter import judge, stored_count
 from ckptmove.verification.step.recipe import CannotBuild, Refused
-from ckptmove.verification.step.step import Draft, Stepped, as_one, scaled, step_without_file, take_step
+from ckptmove.verification.step.step import Draft, Stepped, as_one, scaled, step_without_file, stored_state, take_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from ckptmove.verification.pieces import Piece
     from ckptmove.verification.step.tally import Trial, TrialTally
@@ -36,6 +37,8 @@ LOST: Final = "with state of zeros, although steps were made"
 READS_NOTHING: Final = "stepped by SGD without momentum, which reads no state"
 IDLE: Final = "with a learning rate of 0"
 UNREAD: Final = "whose options make the step read no state"
+#: A class of another library shows nothing by that: it may read none whatever its options are.
+IGNORED: Final = "whose state the step does not read"
 #: What the moments in memory are multiplied with, to see whether a step with a group's options reads them at all.
 _STIR: Final = 4.0
 #: What a gradient is multiplied with, to be small against the moments.
@@ -54,6 +57,7 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
 def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> None:
     """Step every piece three times: restored, restored elsewhere, and without its state; stops at a refusal."""
     name = trial.recipe.name
+    tally.trials.append(trial)
     for batch in batches(pieces, together=steps_together(name)):
         drafts: list[Draft] = []
         try:
@@ -115,7 +119,7 @@ def _lacking(trial: Trial, piece: Piece, error: Exception) -> str:
 
 def error_text(error: Exception) -> str:
     """An exception on one line; of our own, its words alone."""
-    if isinstance(error, UnreadableInput):
+    if isinstance(error, (UnreadableInput, NoWrapper)):
         return str(error)
     text = str(error) if isinstance(error, (CannotBuild, Refused)) else f"{type(error).__name__}: {error}"
     return " ".join(text.split()).rstrip(":")  # an error may come without words
@@ -127,7 +131,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
         refusal = f"the other step is refused: {error_text(error)}"
-        if isinstance(error, Refused):
+        if isinstance(error, (Refused, NoWrapper)):
             tally.unlike = refusal
         else:
             tally.apart.add(f"{drafts[0].piece.name}: {refusal}")
@@ -187,7 +191,7 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
     wanted = _with_state(trial, drafts[: len(others)], tally)
     if not wanted:
         return
-    tally.with_state.update(drafts[index].piece.name for index in wanted)
+    tally.with_state.update(tally.member(drafts[index].piece.name) for index in wanted)
     stepped = range(len(drafts)) if steps_together(name) else wanted
     begun = [drafts[index] for index in stepped]
     try:
@@ -207,18 +211,21 @@ def _note_changes(
 ) -> None:
     """Note for which drafts the stored state made a difference, and why the others show none."""
     name = trial.recipe.name
-    changed = {index for index in wanted if _differ(others[index], fresh[index])}
+    changed = {
+        index for index in wanted if _differ(others[index], fresh[index], _carried(trial, drafts[index], others[index]))
+    }
     if changed and keeps_state_on_first(name):
         changed.update(wanted)
     for index in wanted:
         draft = drafts[index]
+        member = tally.member(draft.piece.name)
         among, at = (drafts, index) if steps_together(name) else ([draft], 0)
         if index in changed or _differs_with_less(trial, among, at):
-            tally.changed.add(draft.piece.name)
-        elif trial.is_idle(draft.piece.group):
-            tally.bare.setdefault(IDLE, set()).add(draft.piece.name)
+            tally.changed.add(member)
+        elif trial.is_idle(draft.piece.group) and not trial.recipe.is_foreign:
+            tally.bare.setdefault(IDLE, set()).add(member)
         elif not _reads_state(trial, among, at):
-            tally.bare.setdefault(UNREAD, set()).add(draft.piece.name)
+            tally.bare.setdefault(IGNORED if trial.recipe.is_foreign else UNREAD, set()).add(member)
 
 
 def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> list[int]:
@@ -229,18 +236,33 @@ def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> lis
     for index, draft in enumerate(drafts):
         reason = _bareness(trial, holder if holder is not None and is_shared else draft)
         if reason:
-            tally.bare.setdefault(reason, set()).add(draft.piece.name)
-        elif draft.piece.name not in tally.changed:
+            tally.bare.setdefault(reason, set()).add(tally.member(draft.piece.name))
+        elif tally.member(draft.piece.name) not in tally.changed:
             wanted.append(index)
     return wanted
 
 
-def _differ(one: Stepped, other: Stepped) -> bool:
-    """Whether two steps came out otherwise; step counts say nothing of what a step made of the moments."""
+def _differ(one: Stepped, other: Stepped, carried: Container[str] = ()) -> bool:
+    """Whether two steps came out otherwise; step counts say nothing of what a step made of the moments.
+
+    Args:
+        one: the outcome of the first.
+        other: that of the second.
+        carried: state that is not compared, each as :func:`_pairs` names it.
+    """
     return any(
-        key != " (step)" and not torch.equal(bits(value), bits(reference))
+        key != " (step)" and key not in carried and not torch.equal(bits(value), bits(reference))
         for key, value, reference in _pairs(one, other)
     )
+
+
+def _carried(trial: Trial, draft: Draft, after: Stepped) -> frozenset[str]:
+    """State that a class of another library keeps unchanged in its step: that it is there does not show it is read."""
+    if not trial.recipe.is_foreign:
+        return frozenset()
+    stored = stored_state(draft.piece, trial.second)
+    now = {key: value for key, value in after.state.items() if isinstance(value, torch.Tensor) and key in stored}
+    return frozenset(f" ({key})" for key, value in now.items() if torch.equal(stored[key].to(value.dtype), value))
 
 
 def _differs_with_less(trial: Trial, among: Sequence[Draft], at: int) -> bool:
@@ -250,7 +272,7 @@ def _differs_with_less(trial: Trial, among: Sequence[Draft], at: int) -> bool:
         take_step(trial.reference, small, trial.second, trial.other, with_state=with_state)[at]
         for with_state in (True, False)
     )
-    return _differ(one, other)
+    return _differ(one, other, _carried(trial, among[at], one))
 
 
 def _reads_state(trial: Trial, among: Sequence[Draft], at: int) -> bool:

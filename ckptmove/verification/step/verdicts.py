@@ -14,14 +14,14 @@ from ckptmove.text import amount
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step.recipe import is_foreign
-from ckptmove.verification.step.trial import IDLE, LOST, READS_NOTHING, UNREAD
+from ckptmove.verification.step.trial import IDLE, IGNORED, LOST, READS_NOTHING, UNREAD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import Site
-    from ckptmove.verification.step.tally import TrialTally
+    from ckptmove.verification.step.tally import Member, OptimizerTally, TrialTally
 
 _NO_STEP = "there was no step to compare with"
 #: Parameters that are named in a sentence.
@@ -139,13 +139,42 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         lost = amount(len(tally.standins), "parameter")
         reason = f"{lost} of the optimizer not found in the model: zeros stood in"
         return skipped("step", "; ".join([reason, *parts]), **figures)
-    is_shown = bool(tally.changed) or tally.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}
     stood_in = [_stood_in(tally)] if tally.standins else []
     limits = [limit for limit in (tally.unlike, tally.unbegun) if limit]
-    doubts = [*unstepped, *around.assumed, *around.left_out, *stood_in, *limits]
-    figures["proven"] = is_shown and not doubts
+    doubts = [*unstepped, *around.assumed, *around.left_out, *stood_in, *limits, *_unshown(tally)]
+    figures["proven"] = not doubts
     figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)
+
+
+def _unshown(tally: TrialTally) -> list[str]:
+    """The optimizers of which no step showed that the stored state is used, and why."""
+    doubts = []
+    for own in _each(tally):
+        ignored = own.bare.get(IGNORED, set()) - own.changed
+        if ignored:
+            doubts.append(f"the step does not read the state of {_some(ignored)}")
+        elif not own.changed and (own.is_foreign or not own.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}):
+            doubts.append(f"no step shows that the state of {own.where} is used: {'; '.join(_bare(own))}")
+    return doubts
+
+
+def _each(tally: TrialTally) -> list[OptimizerTally]:
+    """What the steps showed of each optimizer that was stepped."""
+    return [tally.of(index) for index in sorted({member.optimizer for member in tally.parameters})]
+
+
+def _bare(own: OptimizerTally) -> list[str]:
+    """By reason, how many parameters of an optimizer have no state that could show."""
+    rests = ((reason, members - own.changed) for reason, members in own.bare.items())
+    return [f"{amount(len(rest), 'parameter')} {reason}" for reason, rest in rests if rest]
+
+
+def _some(members: Iterable[Member]) -> str:
+    """The first few names."""
+    names = sorted({member.name for member in members})
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def _failure(tally: TrialTally, around: Circumstances) -> str:
@@ -171,7 +200,7 @@ def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
     finite = f"{len(tally.spoiled):,} not finite, as before" if tally.spoiled else "all finite"
     size = f"{amount(len(tally.parameters), 'parameter')} ({amount(tally.elements, 'value')})"
     parts = [f"{names} on {around.target}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
-    still = tally.stirred - tally.moved
+    still = tally.stirred - tally.moved - tally.idle
     if still:
         parts.append(f"{amount(len(still), 'parameter')} with an update below its precision")
     if tally.idle:
@@ -190,7 +219,7 @@ def _remarks(around: Circumstances) -> list[str]:
 
 def _unstepped(tally: TrialTally, around: Circumstances) -> dict[str, list[str]]:
     """By reason, the parameters that were not stepped: nothing is proven of them."""
-    passed_over = sorted(tally.untouched - tally.moved - tally.stirred)
+    passed_over = sorted(member.name for member in tally.untouched - tally.moved - tally.stirred)
     found = {"its step changes neither the parameter nor a moment": passed_over} if passed_over else {}
     return {**around.unstepped, **found}
 
@@ -226,23 +255,20 @@ def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
 def _fresh(tally: TrialTally) -> CheckResult:
     if tally.unbegun:
         return skipped("fresh", f"not proven: {tally.unbegun}")
-    same = sorted(tally.with_state - tally.changed)
     figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
-    unread = frozenset().union(*tally.bare.values())
-    same = [name for name in same if name not in unread]
-    bare = [
-        f"{amount(len(rest), 'parameter')} {reason}"
-        for reason, names in tally.bare.items()
-        if (rest := names - tally.changed)
-    ]
-    if not tally.changed and LOST in tally.bare:
-        return failed("fresh", f"the state was lost: {'; '.join(bare)}", **figures)
+    same = sorted(tally.with_state - tally.changed - frozenset().union(*tally.bare.values()))
+    owns = _each(tally)
+    told = [(f"{own.where}: " if len(owns) > 1 else "", own) for own in owns]
+    lost = [f"{where}{text}" for where, own in told if not own.changed and LOST in own.bare for text in _bare(own)]
+    if lost:
+        return failed("fresh", f"the state was lost: {'; '.join(lost)}", **figures)
+    bare = [f"{where}{text}" for where, own in told for text in _bare(own)]
     if not tally.with_state and not bare:
         return skipped("fresh", _NO_STEP, **figures)
     if not tally.changed and not same:
         return skipped("fresh", f"a fresh start gives the same: {'; '.join(bare)}", **figures)
     if same:
-        names = ", ".join(same[:5])
+        names = ", ".join(member.name for member in same[:5])
         return failed("fresh", f"a step without the stored state gives the same: it is not used for {names}", **figures)
     changed = f"without the stored state the step gives another result for {amount(len(tally.changed), 'parameter')}"
     return passed("fresh", "; ".join([changed, *bare]), **figures)
