@@ -31,7 +31,7 @@ from ckptmove.verification.case.user_code_edits import NO_FIX, Fix
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
-from ckptmove.verification.step.stored_state import Mismatch, NotRebuilt
+from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NotRebuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,10 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         try:
             fault = _attempt(run, typed)
         except NotRebuilt as reason:
-            return skipped(_NAME, str(reason), **run.figures)
+            return skipped(_NAME, f"not proven: {reason}", **run.figures, proven=False)
+        except Ambiguous as doubt:
+            figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
+            return skipped(_NAME, f"not proven: {doubt}; fix: {doubt.fix}", **figures)
     if isinstance(fault, Blame):
         return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
     return passed(_NAME, fault, **run.figures)
@@ -160,6 +163,8 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         restored = restore(run.bench, case)
     except UnreadableInput as error:
         return Blame(str(error))
+    except Ambiguous:
+        raise
     except Mismatch as error:
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)

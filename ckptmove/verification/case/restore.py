@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ckptmove.checkpoint.pairing import parameter_shape
+from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import strip_wrappers
 from ckptmove.text import amount
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
@@ -57,6 +58,7 @@ def restore(bench: Bench, case: Case) -> Restored:
 
     Raises:
         Mismatch: it does not fit.
+        Ambiguous: several parts of it do.
         NotRebuilt: an optimizer's state cannot be rebuilt.
         UnreadableInput: a tensor's bytes cannot be had.
     """
@@ -143,7 +145,8 @@ def _matching(
     Of several, the one that steps what the case's models were restored from.
 
     Raises:
-        Mismatch: there is none, or several are left.
+        Mismatch: there is none.
+        Ambiguous: several are left.
     """
     inside = [(record, pairing) for record, pairing in pairings if is_inside(record.where, own.part)]
     if own.part is not None and not inside:
@@ -156,7 +159,8 @@ def _matching(
         raise Mismatch(_sizes(inside, sizes, own))
     same = [pair for pair in fitting if not _is_stranger(pair[0], own) and not _apart(pair[0], own)]
     beside = [pair for pair in same if _steps(pair[1], models)]
-    chosen = [record for record, _ in beside or same]
+    left = [record for record, _ in beside or same]
+    chosen = [record for record in left if not is_kept_aside(record.where)] or left
     if len(chosen) > 1:
         raise ambiguous(own.label, "optimizer_part", tuple(record.where for record in chosen))
     return chosen[0] if chosen else fitting[0][0]

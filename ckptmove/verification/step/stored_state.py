@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
 from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import Offenders
@@ -42,6 +43,10 @@ class Mismatch(Exception):
         self.fix = fix
         self.candidates = candidates
         self.module: torch.nn.Module | None = None
+
+
+class Ambiguous(Mismatch):
+    """Several parts of the checkpoint fit, and only the user can say which is resumed."""
 
 
 class NotRebuilt(Exception):
@@ -97,7 +102,8 @@ def model_state(
         The path of the state_dict in the checkpoint, and its tensors, on the CPU.
 
     Raises:
-        Mismatch: none fits, wrapper prefixes aside, or several do.
+        Mismatch: none fits, wrapper prefixes aside.
+        Ambiguous: several do.
         UnreadableInput: a tensor's bytes cannot be had.
     """
     wanted = {_bare(key): key for key in own}
@@ -176,17 +182,17 @@ def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mi
     return Mismatch(f"{what}: there is no '{part}' in the checkpoint: {has}", fix=fix, candidates=candidates)
 
 
-def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
-    """The fault that several parts of a checkpoint fit.
+def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Ambiguous:
+    """The doubt where several parts of a checkpoint fit.
 
     Args:
         what: what they fit.
         field: of the case, which can choose.
         candidates: their paths.
     """
-    last = candidates[-1]
-    fix = f"choose one: ckptmove.Case(..., {field}={last!r})"
-    return Mismatch(
+    choices = " or ".join(f"{field}={one!r}" for one in candidates)
+    fix = f"choose one: ckptmove.Case(...) with {choices}, or as a key of a dict"
+    return Ambiguous(
         f"{what} fits several parts of the checkpoint: {', '.join(candidates)}", fix=fix, candidates=candidates
     )
 
@@ -250,13 +256,14 @@ def _the_one(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
     """The state_dict that fits, a model before its copies; None where none does.
 
     Raises:
-        Mismatch: several do.
+        Ambiguous: several do.
     """
     fitting: dict[object, _Candidate] = {}
     for one in candidates:
         if not one.faults:
             fitting.setdefault(one.views, one)
-    chosen = [one for one in fitting.values() if not one.is_copy] or [*fitting.values()]
+    models = [one for one in fitting.values() if not one.is_copy] or [*fitting.values()]
+    chosen = [one for one in models if not is_kept_aside(one.where)] or models
     if len(chosen) > 1:
         raise ambiguous(name, "part", tuple(one.where for one in chosen))
     return next(iter(chosen), None)
