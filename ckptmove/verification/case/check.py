@@ -52,7 +52,9 @@ _GUARD = "put what runs, with what reads arguments, under if __name__ == '__main
 
 
 class Attempt:
-    """Ends where the code inside it raises, and keeps what that was.
+    """Ends where the user's code inside it raises, and keeps the exception; those of this package pass through.
+
+    Ctrl-C does not reach this process, so that a ``KeyboardInterrupt`` is the user's own, too.
 
     Attributes:
         error: what was raised; None where nothing was.
@@ -67,7 +69,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        is_theirs = isinstance(error, (Exception, SystemExit)) and not isinstance(error, CkptMoveError)
+        is_theirs = error is not None and not isinstance(error, (CkptMoveError, Mismatch, NotRebuilt))
         self.error = error if is_theirs else None
         return is_theirs
 
@@ -81,6 +83,7 @@ class _Run:
         place: where.
         entrance: the user's function.
         watch: stands around the user's code.
+        home: the line of the user's function, or of its file until that is imported.
         figures: the evidence.
     """
 
@@ -88,7 +91,13 @@ class _Run:
     place: Place
     entrance: Entrance
     watch: Watch
+    home: Line
     figures: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def scene(self) -> Scene:
+        """What is known of an exception before the step."""
+        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home)
 
 
 def check_case(bench: Bench, typed: str) -> CheckResult:
@@ -110,15 +119,20 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         if site.mode == "simulated":
             _leave_autocast_out()
             targets.at_least(bench.request.devices or 1)
-        run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
+        home = line_of(typed.rpartition(":")[0], 0)
+        run = _Run(bench, place, entrance, Watch(place, site.target, entrance), home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
+        attempt, outcomes = Attempt(), []
         try:
-            fault = _attempt(run, typed)
+            # Methods of the user's modules and optimizers run outside of the step, too: state_dict, named_parameters.
+            with attempt:
+                outcomes.append(_attempt(run, typed))
         except NotRebuilt as reason:
             return skipped(_NAME, f"not proven: {reason}", **run.figures, proven=False)
         except Ambiguous as doubt:
             figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
             return skipped(_NAME, f"not proven: {doubt}; fix: {doubt.fix}", **figures)
+    fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
     if isinstance(fault, Blame):
         return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
     return passed(_NAME, fault, **run.figures)
@@ -141,14 +155,13 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     torch.manual_seed(run.bench.request.seed)
     attempt, made = Attempt(), []
     function = None
-    home = line_of(typed.rpartition(":")[0], 0)
     with attempt, run.watch:
         function = run.entrance.load()
         code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
-        home = home if code is None else line_of(code.co_filename, code.co_firstlineno)
+        run.home = run.home if code is None else line_of(code.co_filename, code.co_firstlineno)
         made.append(_called(function, run.place.device, typed))
     if attempt.error is not None:
-        found = blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
+        found = blame(attempt.error, run.scene)
         exits = function is None and isinstance(attempt.error, SystemExit)
         return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
     case: Case = made[0]
@@ -156,7 +169,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
-    orphans = _orphans(run, case, home)
+    orphans = _orphans(run, case, run.home)
     if orphans is not None:
         return orphans
     try:
@@ -170,7 +183,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)
         return Blame(str(error), fix, figures)
     run.figures |= restored.figures
-    return _step(run, case, home, restored)
+    return _step(run, case, run.home, restored)
 
 
 def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -281,7 +294,8 @@ def _judge(
         away = _off_target(run, part, scene._replace(names=names_of(case)))
         if away is not None:
             return away
-        rates = [float(group.get("lr", 1)) for group in part.optimizer.param_groups]
+        options = [group.get("lr") for group in part.optimizer.param_groups]
+        rates = [1.0 if rate is None else float(rate) for rate in options]  # without one, the class makes its own
         if part.key in taken.stepped and not moved[part.key] and any(rates):
             return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
     told = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"

@@ -5,6 +5,7 @@ Never loads what does not fit: it says what, by name.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,8 @@ from ckptmove.verification.step.trial import STEP_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from torch import nn
 
     from ckptmove.case import Case
     from ckptmove.checkpoint.pairing import Pairing
@@ -84,7 +87,7 @@ def restore(bench: Bench, case: Case) -> Restored:
 
 def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     """Load a model; returns the path of its state_dict, and how many tensors that has."""
-    own: dict[str, Any] = model.module.state_dict(keep_vars=True)
+    own = _own_state(model.module)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     inventory, name = bench.checkpoint.inventory, model.label
     try:
@@ -98,6 +101,14 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     except STEP_ERRORS as error:
         raise Mismatch(f"{model.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
     return where, len(state)
+
+
+def _own_state(module: nn.Module) -> dict[str, Any]:
+    """The state_dict of a model, with its parameters themselves unless its own ``state_dict`` takes no ``keep_vars``."""
+    taken = inspect.signature(module.state_dict).parameters.values()
+    takes_it = any(one.name == "keep_vars" or one.kind is one.VAR_KEYWORD for one in taken)
+    own: dict[str, Any] = module.state_dict(keep_vars=True) if takes_it else module.state_dict()
+    return own
 
 
 def _restore_optimizer(bench: Bench, case: Case, own: OptimizerPart, models: Collection[str]) -> str:
