@@ -50,7 +50,7 @@ class Case:
         model: the ``nn.Module``, in the mode that it is to be stepped in; or a dict of modules, each restored from the
             part of the checkpoint that its key names.
         optimizer: over its parameters, in the order of the run that was saved; or a dict of optimizers, likewise. The
-            resume is proven if ``step`` steps each of them.
+            resume is proven if every stored optimizer is restored into one of them, and each steps its parameters.
         criterion: the loss, called with the model's output and the targets; None (the default) where the model returns
             it.
         batch: one batch as your loader gives it, or the loader, which is asked for one batch; None by default. Without

@@ -168,7 +168,7 @@ def test_the_model_and_the_optimizer_that_fit_are_taken(case_check, model, where
     assert check["status"] == "passed", check["detail"]
     assert check["evidence"]["model"] == where
     assert check["evidence"]["optimizer_state"] == where.replace("net", "opt")
-    assert check["evidence"]["proven"] is True
+    assert (check["evidence"]["proven"], len(check["evidence"]["not_restored"])) == (False, 1)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
@@ -344,6 +344,61 @@ def test_a_step_that_steps_no_optimizer_is_a_fault(case_check):
     check = case_check(GAN.replace("        optG.step()\n", "").replace("        optD.step()\n", ""))
     assert check["status"] == "failed"
     assert "step makes no optimizer's step" in check["detail"]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "step", "missed"),
+    [
+        ("", "model", []),
+        ("model[2].requires_grad_(False)", "model", ["model.2.weight", "model.2.bias"]),
+        ("", "model[0]", ["model.2.weight", "model.2.bias"]),
+    ],
+)
+def test_every_parameter_that_an_optimizer_lists_is_stepped_or_named(case_check, frozen, step, missed):
+    model, optimizer = trained(2, 4, 3)
+    body = (
+        single()
+        .replace("    optimizer =", f"    {frozen}\n    optimizer =")
+        .replace(": model(batch", f": {step}(batch")
+    )
+    check = case_check(body, {"model": model, "optimizer": optimizer})
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", not missed), check["detail"]
+    assert check["evidence"]["parameters_not_stepped"] == missed
+
+
+def test_a_layer_that_was_frozen_in_the_saved_run_is_not_missed(case_check):
+    model, optimizer = trained(2, 4, 3)
+    optimizer["state"] = {key: value for key, value in optimizer["state"].items() if key > 1}
+    body = single().replace("    optimizer =", "    model[0].requires_grad_(False)\n    optimizer =")
+    check = case_check(body, {"model": model, "optimizer": optimizer})
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
+
+
+def test_a_stored_optimizer_that_the_case_does_not_build_is_named(case_check):
+    check = case_check(single(rest="part='netG', optimizer_part='optG'"))
+    assert (check["status"], check["evidence"]["not_restored"]) == ("passed", ["optD"]), check["detail"]
+    assert "optD" in check["evidence"]["unproven"]
+    tree = {**gan_tree(), "best_optD": gan_tree()["optD"]}
+    check = case_check(GAN, tree)
+    assert (check["evidence"]["not_restored"], check["evidence"]["proven"]) == ([], True), check["detail"]
+
+
+def test_what_a_loop_changes_beside_its_optimizers_is_not_their_step(case_check):
+    clamp = "netG.zero_grad(); optG.step(); [one.data.mul_(0.5) for one in netG.parameters()]"
+    check = case_check(GAN.replace("optG.step()", clamp))
+    assert check["status"] == "failed", check["detail"]
+    assert (check["evidence"]["moved"], len(check["evidence"]["parameters_not_stepped"])) == (4, 4)
+
+
+def test_the_step_of_a_subclass_that_calls_its_parents_is_one_step(case_check):
+    kind = """
+class Own(torch.optim.Adam):
+    def step(self, closure=None):
+        super().step()
+        [one.data.mul_(0.5) for group in self.param_groups for one in group["params"]]
+"""
+    check = case_check(kind + GAN.replace("torch.optim.Adam(netD", "Own(netD"))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
 
 
 @pytest.mark.parametrize(

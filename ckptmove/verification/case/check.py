@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.resume import Bench
 
 _NAME = "case"
+_NAMED = 3
 _EXITS = "the script exits while it is imported"
 _GUARD = "put what runs, with what reads arguments, under if __name__ == '__main__': the case is imported without them"
 
@@ -233,7 +234,6 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
-    before = {id(one): run.place.to_cpu(one).clone() for _, one in _parameters(case)}
     attempt, moves = Attempt(), len(run.watch.moved)
     taken: list[Taken] = []
     early: dict[int, NamedTensor] = {}
@@ -242,7 +242,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         early |= names_of(case)
-        taken.append(take_step(case, case.batch, run.place.device))
+        taken.append(take_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
         return _unusable(attempt.error, home)
@@ -253,7 +253,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
-    return _judge(run, case, taken[0], before, restored, scene)
+    return _judge(run, case, taken[0], restored, scene._replace(names=names_of(case)))
 
 
 def _unusable(error: UnusableCase, home: Line) -> Blame:
@@ -263,25 +263,21 @@ def _unusable(error: UnusableCase, home: Line) -> Blame:
     return Blame(f"{error}, in the case at {home}", fix, {**figures, **place_of(home)})
 
 
-def _judge(
-    run: _Run, case: Case, taken: Taken, before: dict[int, torch.Tensor], restored: Restored, scene: Scene
-) -> Blame | str:
+def _judge(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
     optimizers = optimizers_of(case)
     after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
-    changed = {
-        id(one) for one, value in after.values() if id(one) in before and not torch.equal(before[id(one)], value)
-    }
-    moved = {part.key: sum(id(one) in changed for one in part.parameters) for part in optimizers}
+    moved = set[int]().union(*(steps.moved for steps in taken.own.values()))
+    changed = {id(one) for one, _ in after.values()} & moved
     losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
     kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
-    idle = [part.name for part in optimizers if part.key not in taken.stepped]
+    doubts = _doubts(run, optimizers, taken, restored, scene)
     run.figures |= {
         "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
         "optimizer": by_key(kinds),
         "parameters": len(after),
         "moved": len(changed),
-        "not_stepped": idle,
-        "proven": not idle and all(restored.entries[key] and moved[key] for key in kinds),
+        "unproven": "; ".join(doubts),
+        "proven": not doubts,
     }
     place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
     lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
@@ -291,19 +287,45 @@ def _judge(
     if broken:
         return Blame(f"after the step on {place} {broken[0]} is not finite")
     for part in optimizers:
-        away = _off_target(run, part, scene._replace(names=names_of(case)))
+        away = _off_target(run, part, scene)
         if away is not None:
             return away
         options = [group.get("lr") for group in part.optimizer.param_groups]
         rates = [1.0 if rate is None else float(rate) for rate in options]  # without one, the class makes its own
-        if part.key in taken.stepped and not moved[part.key] and any(rates):
+        if taken.own[part.key].count and not taken.own[part.key].moved and any(rates):
             return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
     told = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
     said = f"{named} on {place}: {told}, {len(changed):,} of {count} moved"
-    unproven = [f"not proven, as step() was not called of {' and '.join(idle)}"] * bool(idle)
+    unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
     return "; ".join([f"{said}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
+
+
+def _doubts(
+    run: _Run, optimizers: tuple[OptimizerPart, ...], taken: Taken, restored: Restored, scene: Scene
+) -> list[str]:
+    """Why the step does not prove the resume of all that is stored, and of all that the optimizers list."""
+    idle = [part.name for part in optimizers if not taken.own[part.key].count]
+    bare = [part.name for part in optimizers if not restored.entries[part.key]]
+    unmoved = [part.name for part in optimizers if part.name not in idle and not taken.own[part.key].moved]
+    missed = [
+        scene.names[id(one)].name
+        for part in optimizers
+        for one in part.parameters
+        if part.name not in idle and id(one) not in taken.own[part.key].reached
+        # A layer that was frozen in the saved run, too, has nothing to resume.
+        if one.requires_grad or part.optimizer.state.get(one)
+    ]
+    run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
+    doubts = [f"step() was not called of {' and '.join(idle)}"] * bool(idle)
+    doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
+    doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
+    if missed:
+        more = f" and {len(missed) - _NAMED:,} more" * (len(missed) > _NAMED)
+        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({', '.join(missed[:_NAMED])}{more})")
+    left = ", ".join(where or "the optimizer's file" for where in restored.left)
+    return doubts + [f"the case has no optimizer for {left}"] * bool(left)
 
 
 def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:

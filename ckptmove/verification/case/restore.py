@@ -48,11 +48,13 @@ class Restored(NamedTuple):
     Attributes:
         detail: what was restored.
         entries: for each optimizer, by its key in the case, the parameters that it has state for now.
+        left: paths of the stored optimizers that were restored into no optimizer of the case, copies aside.
         figures: the evidence.
     """
 
     detail: str
     entries: dict[str, int]
+    left: tuple[str, ...]
     figures: dict[str, object]
 
 
@@ -76,13 +78,15 @@ def restore(bench: Bench, case: Case) -> Restored:
         detail = f"{count} restored, and no optimizer state is there: it begins anew"
         none = dict.fromkeys((one.key for one in optimizers), "")
         entries = dict.fromkeys(none, 0)
-        return Restored(detail, entries, {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
+        return Restored(detail, entries, (), {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
     found = {one.key: _restore_optimizer(bench, case, one, places.values()) for one in optimizers}
     entries = {one.key: sum(bool(values) for values in one.optimizer.state.values()) for one in optimizers}
     named = " and ".join(where or "the optimizer's file" for where in found.values())
     state = amount(sum(entries.values()), "parameter")
     figures |= {"optimizer_state": by_key(found), "entries": by_key(entries)}
-    return Restored(f"{count} and the state of {state} restored from {named}", entries, figures)
+    places_left = [one.where for one, _ in bench.pairings if one.where not in found.values()]
+    left = tuple(where for where in places_left if not is_kept_aside(where))
+    return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures)
 
 
 def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
@@ -104,7 +108,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
 
 
 def _own_state(module: nn.Module) -> dict[str, Any]:
-    """The state_dict of a model, with its parameters themselves unless its own ``state_dict`` takes no ``keep_vars``."""
+    """The state_dict of a model: with the parameters themselves, unless a ``state_dict`` takes no ``keep_vars``."""
     taken = inspect.signature(module.state_dict).parameters.values()
     takes_it = any(one.name == "keep_vars" or one.kind is one.VAR_KEYWORD for one in taken)
     own: dict[str, Any] = module.state_dict(keep_vars=True) if takes_it else module.state_dict()
