@@ -16,6 +16,7 @@ from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import strip_wrappers
 from ckptmove.text import amount
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
+from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Mismatch,
     ambiguous,
@@ -26,6 +27,7 @@ from ckptmove.verification.step.stored_state import (
     place_of,
 )
 from ckptmove.verification.step.trial import STEP_ERRORS
+from ckptmove.verification.wrappers import WithWrappers
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import OptimizerRecord
     from ckptmove.verification.case.parts import ModelPart, OptimizerPart
+    from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.step.resume import Bench
 
 #: Each takes the other's state and options, and steps as these say.
@@ -79,7 +82,9 @@ def restore(bench: Bench, case: Case) -> Restored:
         none = dict.fromkeys((one.key for one in optimizers), "")
         entries = dict.fromkeys(none, 0)
         return Restored(detail, entries, (), {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
-    found = {one.key: _restore_optimizer(bench, case, one, places.values()) for one in optimizers}
+    # Loaded once more: a script that imports the library of a wrapper subclass has let torch.load return it since.
+    source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
+    found = {one.key: _restore_optimizer(bench, case, one, places.values(), source) for one in optimizers}
     entries = {one.key: sum(bool(values) for values in one.optimizer.state.values()) for one in optimizers}
     named = " and ".join(where or "the optimizer's file" for where in found.values())
     state = amount(sum(entries.values()), "parameter")
@@ -115,13 +120,16 @@ def _own_state(module: nn.Module) -> dict[str, Any]:
     return own
 
 
-def _restore_optimizer(bench: Bench, case: Case, own: OptimizerPart, models: Collection[str]) -> str:
+def _restore_optimizer(
+    bench: Bench, case: Case, own: OptimizerPart, models: Collection[str], source: TensorSource
+) -> str:
     """Load an optimizer; returns the path of its state_dict."""
     record = _matching(bench.pairings, case, own, models)
     _refuse_stranger(record, own)
     _refuse_other_shapes(record, case, own)
+    state = optimizer_state(record, bench.checkpoint.inventory, source)
     try:
-        own.optimizer.load_state_dict(optimizer_state(record, bench.checkpoint.inventory, bench.stored))
+        own.optimizer.load_state_dict(state)
     except STEP_ERRORS as error:
         raise Mismatch(f"{own.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
     return record.where

@@ -16,6 +16,7 @@ from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.pieces import is_dense
 from ckptmove.verification.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
+from ckptmove.verification.wrappers import copied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -132,6 +133,11 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
 
     Options that the file holds as objects are left out: the optimizer's own stay.
 
+    Args:
+        optimizer: the optimizer.
+        inventory: of the checkpoint.
+        source: of its tensors, with wrapper subclasses as ``torch.load`` returned them.
+
     Raises:
         NotRebuilt: the state of a parameter has values that only unpickling could rebuild.
         UnreadableInput: a tensor's bytes cannot be had.
@@ -144,16 +150,30 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
             options[key] = each_tensor(option, source.tensor)
         groups.append({**options, "params": list(group.params)})
     state = {}
-    for entry in optimizer.state:
+    for entry in (one.without_inner() for one in optimizer.state):
         foreign = foreign_kind(entry)
         if foreign:
             named = optimizer.where or "the optimizer"
             raise NotRebuilt(f"the state of parameter {entry.key} in {named} has what is not rebuilt: {foreign}")
-        state[entry.key] = nested_state(entry, {key: source.tensor(record) for key, record in entry.tensors})
+        state[entry.key] = nested_state(entry, {key: _value(record, source) for key, record in entry.tensors})
     if optimizer.algorithm == "LBFGS":
         for values in state.values():
             values.pop("al", None)  # scratch of the two-loop recursion, half of it None: it is made anew
     return {"state": state, "param_groups": groups}
+
+
+def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
+    """A tensor of an optimizer's state; of a wrapper subclass a copy, because a step writes to it.
+
+    Raises:
+        NotRebuilt: ``torch.load`` returned no such wrapper, or it cannot be copied.
+    """
+    if record.kind != "wrapper-subclass":
+        return source.tensor(record)
+    try:
+        return copied(source.tensor(record))
+    except (LookupError, RuntimeError) as error:
+        raise NotRebuilt(f"{record.name} is a {record.subclass}, which is not restored here: {error}") from error
 
 
 def is_inside(name: str, part: str | None) -> bool:
