@@ -36,8 +36,9 @@ class Case:
     optimizer; then follow forward, loss, backward and ``optimizer.step()`` on that device. On a simulated one,
     ``device`` stands for it, and so do ``"cuda"`` and ``.cuda()`` in your code.
 
-    Several models and optimizers are dicts, whose keys are those of the checkpoint. ``step`` is then the whole body of
-    your loop, ``backward()`` and ``optimizer.step()`` included. Of a GAN that is saved as ``{"netG": ..., "netD": ...,
+    Several models and optimizers are dicts, whose keys are those of the checkpoint. With a dict of optimizers ``step``
+    is the whole body of your loop, ``backward()`` and ``optimizer.step()`` included. With one optimizer it returns the
+    loss, also where the models are a dict. Of a GAN that is saved as ``{"netG": ..., "netD": ...,
     "optG": ..., "optD": ...}``::
 
         return ckptmove.Case(

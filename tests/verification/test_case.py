@@ -182,8 +182,8 @@ def test_what_a_batch_may_be(case_check, parts, status):
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ("lambda pair: 3.0", "step returns no loss: a tensor of one value"),
-        ("lambda pair: model(pair[0].to(device))", "step returns no loss: a tensor of one value"),
+        ("lambda pair: 3.0", "step returns no loss, which is a tensor of one value"),
+        ("lambda pair: model(pair[0].to(device))", "step returns no loss, which is a tensor of one value"),
         ("lambda pair: model(pair[0].to(device)).sum().detach()", "step returns a loss without a gradient"),
         ("lambda pair: model(pair[0].to(device)).sum() * float('nan')", "the loss is nan on cuda:0 (simulated)"),
         ("lambda pair: model(pair[0].to(device)).sum() * 0", "no parameter of the model changed"),
@@ -751,3 +751,19 @@ def test_an_exception_of_an_optimizer_in_the_resume_is_told_with_its_line(case_c
     """
     check = case_check(textwrap.dedent(body) + returning(optimizer="Faulty(model.parameters())"))
     assert (check["status"], check["evidence"]["source"]) == ("failed", "raise OSError('gone')")
+
+
+def test_a_wrapper_that_is_an_optimizer_by_name_alone_is_stepped(case_check):
+    body = """
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+        def load_state_dict(self, state):
+            self.inner.load_state_dict(state)
+            self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        def zero_grad(self): self.inner.zero_grad()
+        def step(self): self.inner.step()
+
+    """
+    check = case_check(textwrap.dedent(body) + returning(optimizer="Wrapper(torch.optim.AdamW(model.parameters()))"))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]

@@ -401,6 +401,49 @@ class Own(torch.optim.Adam):
     assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
 
 
+ONE_OPTIMIZER = """
+def case(device):
+    first, second = nn.Linear(2, 4).to(device), nn.Linear(4, 3).to(device)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+
+    def loss_of(batch):
+        return second(first(batch.to(device)).relu()).square().mean()
+
+    def whole(batch):
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def without_step(batch):
+        loss_of(batch).backward()
+
+    models = {"first": first, "second": second}
+    return ckptmove.Case(models, OPTIMIZER, batch=torch.randn(4, 2), step=STEP)
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "step", "said"),
+    [
+        ("optimizer", "loss_of", ""),
+        ('{"optimizer": optimizer}', "whole", ""),
+        ("optimizer", "whole", "step calls optimizer.step() itself"),
+        ("optimizer", "without_step", "step returns no loss"),
+    ],
+)
+def test_what_step_is_follows_from_the_optimizers_and_not_from_the_models(case_check, optimizer, step, said):
+    model, of_model = trained(2, 4, 3)
+    first = {"weight": model["0.weight"], "bias": model["0.bias"]}
+    second = {"weight": model["2.weight"], "bias": model["2.bias"]}
+    body = ONE_OPTIMIZER.replace("OPTIMIZER", optimizer).replace("STEP", step)
+    check = case_check(body, {"first": first, "second": second, "optimizer": of_model})
+    assert check["status"] == ("failed" if said else "passed"), check["detail"]
+    assert check["evidence"]["proven"] is not bool(said)
+    assert said in check["detail"]
+    assert ("give a dict of optimizers" in check["detail"]) is bool(said)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -6,7 +6,8 @@ Never moves more than one batch, and nothing but that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from ckptmove.case import Case
     from ckptmove.verification.case.parts import OptimizerPart
     from ckptmove.verification.place import Place
+
+
+#: What ``step`` is to be where it makes a training step, or returns what such a step leaves.
+_WHOLE: Final = (
+    ": with one optimizer, backward() and optimizer.step() follow; "
+    "for a step that is the whole body of the loop, give a dict of optimizers"
+)
 
 
 class UnusableCase(Exception):
@@ -114,7 +122,10 @@ def take_step(case: Case, batch: Any, place: Place) -> Taken:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = loss_of(case, batch, place.device)
+        with ExitStack() as stack:
+            with suppress(AttributeError):  # a wrapper around an optimizer may not call Optimizer.__init__
+                stack.callback(optimizer.register_step_pre_hook(_refuse_own_step).remove)
+            loss = loss_of(case, batch, place.device)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
         losses.append(loss.detach())
         return loss
@@ -129,6 +140,15 @@ def take_step(case: Case, batch: Any, place: Place) -> Taken:
         optimizer.step()
     own[""].end()
     return Taken({"": losses[0]}, own)
+
+
+def _refuse_own_step(*_: object) -> None:
+    """Refuse a step that calls ``optimizer.step()``: a second one would follow.
+
+    Raises:
+        UnusableCase: always.
+    """
+    raise UnusableCase(f"step calls optimizer.step() itself{_WHOLE}")
 
 
 def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str, torch.Tensor | float]:
@@ -160,10 +180,11 @@ def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
     elif not isinstance(result, torch.Tensor):
         result = getattr(result, "loss", None)
     who = "step" if case.step is not None else "criterion" if case.criterion is not None else "the model"
+    hint = _WHOLE * (case.step is not None)
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
-        raise UnusableCase(f"{who} returns no loss: a tensor of one value")
+        raise UnusableCase(f"{who} returns no loss, which is a tensor of one value{hint}")
     if not result.requires_grad:
-        raise UnusableCase(f"{who} returns a loss without a gradient: it is to return it before backward, not detached")
+        raise UnusableCase(f"{who} returns a loss without a gradient, detached or after backward(){hint}")
     return result
 
 
