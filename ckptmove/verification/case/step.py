@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: What ``step`` is to be where it makes a training step, or returns what such a step leaves.
 _WHOLE: Final = (
-    ": with one optimizer, backward() and optimizer.step() follow; "
-    "for a step that is the whole body of the loop, give a dict of optimizers"
+    ": with one optimizer, backward() and optimizer.step() follow it, "
+    "so give a dict of optimizers for a step that is the whole body of the loop"
 )
 
 
