@@ -36,8 +36,9 @@ class Case:
     optimizer; then follow forward, loss, backward and ``optimizer.step()`` on that device. On a simulated one,
     ``device`` stands for it, and so do ``"cuda"`` and ``.cuda()`` in your code.
 
-    Several models and optimizers are dicts, whose keys are those of the checkpoint. ``step`` is then the whole body of
-    your loop, ``backward()`` and ``optimizer.step()`` included. Of a GAN that is saved as ``{"netG": ..., "netD": ...,
+    Several models and optimizers are dicts, whose keys are those of the checkpoint. With a dict of optimizers ``step``
+    is the whole body of your loop, ``backward()`` and ``optimizer.step()`` included. With one optimizer it returns the
+    loss, also where the models are a dict. Of a GAN that is saved as ``{"netG": ..., "netD": ...,
     "optG": ..., "optD": ...}``::
 
         return ckptmove.Case(
@@ -50,7 +51,7 @@ class Case:
         model: the ``nn.Module``, in the mode that it is to be stepped in; or a dict of modules, each restored from the
             part of the checkpoint that its key names.
         optimizer: over its parameters, in the order of the run that was saved; or a dict of optimizers, likewise. The
-            resume is proven if ``step`` steps each of them.
+            resume is proven if every stored optimizer is restored into one of them, and each steps its parameters.
         criterion: the loss, called with the model's output and the targets; None (the default) where the model returns
             it.
         batch: one batch as your loader gives it, or the loader, which is asked for one batch; None by default. Without

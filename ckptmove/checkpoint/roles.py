@@ -32,6 +32,8 @@ _WHOLE_KEYS: Final[dict[str, Role]] = {
     "scaler": "scaler", "amp": "scaler", "g": "model", "d": "model", "generator_state": "rng",
     "hyper_parameters": "other", "hparams": "other",
 }  # fmt: skip
+#: What is kept beside the model that is trained: an earlier one, or the target network of a DQN.
+_KEPT_ASIDE: Final = frozenset({"best", "prev", "previous", "old", "initial", "backup", "target"})
 _DIGITS: Final = "0123456789"
 #: Lightning keeps a callback's state under its class, which is named for what it watches and not for what it holds.
 _CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|LearningRateMonitor)\b")
@@ -57,14 +59,23 @@ def _role_of_words(key: str) -> Role | None:
         return whole
     if _CALLBACK.match(key):
         return "other"
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", key)
-    words = set(re.split(r"[^a-z0-9]+", spaced.lower()))
-    words.add(key.lower())
+    words = _words(key) | {key.lower()}
     for role, options in ROLE_WORDS:
         for option in options:
             if words.issuperset(option.split("+")):
                 return role
     return None
+
+
+def is_kept_aside(path: str) -> bool:
+    """Whether a path names a copy that is not trained any more: ``best_model``, ``prev.state_dict``."""
+    return not _KEPT_ASIDE.isdisjoint(_words(path))
+
+
+def _words(key: str) -> set[str]:
+    """The words of a key in lower case: those of ``bestModel`` are ``best`` and ``model``."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", key)
+    return set(re.split(r"[^a-z0-9]+", spaced.lower()))
 
 
 def role_of_leaf(name: str) -> Role | None:

@@ -53,7 +53,8 @@ GUARDED_MODULES = {
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
-    "inspect": "verification/step/recipe.py verification/case/check.py verification/case/objective.py",
+    "inspect": "verification/step/recipe.py verification/case/check.py verification/case/objective.py "
+    "verification/case/restore.py",
 }
 #: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.
 HARMLESS_OS = {

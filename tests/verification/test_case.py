@@ -182,8 +182,8 @@ def test_what_a_batch_may_be(case_check, parts, status):
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ("lambda pair: 3.0", "step returns no loss: a tensor of one value"),
-        ("lambda pair: model(pair[0].to(device))", "step returns no loss: a tensor of one value"),
+        ("lambda pair: 3.0", "step returns no loss, which is a tensor of one value"),
+        ("lambda pair: model(pair[0].to(device))", "step returns no loss, which is a tensor of one value"),
         ("lambda pair: model(pair[0].to(device)).sum().detach()", "step returns a loss without a gradient"),
         ("lambda pair: model(pair[0].to(device)).sum() * float('nan')", "the loss is nan on cuda:0 (simulated)"),
         ("lambda pair: model(pair[0].to(device)).sum() * 0", "no parameter of the model changed"),
@@ -395,7 +395,10 @@ def test_an_exception_in_the_step_is_told_with_its_line(case_check):
     assert check["evidence"]["source"] == "raise KeyError('pixel_values')"
 
 
-@pytest.mark.parametrize("what", ["raise RuntimeError('no data here')", "raise SystemExit(3)", "torch.ones(2) @ 3"])
+@pytest.mark.parametrize(
+    "what",
+    ["raise RuntimeError('no data here')", "raise SystemExit(3)", "raise KeyboardInterrupt", "torch.ones(2) @ 3"],
+)
 def test_an_exception_in_the_function_is_told_with_its_line(case_check, what):
     check = case_check(f"""
     def case(device):
@@ -689,3 +692,78 @@ def test_what_a_backward_of_torchs_refuses_is_told_by_the_line_of_its_forward(ca
         "is on cpu, and meets cuda:0 in aten::mul in torch.Tensor.backward (ExpBackward0), at train.py:"
         in check["detail"]
     )
+
+
+def test_a_model_whose_state_dict_takes_no_arguments_is_restored(case_check):
+    body = """
+    class Own(nn.Sequential):
+        def state_dict(self): return dict(super().state_dict())
+
+    """
+    check = case_check(textwrap.dedent(body) + returning(model="Own(*net()).to(device)"))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
+
+
+def test_an_optimizer_with_a_rate_of_its_own_is_stepped(case_check):
+    body = """
+    class Rated(torch.optim.AdamW):
+        def step(self, closure=None):
+            self.param_groups[0]['lr'] = 0.1
+            super().step()
+            self.param_groups[0]['lr'] = None
+
+    """
+    check = case_check(textwrap.dedent(body) + returning(optimizer="Rated(model.parameters())"))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
+
+
+RAISED = [
+    "OSError('disk')",
+    "SystemExit(2)",
+    "KeyboardInterrupt",
+    "GeneratorExit",
+    "type('Own', (BaseException,), {})('x')",
+]
+
+
+@pytest.mark.parametrize("error", RAISED)
+@pytest.mark.parametrize("method", ["load_state_dict", "state_dict", "named_parameters", "forward"])
+def test_an_exception_of_a_model_is_told_with_its_line(case_check, error, method):
+    body = f"""
+    class Faulty(nn.Sequential):
+        def parameters(self, *args, **kwargs): return nn.Sequential(*self).parameters()
+        def {method}(self, *args, **kwargs):
+            raise {error}
+
+    """
+    check = case_check(textwrap.dedent(body) + returning(model="Faulty(*net()).to(device)"))
+    assert check["status"] == "failed"
+    assert check["evidence"]["source"] == f"raise {error}"
+    assert check["evidence"]["proven"] is False
+
+
+def test_an_exception_of_an_optimizer_in_the_resume_is_told_with_its_line(case_check):
+    body = """
+    class Faulty(torch.optim.AdamW):
+        def load_state_dict(self, state):
+            raise OSError('gone')
+
+    """
+    check = case_check(textwrap.dedent(body) + returning(optimizer="Faulty(model.parameters())"))
+    assert (check["status"], check["evidence"]["source"]) == ("failed", "raise OSError('gone')")
+
+
+def test_a_wrapper_that_is_an_optimizer_by_name_alone_is_stepped(case_check):
+    body = """
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+        def load_state_dict(self, state):
+            self.inner.load_state_dict(state)
+            self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        def zero_grad(self): self.inner.zero_grad()
+        def step(self): self.inner.step()
+
+    """
+    check = case_check(textwrap.dedent(body) + returning(optimizer="Wrapper(torch.optim.AdamW(model.parameters()))"))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]

@@ -285,3 +285,54 @@ def test_sparse_state_is_not_stepped_and_said(answers, tmp_path):
     found = answers(save(tree, tmp_path), "cpu")
     assert (found["step"]["evidence"]["not_stepped"], found["step"]["evidence"]["proven"]) == (1, False)
     assert "sparse_coo" in found["step"]["evidence"]["unproven"]
+
+
+CASE = """
+import torch
+import ckptmove
+IMPORTS
+
+def case(device):
+    model = torch.nn.ParameterDict({"big": torch.zeros(64, 64), "small": torch.zeros(6)}).to(device)
+    step = lambda batch: sum(one.square().sum() for one in model.values())
+    return ckptmove.Case(model, KIND(model.parameters(), lr=1e-3), None, (), step)
+"""
+
+
+def case_of(folder, imports, kind):
+    (folder / "train.py").write_text(CASE.replace("IMPORTS", imports).replace("KIND", kind))
+    return "train.py:case"
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
+def test_a_case_restores_low_bit_state(answers, tmp_path, monkeypatch, name, target):
+    monkeypatch.chdir(tmp_path)
+    path = save(trained(getattr(torchao.optim, name)), tmp_path)
+    check = answers(path, target, case=case_of(tmp_path, "import torchao.optim", f"torchao.optim.{name}"))["case"]
+    assert (check["status"], check["evidence"]["proven"], check["evidence"]["entries"]) == ("passed", True, 2), check
+
+
+def test_a_case_restores_what_torch_returns_once_the_script_is_imported(answers, tmp_path, theirs):
+    path = save(trained(theirs.Momentum), tmp_path)
+    allowed = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        imports = "import their_wrappers\ntorch.serialization.add_safe_globals([their_wrappers.Opaque])"
+        found = answers(path, "cpu", case=case_of(tmp_path, imports, "their_wrappers.Momentum"))
+    finally:
+        torch.serialization.add_safe_globals(allowed)
+    assert found["restore"]["evidence"]["weights_only"] is False
+    assert (found["case"]["status"], found["case"]["evidence"]["proven"]) == ("passed", True), found["case"]
+
+
+def test_a_case_whose_wrappers_torch_does_not_return_is_not_proven(answers, tmp_path, theirs):
+    path = save(trained(theirs.Momentum), tmp_path)
+    allowed = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        found = answers(path, "cpu", case=case_of(tmp_path, "import their_wrappers", "their_wrappers.Momentum"))
+    finally:
+        torch.serialization.add_safe_globals(allowed)
+    assert (found["case"]["status"], found["case"]["evidence"]["proven"]) == ("skipped", False), found["case"]
+    assert "does not return optimizer.state.0.mean" in found["case"]["detail"]

@@ -31,7 +31,7 @@ from ckptmove.verification.case.user_code_edits import NO_FIX, Fix
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
-from ckptmove.verification.step.stored_state import Mismatch, NotRebuilt
+from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NotRebuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,12 +47,15 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.resume import Bench
 
 _NAME = "case"
+_NAMED = 3
 _EXITS = "the script exits while it is imported"
 _GUARD = "put what runs, with what reads arguments, under if __name__ == '__main__': the case is imported without them"
 
 
 class Attempt:
-    """Ends where the code inside it raises, and keeps what that was.
+    """Ends where the user's code inside it raises, and keeps the exception; those of this package pass through.
+
+    Ctrl-C does not reach this process, so that a ``KeyboardInterrupt`` is the user's own, too.
 
     Attributes:
         error: what was raised; None where nothing was.
@@ -67,7 +70,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        is_theirs = isinstance(error, (Exception, SystemExit)) and not isinstance(error, CkptMoveError)
+        is_theirs = error is not None and not isinstance(error, (CkptMoveError, Mismatch, NotRebuilt))
         self.error = error if is_theirs else None
         return is_theirs
 
@@ -81,6 +84,7 @@ class _Run:
         place: where.
         entrance: the user's function.
         watch: stands around the user's code.
+        home: the line of the user's function, or of its file until that is imported.
         figures: the evidence.
     """
 
@@ -88,7 +92,13 @@ class _Run:
     place: Place
     entrance: Entrance
     watch: Watch
+    home: Line
     figures: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def scene(self) -> Scene:
+        """What is known of an exception before the step."""
+        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home)
 
 
 def check_case(bench: Bench, typed: str) -> CheckResult:
@@ -110,12 +120,20 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         if site.mode == "simulated":
             _leave_autocast_out()
             targets.at_least(bench.request.devices or 1)
-        run = _Run(bench, place, entrance, Watch(place, site.target, entrance))
+        home = line_of(typed.rpartition(":")[0], 0)
+        run = _Run(bench, place, entrance, Watch(place, site.target, entrance), home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
+        attempt, outcomes = Attempt(), []
         try:
-            fault = _attempt(run, typed)
+            # Methods of the user's modules and optimizers run outside of the step, too: state_dict, named_parameters.
+            with attempt:
+                outcomes.append(_attempt(run, typed))
         except NotRebuilt as reason:
-            return skipped(_NAME, str(reason), **run.figures)
+            return skipped(_NAME, f"not proven: {reason}", **run.figures, proven=False)
+        except Ambiguous as doubt:
+            figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
+            return skipped(_NAME, f"not proven: {doubt}; fix: {doubt.fix}", **figures)
+    fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
     if isinstance(fault, Blame):
         return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
     return passed(_NAME, fault, **run.figures)
@@ -138,14 +156,13 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     torch.manual_seed(run.bench.request.seed)
     attempt, made = Attempt(), []
     function = None
-    home = line_of(typed.rpartition(":")[0], 0)
     with attempt, run.watch:
         function = run.entrance.load()
         code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
-        home = home if code is None else line_of(code.co_filename, code.co_firstlineno)
+        run.home = run.home if code is None else line_of(code.co_filename, code.co_firstlineno)
         made.append(_called(function, run.place.device, typed))
     if attempt.error is not None:
-        found = blame(attempt.error, Scene(run.watch, run.entrance, {}, run.place, home, home))
+        found = blame(attempt.error, run.scene)
         exits = function is None and isinstance(attempt.error, SystemExit)
         return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
     case: Case = made[0]
@@ -153,19 +170,21 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
-    orphans = _orphans(run, case, home)
+    orphans = _orphans(run, case, run.home)
     if orphans is not None:
         return orphans
     try:
         restored = restore(run.bench, case)
     except UnreadableInput as error:
         return Blame(str(error))
+    except Ambiguous:
+        raise
     except Mismatch as error:
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)
         return Blame(str(error), fix, figures)
     run.figures |= restored.figures
-    return _step(run, case, home, restored)
+    return _step(run, case, run.home, restored)
 
 
 def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -215,7 +234,6 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
-    before = {id(one): run.place.to_cpu(one).clone() for _, one in _parameters(case)}
     attempt, moves = Attempt(), len(run.watch.moved)
     taken: list[Taken] = []
     early: dict[int, NamedTensor] = {}
@@ -224,7 +242,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         early |= names_of(case)
-        taken.append(take_step(case, case.batch, run.place.device))
+        taken.append(take_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
         return _unusable(attempt.error, home)
@@ -235,7 +253,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
-    return _judge(run, case, taken[0], before, restored, scene)
+    return _judge(run, case, taken[0], restored, scene._replace(names=names_of(case)))
 
 
 def _unusable(error: UnusableCase, home: Line) -> Blame:
@@ -245,25 +263,21 @@ def _unusable(error: UnusableCase, home: Line) -> Blame:
     return Blame(f"{error}, in the case at {home}", fix, {**figures, **place_of(home)})
 
 
-def _judge(
-    run: _Run, case: Case, taken: Taken, before: dict[int, torch.Tensor], restored: Restored, scene: Scene
-) -> Blame | str:
+def _judge(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
     optimizers = optimizers_of(case)
     after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
-    changed = {
-        id(one) for one, value in after.values() if id(one) in before and not torch.equal(before[id(one)], value)
-    }
-    moved = {part.key: sum(id(one) in changed for one in part.parameters) for part in optimizers}
+    moved = set[int]().union(*(steps.moved for steps in taken.own.values()))
+    changed = {id(one) for one, _ in after.values()} & moved
     losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
     kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
-    idle = [part.name for part in optimizers if part.key not in taken.stepped]
+    doubts = _doubts(run, optimizers, taken, restored, scene)
     run.figures |= {
         "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
         "optimizer": by_key(kinds),
         "parameters": len(after),
         "moved": len(changed),
-        "not_stepped": idle,
-        "proven": not idle and all(restored.entries[key] and moved[key] for key in kinds),
+        "unproven": "; ".join(doubts),
+        "proven": not doubts,
     }
     place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
     lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
@@ -273,18 +287,45 @@ def _judge(
     if broken:
         return Blame(f"after the step on {place} {broken[0]} is not finite")
     for part in optimizers:
-        away = _off_target(run, part, scene._replace(names=names_of(case)))
+        away = _off_target(run, part, scene)
         if away is not None:
             return away
-        rates = [float(group.get("lr", 1)) for group in part.optimizer.param_groups]
-        if part.key in taken.stepped and not moved[part.key] and any(rates):
+        options = [group.get("lr") for group in part.optimizer.param_groups]
+        rates = [1.0 if rate is None else float(rate) for rate in options]  # without one, the class makes its own
+        if taken.own[part.key].count and not taken.own[part.key].moved and any(rates):
             return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
     told = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
     said = f"{named} on {place}: {told}, {len(changed):,} of {count} moved"
-    unproven = [f"not proven, as step() was not called of {' and '.join(idle)}"] * bool(idle)
+    unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
     return "; ".join([f"{said}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
+
+
+def _doubts(
+    run: _Run, optimizers: tuple[OptimizerPart, ...], taken: Taken, restored: Restored, scene: Scene
+) -> list[str]:
+    """Why the step does not prove the resume of all that is stored, and of all that the optimizers list."""
+    idle = [part.name for part in optimizers if not taken.own[part.key].count]
+    bare = [part.name for part in optimizers if not restored.entries[part.key]]
+    unmoved = [part.name for part in optimizers if part.name not in idle and not taken.own[part.key].moved]
+    missed = [
+        scene.names[id(one)].name
+        for part in optimizers
+        for one in part.parameters
+        if part.name not in idle and id(one) not in taken.own[part.key].reached
+        # A layer that was frozen in the saved run, too, has nothing to resume.
+        if one.requires_grad or part.optimizer.state.get(one)
+    ]
+    run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
+    doubts = [f"step() was not called of {' and '.join(idle)}"] * bool(idle)
+    doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
+    doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
+    if missed:
+        more = f" and {len(missed) - _NAMED:,} more" * (len(missed) > _NAMED)
+        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({', '.join(missed[:_NAMED])}{more})")
+    left = ", ".join(where or "the optimizer's file" for where in restored.left)
+    return doubts + [f"the case has no optimizer for {left}"] * bool(left)
 
 
 def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:

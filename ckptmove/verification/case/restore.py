@@ -5,15 +5,18 @@ Never loads what does not fit: it says what, by name.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ckptmove.checkpoint.pairing import parameter_shape
+from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import strip_wrappers
 from ckptmove.text import amount
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
+from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Mismatch,
     ambiguous,
@@ -24,14 +27,18 @@ from ckptmove.verification.step.stored_state import (
     place_of,
 )
 from ckptmove.verification.step.trial import STEP_ERRORS
+from ckptmove.verification.wrappers import WithWrappers
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from torch import nn
 
     from ckptmove.case import Case
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import OptimizerRecord
     from ckptmove.verification.case.parts import ModelPart, OptimizerPart
+    from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.step.resume import Bench
 
 #: Each takes the other's state and options, and steps as these say.
@@ -44,11 +51,13 @@ class Restored(NamedTuple):
     Attributes:
         detail: what was restored.
         entries: for each optimizer, by its key in the case, the parameters that it has state for now.
+        left: paths of the stored optimizers that were restored into no optimizer of the case, copies aside.
         figures: the evidence.
     """
 
     detail: str
     entries: dict[str, int]
+    left: tuple[str, ...]
     figures: dict[str, object]
 
 
@@ -57,6 +66,7 @@ def restore(bench: Bench, case: Case) -> Restored:
 
     Raises:
         Mismatch: it does not fit.
+        Ambiguous: several parts of it do.
         NotRebuilt: an optimizer's state cannot be rebuilt.
         UnreadableInput: a tensor's bytes cannot be had.
     """
@@ -71,18 +81,22 @@ def restore(bench: Bench, case: Case) -> Restored:
         detail = f"{count} restored, and no optimizer state is there: it begins anew"
         none = dict.fromkeys((one.key for one in optimizers), "")
         entries = dict.fromkeys(none, 0)
-        return Restored(detail, entries, {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
-    found = {one.key: _restore_optimizer(bench, case, one, places.values()) for one in optimizers}
+        return Restored(detail, entries, (), {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
+    # Loaded once more: a script that imports the library of a wrapper subclass has let torch.load return it since.
+    source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
+    found = {one.key: _restore_optimizer(bench, case, one, places.values(), source) for one in optimizers}
     entries = {one.key: sum(bool(values) for values in one.optimizer.state.values()) for one in optimizers}
     named = " and ".join(where or "the optimizer's file" for where in found.values())
     state = amount(sum(entries.values()), "parameter")
     figures |= {"optimizer_state": by_key(found), "entries": by_key(entries)}
-    return Restored(f"{count} and the state of {state} restored from {named}", entries, figures)
+    places_left = [one.where for one, _ in bench.pairings if one.where not in found.values()]
+    left = tuple(where for where in places_left if not is_kept_aside(where))
+    return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures)
 
 
 def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     """Load a model; returns the path of its state_dict, and how many tensors that has."""
-    own: dict[str, Any] = model.module.state_dict(keep_vars=True)
+    own = _own_state(model.module)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     inventory, name = bench.checkpoint.inventory, model.label
     try:
@@ -98,13 +112,24 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     return where, len(state)
 
 
-def _restore_optimizer(bench: Bench, case: Case, own: OptimizerPart, models: Collection[str]) -> str:
+def _own_state(module: nn.Module) -> dict[str, Any]:
+    """The state_dict of a model: with the parameters themselves, unless a ``state_dict`` takes no ``keep_vars``."""
+    taken = inspect.signature(module.state_dict).parameters.values()
+    takes_it = any(one.name == "keep_vars" or one.kind is one.VAR_KEYWORD for one in taken)
+    own: dict[str, Any] = module.state_dict(keep_vars=True) if takes_it else module.state_dict()
+    return own
+
+
+def _restore_optimizer(
+    bench: Bench, case: Case, own: OptimizerPart, models: Collection[str], source: TensorSource
+) -> str:
     """Load an optimizer; returns the path of its state_dict."""
     record = _matching(bench.pairings, case, own, models)
     _refuse_stranger(record, own)
     _refuse_other_shapes(record, case, own)
+    state = optimizer_state(record, bench.checkpoint.inventory, source)
     try:
-        own.optimizer.load_state_dict(optimizer_state(record, bench.checkpoint.inventory, bench.stored))
+        own.optimizer.load_state_dict(state)
     except STEP_ERRORS as error:
         raise Mismatch(f"{own.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
     return record.where
@@ -143,7 +168,8 @@ def _matching(
     Of several, the one that steps what the case's models were restored from.
 
     Raises:
-        Mismatch: there is none, or several are left.
+        Mismatch: there is none.
+        Ambiguous: several are left.
     """
     inside = [(record, pairing) for record, pairing in pairings if is_inside(record.where, own.part)]
     if own.part is not None and not inside:
@@ -156,7 +182,8 @@ def _matching(
         raise Mismatch(_sizes(inside, sizes, own))
     same = [pair for pair in fitting if not _is_stranger(pair[0], own) and not _apart(pair[0], own)]
     beside = [pair for pair in same if _steps(pair[1], models)]
-    chosen = [record for record, _ in beside or same]
+    left = [record for record, _ in beside or same]
+    chosen = [record for record in left if not is_kept_aside(record.where)] or left
     if len(chosen) > 1:
         raise ambiguous(own.label, "optimizer_part", tuple(record.where for record in chosen))
     return chosen[0] if chosen else fitting[0][0]

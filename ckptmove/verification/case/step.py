@@ -6,7 +6,8 @@ Never moves more than one batch, and nothing but that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -18,6 +19,15 @@ from ckptmove.verification.simulated.targets import BACKEND, name_of
 
 if TYPE_CHECKING:
     from ckptmove.case import Case
+    from ckptmove.verification.case.parts import OptimizerPart
+    from ckptmove.verification.place import Place
+
+
+#: What ``step`` is to be where it makes a training step, or returns what such a step leaves.
+_WHOLE: Final = (
+    ": with one optimizer, backward() and optimizer.step() follow it, "
+    "so give a dict of optimizers for a step that is the whole body of the loop"
+)
 
 
 class UnusableCase(Exception):
@@ -51,55 +61,106 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
+class OwnSteps:
+    """What the steps of one optimizer did; the rest of a loop may change its parameters too, as a clamp does.
+
+    Attributes:
+        count: how many steps it made.
+        moved: identities of the parameters that its steps changed.
+        reached: those, and the parameters that had a gradient in one of its steps.
+    """
+
+    def __init__(self, part: OptimizerPart, place: Place) -> None:
+        self.count = 0
+        self.moved: set[int] = set()
+        self.reached: set[int] = set()
+        self._part = part
+        self._place = place
+        self._before: list[dict[int, torch.Tensor]] = []  # a step of a subclass may call that of its parent
+
+    def begin(self) -> None:
+        """Keep the values of the parameters before a step."""
+        self._note_gradients()
+        self._before.append({id(one): self._place.to_cpu(one).clone() for one in self._part.parameters})
+
+    def end(self) -> None:
+        """Compare the parameters with their values before the step."""
+        before = self._before.pop()
+        values = {id(one): self._place.to_cpu(one) for one in self._part.parameters}
+        self.moved |= {key for key, value in values.items() if key in before and not torch.equal(before[key], value)}
+        self.reached |= self.moved
+        self._note_gradients()  # a closure makes them in the step
+        self.count += 1
+
+    def _note_gradients(self) -> None:
+        self.reached |= {id(one) for one in self._part.parameters if one.grad is not None}
+
+
 class Taken(NamedTuple):
     """What a step came to.
 
     Attributes:
         losses: by the way to each in what ``step`` returns; empty for one that is returned by itself.
-        stepped: keys of the optimizers that made a step.
+        own: by key, what the steps of each optimizer did.
     """
 
     losses: dict[str, torch.Tensor | float]
-    stepped: frozenset[str]
+    own: dict[str, OwnSteps]
 
 
-def take_step(case: Case, batch: Any, device: torch.device) -> Taken:
+def take_step(case: Case, batch: Any, place: Place) -> Taken:
     """Make a step as a loop does.
 
     Raises:
         UnusableCase: what the case holds makes no step.
     """
+    own = {part.key: OwnSteps(part, place) for part in optimizers_of(case)}
     if not isinstance(case.optimizer, torch.optim.Optimizer):
-        return _whole_step(case, batch)
+        return Taken(_whole_step(case, batch, own), own)
     optimizer = case.optimizer
     losses: list[torch.Tensor] = []
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = loss_of(case, batch, device)
+        with ExitStack() as stack:
+            with suppress(AttributeError):  # a wrapper around an optimizer may not call Optimizer.__init__
+                stack.callback(optimizer.register_step_pre_hook(_refuse_own_step).remove)
+            loss = loss_of(case, batch, place.device)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
         losses.append(loss.detach())
         return loss
 
     if isinstance(optimizer, torch.optim.LBFGS):
+        own[""].begin()
         optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it so
     else:
         closure()
         _refuse_capturable(optimizer)
+        own[""].begin()
         optimizer.step()
-    return Taken({"": losses[0]}, frozenset({""}))
+    own[""].end()
+    return Taken({"": losses[0]}, own)
 
 
-def _whole_step(case: Case, batch: Any) -> Taken:
-    """Let the user's step make all of a training step, and see which optimizers it steps."""
-    stepped: set[str] = set()
+def _refuse_own_step(*_: object) -> None:
+    """Refuse a step that calls ``optimizer.step()``: a second one would follow.
+
+    Raises:
+        UnusableCase: always.
+    """
+    raise UnusableCase(f"step calls optimizer.step() itself{_WHOLE}")
+
+
+def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str, torch.Tensor | float]:
+    """Let the user's step make all of a training step, and watch what its optimizers do; returns the losses."""
     for part in optimizers_of(case):
         part.optimizer.register_step_pre_hook(lambda optimizer, _args, _kwargs: _refuse_capturable(optimizer))
-        part.optimizer.register_step_post_hook(lambda *_, key=part.key: stepped.add(key))
+        part.optimizer.register_step_pre_hook(lambda *_, steps=own[part.key]: steps.begin())
+        part.optimizer.register_step_post_hook(lambda *_, steps=own[part.key]: steps.end())
     result = None if case.step is None else case.step(batch)
-    if not stepped:
+    if not any(steps.count for steps in own.values()):
         raise UnusableCase("step makes no optimizer's step: with a dict of optimizers it is the whole body of the loop")
-    return Taken({way: one for way, one in parts(result) if _is_loss(one)}, frozenset(stepped))
+    return {way: one for way, one in parts(result) if _is_loss(one)}
 
 
 def _is_loss(value: object) -> TypeGuard[torch.Tensor | float]:
@@ -119,10 +180,11 @@ def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
     elif not isinstance(result, torch.Tensor):
         result = getattr(result, "loss", None)
     who = "step" if case.step is not None else "criterion" if case.criterion is not None else "the model"
+    hint = _WHOLE * (case.step is not None)
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
-        raise UnusableCase(f"{who} returns no loss: a tensor of one value")
+        raise UnusableCase(f"{who} returns no loss, which is a tensor of one value{hint}")
     if not result.requires_grad:
-        raise UnusableCase(f"{who} returns a loss without a gradient: it is to return it before backward, not detached")
+        raise UnusableCase(f"{who} returns a loss without a gradient, detached or after backward(){hint}")
     return result
 
 

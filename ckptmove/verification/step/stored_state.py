@@ -10,11 +10,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
 from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.pieces import is_dense
 from ckptmove.verification.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
+from ckptmove.verification.wrappers import copied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -42,6 +44,10 @@ class Mismatch(Exception):
         self.fix = fix
         self.candidates = candidates
         self.module: torch.nn.Module | None = None
+
+
+class Ambiguous(Mismatch):
+    """Several parts of the checkpoint fit, and only the user can say which is resumed."""
 
 
 class NotRebuilt(Exception):
@@ -97,7 +103,8 @@ def model_state(
         The path of the state_dict in the checkpoint, and its tensors, on the CPU.
 
     Raises:
-        Mismatch: none fits, wrapper prefixes aside, or several do.
+        Mismatch: none fits, wrapper prefixes aside.
+        Ambiguous: several do.
         UnreadableInput: a tensor's bytes cannot be had.
     """
     wanted = {_bare(key): key for key in own}
@@ -126,6 +133,11 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
 
     Options that the file holds as objects are left out: the optimizer's own stay.
 
+    Args:
+        optimizer: the optimizer.
+        inventory: of the checkpoint.
+        source: of its tensors, with wrapper subclasses as ``torch.load`` returned them.
+
     Raises:
         NotRebuilt: the state of a parameter has values that only unpickling could rebuild.
         UnreadableInput: a tensor's bytes cannot be had.
@@ -138,16 +150,30 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
             options[key] = each_tensor(option, source.tensor)
         groups.append({**options, "params": list(group.params)})
     state = {}
-    for entry in optimizer.state:
+    for entry in (one.without_inner() for one in optimizer.state):
         foreign = foreign_kind(entry)
         if foreign:
             named = optimizer.where or "the optimizer"
             raise NotRebuilt(f"the state of parameter {entry.key} in {named} has what is not rebuilt: {foreign}")
-        state[entry.key] = nested_state(entry, {key: source.tensor(record) for key, record in entry.tensors})
+        state[entry.key] = nested_state(entry, {key: _value(record, source) for key, record in entry.tensors})
     if optimizer.algorithm == "LBFGS":
         for values in state.values():
             values.pop("al", None)  # scratch of the two-loop recursion, half of it None: it is made anew
     return {"state": state, "param_groups": groups}
+
+
+def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
+    """A tensor of an optimizer's state; of a wrapper subclass a copy, because a step writes to it.
+
+    Raises:
+        NotRebuilt: ``torch.load`` returned no such wrapper, or it cannot be copied.
+    """
+    if record.kind != "wrapper-subclass":
+        return source.tensor(record)
+    try:
+        return copied(source.tensor(record))
+    except (LookupError, RuntimeError) as error:
+        raise NotRebuilt(f"{record.name} is a {record.subclass}, which is not restored here: {error}") from error
 
 
 def is_inside(name: str, part: str | None) -> bool:
@@ -176,17 +202,17 @@ def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mi
     return Mismatch(f"{what}: there is no '{part}' in the checkpoint: {has}", fix=fix, candidates=candidates)
 
 
-def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
-    """The fault that several parts of a checkpoint fit.
+def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Ambiguous:
+    """The doubt where several parts of a checkpoint fit.
 
     Args:
         what: what they fit.
         field: of the case, which can choose.
         candidates: their paths.
     """
-    last = candidates[-1]
-    fix = f"choose one: ckptmove.Case(..., {field}={last!r})"
-    return Mismatch(
+    choices = " or ".join(f"{field}={one!r}" for one in candidates)
+    fix = f"choose one: ckptmove.Case(...) with {choices}, or as a key of a dict"
+    return Ambiguous(
         f"{what} fits several parts of the checkpoint: {', '.join(candidates)}", fix=fix, candidates=candidates
     )
 
@@ -250,13 +276,14 @@ def _the_one(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
     """The state_dict that fits, a model before its copies; None where none does.
 
     Raises:
-        Mismatch: several do.
+        Ambiguous: several do.
     """
     fitting: dict[object, _Candidate] = {}
     for one in candidates:
         if not one.faults:
             fitting.setdefault(one.views, one)
-    chosen = [one for one in fitting.values() if not one.is_copy] or [*fitting.values()]
+    models = [one for one in fitting.values() if not one.is_copy] or [*fitting.values()]
+    chosen = [one for one in models if not is_kept_aside(one.where)] or models
     if len(chosen) > 1:
         raise ambiguous(name, "part", tuple(one.where for one in chosen))
     return next(iter(chosen), None)
