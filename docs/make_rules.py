@@ -9,9 +9,9 @@ HEAD = """\
 
 <!-- Written by docs/make_rules.py from ckptmove/findings/catalogue.py. Do not edit. -->
 
-`inspect` and `verify` report findings. An *error* means that a resume fails or goes wrong. A *warning* means that
-it may. An *info* is worth knowing. `ckptmove rules` lists the findings, and `ckptmove rules D102` explains one. `--ignore D104`
-makes one not count. `--select D` counts only those with codes that begin with D.
+`inspect` and `verify` report findings. An *error* means that a resume fails or goes wrong. A *warning* means that it
+may. An *info* is worth knowing. `ckptmove rules` lists the findings, and `ckptmove rules D102` explains one.
+`--ignore D104` makes one not count. `--select D` counts only those with codes that begin with D.
 """
 
 
