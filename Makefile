@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test crash check format lint types samples bench growth fuzz clean
+.PHONY: help demo test crash check format lint types samples docs bench growth fuzz clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -44,6 +44,9 @@ format: $(STAMP) ## put the source into its form
 
 samples: $(STAMP) ## write sample_ckpts/ again from its recipe
 	$(BIN)/python sample_ckpts/make_samples.py
+
+docs: $(STAMP) ## write docs/rules.md again from the catalogue of findings
+	$(BIN)/python docs/make_rules.py > docs/rules.md
 
 bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 	$(BIN)/python benchmarks/side_by_side.py
