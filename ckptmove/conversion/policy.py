@@ -301,7 +301,7 @@ def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFact
     groups. An option that shares its storage with a tensor of another kind (a model that learns its ``lr``) goes where
     that goes.
     """
-    groups = {where: (facts,) for own in optimizers for where, facts in own.items()}
+    groups: dict[str, tuple[_GroupFacts, ...]] = {where: (facts,) for own in optimizers for where, facts in own.items()}
     for optimizer, own in zip(inventory.optimizers, optimizers, strict=True):
         groups[f"{optimizer.where}.defaults".removeprefix(".")] = (*own.values(),)
     numbered: dict[str, list[_GroupFacts]] = {}

@@ -53,7 +53,9 @@ def test_names_are_exact_and_findings_printable(asked) -> None:
         assert (one["message"] + one["fix"]).isprintable()
 
 
-@pytest.mark.parametrize("words", [["inspect"], ["convert", "--to", "cuda:0"], ["verify"], ["inspect", "-q"], ["diff", "run.pth"]])
+@pytest.mark.parametrize(
+    "words", [["inspect"], ["convert", "--to", "cuda:0"], ["verify"], ["inspect", "-q"], ["diff", "run.pth"]]
+)
 def test_a_lack_of_memory_is_refused(asked, monkeypatch, words) -> None:
     def fail(*_args, **_options):
         raise MemoryError
