@@ -108,13 +108,13 @@ def inspect(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         keep_going: whether files of a directory or an archive that cannot be read are left out; their errors are then
-            in ``unreadable``, and no finding rests on what these files may hold. Otherwise the first of them is raised.
+            in ``unreadable``, and no finding rests on what these files may hold. Otherwise, or where all of them are
+            left out, the first of them is raised.
         progress: told of bytes checked and bytes in all.
         limits: what the file may ask for.
 
     Raises:
         UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
-        NothingReadable: ``keep_going``, and several files of it cannot be read, and no other one is there.
         LimitExceeded: it asks for more than the limits allow.
         UnknownDevice: torch knows no such target.
     """

@@ -22,6 +22,7 @@ class CkptMoveError(Exception):
         kind: kebab-case name of the error, as it stands in JSON.
         message: the fact, in one line, without a hint.
         path: the file or folder that it is about, if there is one.
+        others: errors of the other files, where no file of a directory or an archive can be read.
     """
 
     kind: ClassVar[str] = "error"
@@ -30,6 +31,7 @@ class CkptMoveError(Exception):
         super().__init__(message)
         self.message = message
         self.path = path
+        self.others: tuple[CkptMoveError, ...] = ()
 
     def __str__(self) -> str:
         """The fact, led by the file that it is about."""
@@ -570,20 +572,6 @@ class EmptyDirectory(NotACheckpoint):
         self.form = form
         self.inner = inner
         self.is_cut = is_cut
-
-
-class NothingReadable(UnreadableInput):
-    """Several files of a directory, or of an archive, could not be read, and no other checkpoint is in it.
-
-    Attributes:
-        errors: what was wrong with each.
-    """
-
-    kind = "nothing-readable"
-
-    def __init__(self, path: str, errors: tuple[CkptMoveError, ...]) -> None:
-        super().__init__(f"no checkpoint in it can be read ({len(errors):,} errors); first, {errors[0]}", path=path)
-        self.errors = errors
 
 
 class DistributedFile(UnsupportedContainer):

@@ -11,7 +11,7 @@ from ckptmove.cli.outcome import REFUSED, YES, failure_of, interruption
 from ckptmove.cli.render.text import clean
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import Format
-from ckptmove.errors import CkptMoveError, NothingReadable, OutOfMemory, StdoutFailed, UsageError
+from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ def for_each(paths: Sequence[str], work: Callable[[str], tuple[int, Sequence[Ckp
         except (UsageError, StdoutFailed):
             raise
         except CkptMoveError as error:
-            failed = [failure_of(one) for one in (error.errors if isinstance(error, NothingReadable) else (error,))]
+            failed = [failure_of(one) for one in (error, *error.others)]
         except MemoryError:  # what the work holds is let go with the exception: only then is there room for words
             pass
         except (KeyboardInterrupt, Terminated) as error:

@@ -154,11 +154,6 @@ def _(error: errors.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(errors.NothingReadable)
-def _(error: errors.NothingReadable) -> str:
-    return f"ckptmove inspect {quoted(error.path or '')} lists them all"
-
-
 @hint_for.register(errors.MissingShard)
 def _(error: errors.MissingShard) -> str:
     beside = quoted(_folder_of(error.path or ""))

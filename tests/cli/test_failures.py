@@ -203,7 +203,6 @@ ERRORS = {
     errors.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
     errors.EmptyDirectory("a", 3): (3, "looked for what torch.save writes"),
-    errors.NothingReadable("a b", (errors.MissingFile("c"),)): (3, "ckptmove inspect 'a b'"),
     errors.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
     errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
     errors.InPlaceImpossible("a", "it is a directory"): (4, "take --output NEW in place of --in-place"),

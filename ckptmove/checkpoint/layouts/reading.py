@@ -18,7 +18,7 @@ from ckptmove.checkpoint.layouts.listing import list_directory
 from ckptmove.checkpoint.layouts.merge import as_part, merge
 from ckptmove.checkpoint.layouts.trainers import is_spoiled
 from ckptmove.checkpoint.opening import no_devices, survey
-from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, NothingReadable, UnreadableInput
+from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
 from ckptmove.io.recovery import recover_listed
 
 if TYPE_CHECKING:
@@ -86,14 +86,13 @@ def read_directory(
         check: whether to read every record and compare its CRC.
         outline: whether to make the outline too.
         objects: whether a distributed checkpoint is read with what is no tensor in it.
-        keep_going: whether files that cannot be read are left out; where nothing else is there, that is an error.
+        keep_going: whether files that cannot be read are left out; the error of the first is raised where all are.
         progress: told of bytes checked and bytes in all.
         visit: shown each checkpoint of one file, by its path in the directory, while it is open.
         visit_distributed: shown each distributed one, of which no file is open any more.
 
     Raises:
         UnreadableInput: there is no checkpoint in it, or one that cannot be read or is damaged.
-        NothingReadable: there are several, and none can be read: with ``keep_going``.
         LimitExceeded: it, or a file in it, asks for more than the limits allow.
     """
     listing = list_recovered(path, limits)
@@ -178,8 +177,9 @@ def read_listing(
             with reader.tolerating():
                 reader.read(file)
     if not reader.parts and reader.unreadable:
-        first, *more = reader.unreadable
-        raise NothingReadable(listing.path, (first, *more)) if more else first
+        first, *others = reader.unreadable
+        first.others = tuple(others)
+        raise first
     if not reader.parts:
         inner = "".join(fact.record for fact in reader.inner[:1])
         is_cut = any(fact.kind == "missing-end" for fact in standing_facts(listing))
