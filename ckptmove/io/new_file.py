@@ -156,7 +156,7 @@ def require_room(path: str, nbytes: int, folder: Path) -> None:
     Raises:
         WriteFailed: it is.
     """
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # not every system has disk_usage
         total, _, free = shutil.disk_usage(folder)
         if total and nbytes > free:  # none in all: a file system in memory, without bounds
             needed = f": {nbytes:,} bytes are needed, and {free:,} are free"

@@ -47,12 +47,14 @@ def test_a_disk_that_is_too_small_says_so_with_figures(new, tmp_path, monkeypatc
     new.reserve(8192)
 
 
-@pytest.mark.parametrize("kind", ["without bounds", "silent"])
+@pytest.mark.parametrize("kind", ["without bounds", "silent", "absent"])
 def test_a_disk_that_does_not_say_what_is_free_is_believed(new, tmp_path, monkeypatch, kind):
     def silent(folder):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(shutil, "disk_usage", silent if kind == "silent" else disk(0, 0))
+    if kind == "absent":
+        monkeypatch.delattr(shutil, "disk_usage")
     new.reserve(len(DATA))
     new.write(DATA)
     new.make_durable(None)
