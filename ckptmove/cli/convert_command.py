@@ -162,14 +162,11 @@ def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
     """Say how the new file is loaded and verified; what was kept on purpose has to be named to ``verify`` too."""
     request = result.plan.request
     targets = (request.to, *(target for _, target in request.mapping))
-    # Others hold no optimizer, or torch.load reads none.
-    if result.container in OF_TORCH_SAVE and any(target is not None and is_accelerator(target) for target in targets):
-        # It would take the RNG states and the step counters along again, which is what was mended.
-        if result.is_refused:
-            inspect = command_line(["ckptmove", "inspect", output])
-            say(f"load it without map_location, and only as the fix of S701 says: {inspect}")
-        else:
-            say(f"load it without map_location: {sentence(f'torch.load({output!r}, weights_only=True)')}")
+    # Others hold no optimizer, or torch.load reads none; where weights_only mode refuses the file, a note says so.
+    is_loadable = result.container in OF_TORCH_SAVE and not result.is_refused
+    if is_loadable and any(target is not None and is_accelerator(target) for target in targets):
+        # map_location would take the RNG states and the step counters along again, which is what was mended.
+        say(f"load it without map_location: {sentence(f'torch.load({output!r}, weights_only=True)')}")
     unmatched = {(one.option, one.glob) for one in result.unmatched}
     kept = [glob for glob in request.keep if ("keep", glob) not in unmatched]
     options = [word for glob in kept for word in ("--keep", glob)]

@@ -73,7 +73,9 @@ LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Let a file that is trusted ask for N times as much (exit 4)."),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too, and where a resume is not proven.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 on warnings too; in verify, also where a resume is not proven.")
+]
 Devices = Annotated[
     int | None,
     typer.Option(

@@ -18,7 +18,7 @@ import torch
 from ckptmove.checkpoint.layouts.stored import open_stored, side_by_side
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
-from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
@@ -77,7 +77,7 @@ def main() -> None:
             run(request, emit)
         except UsageError as error:
             emit({"refusal": str(error)})
-        except MemoryError as error:
+        except (MemoryError, OutOfMemory) as error:
             # The last line of what a process says is what is told of it.
             raise MemoryError(HINT if is_limited else error) from error
 

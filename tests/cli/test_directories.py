@@ -296,6 +296,8 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> N
     assert said.code == 3
     assert "epoch_2.pth" in said.out
     assert "next:" not in said.err
+    assert said.out.splitlines()[-1].endswith("; 2 files not read")
+    assert say("inspect", "run", "-q").out.splitlines()[0].endswith("; 2 files not read (D103)")
     for command in (("convert", "run", "--to", "cpu"), ("verify", "run"), ("diff", "run", "run")):
         assert ask(*command)["error"]["path"] == "run/epoch_1.pth"
 

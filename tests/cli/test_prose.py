@@ -68,6 +68,20 @@ def test_a_lack_of_memory_is_refused(asked, monkeypatch, words) -> None:
     assert document["error"]["hint"]
 
 
+@pytest.mark.parametrize(
+    ("command", "path"), [("inspect", True), ("convert", False)], ids=["of several paths", "of one"]
+)
+def test_a_lack_of_memory_beside_the_file_is_refused(asked, monkeypatch, command, path) -> None:
+    def fail(*_args, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr(f"ckptmove.api.{command}", fail)
+    code, document = asked(archive(), command, *(["--to", "cuda:0"] if command == "convert" else []))
+    assert code == document["exit_code"] == 4
+    assert document["error"]["kind"] == "out-of-memory"
+    assert bool(document["error"]["path"]) is path
+
+
 LOAD = re.compile(r"torch\.load\((?:[^()]|\([^()]*\))*\)")
 
 

@@ -138,10 +138,10 @@ def test_nobody_waits_for_a_thread_of_the_users(ended):
 
 
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "asyncio.CancelledError"])
-def test_nobody_waits_for_a_thread_where_what_ends_the_worker_is_no_error(ended, raised):
+def test_nobody_waits_for_a_thread_where_what_ends_the_case_is_no_error(ended, raised):
     answers, code = ended(f"import asyncio\n{BEGUN}def case():\n    raise {raised}\n")
-    assert code == 1
-    assert answers.checks["fresh"].status == "skipped"
+    assert code == 0
+    assert answers.checks["case"].status == "failed"
     assert answers.torch_failure == ""
 
 

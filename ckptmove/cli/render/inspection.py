@@ -63,7 +63,7 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
         yield from _expectation(page, answer.expectation, verbose=detail.verbose)
     if answer.inspection.unchecked:
         yield from page.wrap(unchecked_line(answer.inspection), 2)
-    yield verdict(page, findings)
+    yield verdict(page, findings) + _unread(answer)
 
 
 def unchecked_line(inspection: Inspection) -> str:
@@ -94,9 +94,15 @@ def brief_line(answer: InspectAnswer) -> str:
     codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
     expectation = answer.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
-    counted = _counts(findings) or "no findings"
+    counted = f"{_counts(findings) or 'no findings'}{_unread(answer)}"
     unchecked = "; without CRCs to check" if answer.inspection.unchecked else ""
     return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
+
+
+def _unread(answer: InspectAnswer) -> str:
+    """How many files the findings know nothing of, which the errors name."""
+    count = len(answer.inspection.unreadable)
+    return f"; {amount(count, 'file')} not read" if count else ""
 
 
 def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> Iterator[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # the one function that runs the engine
 _OWN: Final = re.compile(
-    r"[\\/]ckptmove[\\/]verification[\\/](simulated|backward)\.py$|[\\/]torch[\\/]_(compile|dynamo[\\/].*)\.py$"
+    r"[\\/]ckptmove[\\/]verification[\\/](simulated[\\/]device|case[\\/]backward)\.py$|[\\/]torch[\\/]_(compile|dynamo[\\/].*)\.py$"
 )
 #: A line of `traceback.format_stack`, as anomaly detection keeps it.
 _FRAME: Final = re.compile(r'\s*File "(.*)", line (\d+), in ')

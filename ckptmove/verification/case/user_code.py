@@ -30,7 +30,7 @@ _LIBRARIES: Final = tuple(
 )
 #: Folders of installed libraries wherever they are: of the user, of the system beside a venv, of a Debian.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-_OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+_OURS: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 #: Statements that have names of their own.
 SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: Expressions that are run as a function is, by what Python calls their code.
