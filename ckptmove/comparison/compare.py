@@ -152,7 +152,7 @@ class _Comparison:
     def _pair(self, one: Stored, two: Stored) -> None:
         """Two tensors that are counterparts."""
         mine, other = one.record, two.record
-        is_cast = not self._criteria.devices and mine.dtype == CAST_DOWN.get(other.dtype)
+        is_cast = self._is_cast(mine, other)
         follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}
         # A distributed checkpoint keeps neither strides nor what a tensor is in Python.
         keeps_less = one.part.is_distributed or two.part.is_distributed
@@ -171,8 +171,9 @@ class _Comparison:
             if mine.stride != other.stride and not (keeps_less or is_cast):  # a cast tensor is written without gaps
                 self._changed.append(Change(mine.name, "object", f"stride {mine.stride}", f"stride {other.stride}"))
             parts = mine.dense(), other.dense()
+            chosen = self._criteria.values_of
             if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
-                for part, counterpart in zip(*parts, strict=True):
+                for part, counterpart in zip(*parts, strict=True) if chosen is None or mine.name in chosen else ():
                     self._values(one._replace(record=part), two._replace(record=counterpart))
             else:  # sparse ones with another number of values
                 self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
@@ -183,11 +184,14 @@ class _Comparison:
         if self._progress is not None:
             self._progress(self._done, self._total)
 
+    def _is_cast(self, mine: TensorRecord, other: TensorRecord) -> bool:
+        """Whether the first is the second as ``convert --cast`` rounds it, where that is no difference of dtypes."""
+        return not self._criteria.devices and mine.dtype == CAST_DOWN.get(other.dtype)
+
     def _values(self, one: Stored, two: Stored) -> None:
         """The elements of two dense tensors of one shape."""
         mine, other = one.record, two.record
-        chosen = self._criteria.values_of
-        if _WITHOUT_BYTES & {mine.kind, other.kind} or (chosen is not None and mine.name not in chosen):
+        if _WITHOUT_BYTES & {mine.kind, other.kind}:
             return
         ours, theirs = one.part.bytes_of(mine), two.part.bytes_of(other)
         if ours is None or theirs is None:
@@ -196,7 +200,8 @@ class _Comparison:
             self._uncompared.append(Uncompared(mine.name, reasons))
             return
         mine, other, times = _each_once(mine, other)
-        alike = (mine.stride, mine.dtype) == (other.stride, other.dtype)
+        is_cast = self._is_cast(mine, other)
+        alike = mine.stride == other.stride and (is_cast or mine.dtype == other.dtype)
         share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
         if share and not alike:
             self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
@@ -207,7 +212,7 @@ class _Comparison:
             # Elements without gaps in one order on both sides need not be put into torch's order first.
             read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
             first, second, dtype = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1]), other.dtype
-            if not self._criteria.devices and mine.dtype == CAST_DOWN.get(dtype):
+            if is_cast:
                 segment = CastSegment(theirs[1], dtype, mine.dtype, sys.byteorder, None)
                 second, dtype = cast_blocks(second, segment, two.part.path), mine.dtype
             pairs = zip(first, second, strict=True)

@@ -101,3 +101,22 @@ def test_a_cast_is_a_difference_of_diff_alone(tmp_path, save, answers):
     restore = answers(save("file", rounded, tmp_path / "c"), against=path)["restore"]
     assert restore["evidence"]["changed"] == 1
     assert "w: other bits" in restore["detail"]
+
+
+@pytest.mark.parametrize("lay", [lambda t: t.expand(4, 6), lambda t: torch.as_strided(t, (4, 3), (1, 1))])
+def test_a_cast_of_elements_that_share_bytes_is_compared(tmp_path, save, answers, lay):
+    path = save("file", {"w": lay(torch.arange(6.0, dtype=torch.float64) / 7)}, tmp_path / "a")
+    moved = str(ckptmove.convert(path, to="mps", cast=True).output)
+    assert answers(moved, against=path)["restore"]["status"] == "passed"
+    other = save("file", {"w": lay(torch.arange(6.0, dtype=torch.float64) / 8)}, tmp_path / "b")
+    assert answers(moved, against=other)["restore"]["evidence"]["changed"] == 1
+
+
+def test_of_a_sparse_tensor_in_the_sample_the_values_are_compared(tmp_path, save, answers):
+    def tree(value):
+        return {"w": torch.sparse_coo_tensor([[0, 1]], [1.0, value], (3,), check_invariants=True), "b": torch.ones(2)}
+
+    path, against = save("file", tree(2.0), tmp_path / "a"), save("file", tree(3.0), tmp_path / "b")
+    assert answers(path, against=path, sample=2)["restore"]["evidence"]["changed"] == 0
+    restore = answers(path, against=against, sample=2)["restore"]
+    assert (restore["status"], restore["evidence"]["changed"]) == ("failed", 1)
