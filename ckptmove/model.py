@@ -28,8 +28,6 @@ Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "r
 ContainerName: TypeAlias = Literal[
     "torch-zip", "torch-legacy", "torch-tar", "torchscript", "torch-export", "safetensors", "dcp", "pickle",
     "directory", "archive"]  # fmt: skip
-OF_TORCH_SAVE: Final = frozenset({"torch-zip", "torch-legacy"})  # which any torch.load since 0.1.10 reads
-WITH_CODE: Final = frozenset({"torchscript", "torch-export"})  # which counts on the dtypes of its tensors
 ArchiveForm: TypeAlias = Literal["zip", "tar"]
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.errors import CkptMoveError, DamagedArchive, DistributedFile, OutOfMemory
-from ckptmove.formats.opening import open_container
+from ckptmove.formats.opening import container_class, open_container
 from ckptmove.io.counted import CountedSource
 from ckptmove.io.recovery import recover
 from ckptmove.limits import Limits
@@ -158,10 +158,9 @@ def no_devices(inventory: Inventory) -> str:
 
     A file of ``torch.save`` without tensors is none of those: its conversion is a copy, as of any that needs no change.
     """
-    if inventory.container == "safetensors":
-        return "safetensors stores no device: load_file(path, device=...) decides"
-    if inventory.container == "dcp":
-        return "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
+    reason = container_class(inventory.container).why_no_devices
+    if reason:
+        return reason
     if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
         return "there is no tensor in the pickle, and so no device to rewrite"
     return ""

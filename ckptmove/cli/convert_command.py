@@ -16,7 +16,7 @@ from ckptmove.cli.render.text import sentence
 from ckptmove.cli.signals import settle
 from ckptmove.cli.streams import Format, say, suggest
 from ckptmove.errors import CkptMoveError, OutputIsStdout, StdoutFailed, UsageError
-from ckptmove.model import OF_TORCH_SAVE
+from ckptmove.formats.opening import container_class
 from ckptmove.text import command_line
 from ckptmove.torch_facts.devices import is_accelerator, parse_mapping, parse_target
 
@@ -163,7 +163,7 @@ def _suggest(output: str, result: ConvertResult, limits: Limits) -> None:
     request = result.plan.request
     targets = (request.to, *(target for _, target in request.mapping))
     # Others hold no optimizer, or torch.load reads none; where weights_only mode refuses the file, a note says so.
-    is_loadable = result.container in OF_TORCH_SAVE and not result.is_refused
+    is_loadable = container_class(result.container).is_torch_save and not result.is_refused
     if is_loadable and any(target is not None and is_accelerator(target) for target in targets):
         # map_location would take the RNG states and the step counters along again, which is what was mended.
         say(f"load it without map_location: {sentence(f'torch.load({output!r}, weights_only=True)')}")

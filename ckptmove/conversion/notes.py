@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
 from ckptmove.conversion.keep import dragged_along, flag_paths
-from ckptmove.model import LACKING, OF_TORCH_SAVE
+from ckptmove.formats.opening import container_class
+from ckptmove.model import LACKING
 from ckptmove.moves import Unmatched
 from ckptmove.text import Command, amount, quoted
 from ckptmove.torch_facts import devices
@@ -132,7 +133,7 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     if dangerous:
         names = _some(dangerous)
         yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
-    elif inventory.container in OF_TORCH_SAVE and is_refused(inventory):
+    elif container_class(inventory.container).is_torch_save and is_refused(inventory):
         allowed = f"ckptmove inspect {quoted(inventory.path)} says what allows it"
         yield Command(f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}")
     lost = [fact for fact in inventory.facts if fact.kind in LACKING]

@@ -12,7 +12,8 @@ from ckptmove.checkpoint.state_dicts import with_wrappers
 from ckptmove.conversion.keep import mesh_owners
 from ckptmove.conversion.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
-from ckptmove.model import WITH_CODE, StorageRef, TensorRecord
+from ckptmove.formats.opening import container_class
+from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
 from ckptmove.torch_facts.devices import parse_target, same_device, split, unsupported_dtypes
 from ckptmove.torch_facts.dtypes import CAST_DOWN
@@ -189,7 +190,7 @@ def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> N
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
     refused: dict[str, list[_Holder]] = {}
     for holder in lost:
-        if inventory.container in WITH_CODE:
+        if container_class(inventory.container).has_code:
             refused.setdefault(_CODE, []).append(holder)
         elif not inside.isdisjoint(holder.names):
             refused.setdefault(_SUBCLASS, []).append(holder)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, file_of, load_function, load_whole
-from ckptmove.model import WITH_CODE, Severity
+from ckptmove.findings.context import convert_command, file_of, load_whole
+from ckptmove.formats.opening import container_class
+from ckptmove.model import Severity
 from ckptmove.text import amount, quoted
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -71,9 +72,9 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
     facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        is_script = inventory.container in WITH_CODE
-        loader = load_function(inventory.container)
-        harm = f"{loader} inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
+        container = container_class(inventory.container)
+        is_script = container.has_code
+        harm = f"{container.loader} inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
         finding = found("F803", message, _where(inventory, facts), convert_command(inventory, context))
         yield finding._replace(severity=Severity.INFO) if is_script else finding

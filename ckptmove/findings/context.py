@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.errors import UsageError
-from ckptmove.model import OF_TORCH_SAVE
+from ckptmove.formats.opening import container_class
 from ckptmove.text import Command, quoted
 from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, parse_target, split
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
-    from ckptmove.model import ContainerName, Inventory, TensorRecord
+    from ckptmove.formats.contract import Container
+    from ckptmove.model import Inventory, TensorRecord
 
 
 class Context(NamedTuple):
@@ -117,7 +118,7 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 
     None changes what a distributed checkpoint holds: it is passed on as it is.
     """
-    if inventory.container == "dcp":
+    if not container_class(inventory.container).is_editable:
         return "no conversion changes a distributed checkpoint: mend it in the script, once it is loaded"
     try:
         target = parse_target(within_reach(target_device(inventory, context) or "cpu", context))
@@ -136,23 +137,25 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
     """
     source, container, keys = _located(inventory, where)
     rest = "".join(f"[{key!r}]" for key in keys)
-    if container == "torch-export":  # what it returns has no keys
-        return f"{_call(source, container)})"
-    if container in {"pickle", "torchscript"}:  # torch.load reads neither
-        return f"{_call(source, container)}){rest}"
-    return f"{_call(source, container)}, weights_only={container != 'torch-tar'}){rest}"
+    call = container.load_call(source)
+    if container.loader == "torch.export.load":  # an ExportedProgram has no keys
+        return f"{call})"
+    mode = "" if container.weights_only is None else f", weights_only={container.weights_only}"
+    return f"{call}{mode}){rest}"
 
 
 def open_load(inventory: Inventory, file: str = "") -> str:
     """The call that loads the file, or a file of a directory, without its end."""
-    return _call(*_located(inventory, file)[:2])
+    source, container, _ = _located(inventory, file)
+    return container.load_call(source)
 
 
-def _located(inventory: Inventory, where: str) -> tuple[str, ContainerName, list[str]]:
+def _located(inventory: Inventory, where: str) -> tuple[str, type[Container], list[str]]:
     """The file that something is in, as Python; its container, and the keys that lead there."""
     if not isinstance(inventory, DirectoryInventory):
-        return repr(inventory.path), inventory.container, _keys(inventory, where) if where else []
-    first = next((file for file in inventory.files if file.container in OF_TORCH_SAVE), inventory.files[0])
+        return repr(inventory.path), container_class(inventory.container), _keys(inventory, where) if where else []
+    saved = (file for file in inventory.files if container_class(file.container).is_torch_save)
+    first = next(saved, inventory.files[0])
     file = file_of(inventory, where) or first
     rest = where.removeprefix(file.path).removeprefix(".")
     if file.path in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
@@ -160,7 +163,8 @@ def _located(inventory: Inventory, where: str) -> tuple[str, ContainerName, list
     else:
         roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
         keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
-    return file.expression or repr(posixpath.join(inventory.path, file.path)), file.container, keys
+    source = file.expression or repr(posixpath.join(inventory.path, file.path))
+    return source, container_class(file.container), keys
 
 
 def load_whole(inventory: Inventory, where: str) -> str:
@@ -174,19 +178,6 @@ def file_of(inventory: Inventory, where: str) -> FileRecord | None:
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     around = [file for file in files if where == file.path or where.startswith((f"{file.path}.", f"{file.path}/"))]
     return max(around, key=lambda file: len(file.path), default=None)
-
-
-def load_function(container: ContainerName) -> str:
-    """The function of torch that loads a container."""
-    return {"torchscript": "torch.jit.load", "torch-export": "torch.export.load"}.get(container, "torch.load")
-
-
-def _call(source: str, container: ContainerName) -> str:
-    if container == "pickle":
-        return f"pickle.load(open({source}, 'rb')"
-    if container == "torch-export":  # it takes no map_location
-        return f"{load_function(container)}({source}"
-    return f"{load_function(container)}({source}, map_location='cpu'"
 
 
 def _keys(inventory: Inventory, where: str) -> list[str]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import open_load
-from ckptmove.model import OF_TORCH_SAVE, OLDEST_TORCH
+from ckptmove.formats.opening import container_class
+from ckptmove.model import OLDEST_TORCH
 from ckptmove.text import amount, quoted
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_UNTIL, newest
 
@@ -46,18 +47,19 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
     A distributed checkpoint's ``.metadata`` is read by ``pickle.load``, whatever is in it.
     """
-    if inventory.container == "dcp":
+    container = container_class(inventory.container)
+    if not container.is_editable:
         return
     refused = [use for use in inventory.globals if not use.weights_only]
     opcodes, filled = inventory.foreign_opcodes, inventory.filled_classes
-    is_tar = inventory.container == "torch-tar"
+    is_tar = container.weights_only is False
     if not refused and not opcodes and not is_tar:
         return
     parts = ["every tar of torch 0.1 since torch 2.6"] if is_tar else []
     parts += [f"{amount(len(refused), 'name')}: {_some([*map(_refusal, refused)])}"] if refused else []
     parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
     parts += [f"items in {_some(filled)}"] if filled else []
-    if inventory.container == "torch-export":
+    if container.loader == "torch.export.load":
         yield _exported(inventory, refused, parts)
         return
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
@@ -67,10 +69,9 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     load = open_load(inventory, files[0] if files else "")
     if any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused):
         fix = _distrust(inventory)
-    elif inventory.container == "torchscript":
-        fix = f"{_imports(load)}{load})  # runs the code in it: {_CAUTION}"
-    elif inventory.container == "pickle":
-        fix = f"{_imports(load)}{load})  # runs what the file says: {_CAUTION}"
+    elif container.weights_only is None:
+        runs = "the code in it" if container.has_code else "what the file says"
+        fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
     elif opcodes or is_tar or filled or not all(map(_is_name, refused)):
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs what the file says: {_CAUTION}"
     else:
@@ -91,7 +92,8 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
     """S702: the pickle names what no checkpoint needs."""
     names = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if names:
-        loading = "torch.export.load" if inventory.container == "torch-export" else "loading without weights_only"
+        loader = container_class(inventory.container).loader
+        loading = loader if loader == "torch.export.load" else "loading without weights_only"
         message = f"{loading} could run {_some(names)}"
         yield found("S702", message, names, _distrust(inventory))
 
@@ -159,7 +161,7 @@ def _allow(inventory: Inventory, load: str) -> str:
 
 def _later(inventory: Inventory) -> list[GlobalUse]:
     """The names that not every supported torch takes, of those that the newest takes."""
-    if inventory.container not in {*OF_TORCH_SAVE, "directory", "archive"}:
+    if not isinstance(inventory, DirectoryInventory) and not container_class(inventory.container).is_torch_save:
         return []
     return [use for use in inventory.globals if use.weights_only_since not in {None, OLDEST_TORCH}]
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.formats.pickle_outline import PickleOutline
+    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -42,6 +43,19 @@ class BarePickle(Container):
     """
 
     name: ContainerName = "pickle"
+    loader = "pickle.load"
+    weights_only = None
+
+    @classmethod
+    def load_call(cls, file: str) -> str:
+        """Python that loads a file on the CPU."""
+        return f"pickle.load(open({file}, 'rb')"
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> BarePickle:
+        """Open a file of this format."""
+        del directory
+        return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the pickle, and those of the streams in it.

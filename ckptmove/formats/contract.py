@@ -6,7 +6,7 @@ Never knows a format. What a format lacks (checksums, code, a writer's name) has
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ckptmove.errors import InPlaceImpossible, NothingToUndo
 from ckptmove.io.changes import Patch
@@ -16,6 +16,7 @@ from ckptmove.pickles.machine import interpret
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, ContainerName, Span, StorageRef
@@ -32,7 +33,16 @@ class Container(ABC):
         byteorder: ``little`` or ``big``: of the elements of its storages.
         torch_version: version of torch that wrote it, where it says so.
         producer: who else wrote it, where it says so.
-        has_devices: whether the format keeps a device for each storage.
+        has_devices: whether the format stores a device for each storage.
+        why_no_devices: the reason for people where it stores none.
+        has_code: whether it holds code that relies on the dtypes of its tensors.
+        is_torch_save: whether ``torch.save`` writes it, in a form that ``torch.load`` has read since 0.1.10.
+        is_editable: whether ``convert`` can change it.
+        is_mappable: whether ``torch.load(mmap=True)`` maps it.
+        loader: the function or the library that reads its tensors.
+        weights_only: the argument that loads it: False where weights-only mode refuses the format itself; None where
+            the function has no such argument.
+        not_weights_only: the reason for people where ``torch.load(weights_only=True)`` refuses the format itself.
         opened: names of functions whose every call was read as data: what a load of the file would run is known.
         placeholder: what begins a string in the tree that stands for a long one; empty where there are none.
     """
@@ -43,9 +53,41 @@ class Container(ABC):
     byteorder: str = "little"
     torch_version: str | None = None
     producer: str | None = None
-    has_devices: bool = True
+    has_devices: ClassVar[bool] = True
+    why_no_devices: ClassVar[str] = ""
+    has_code: ClassVar[bool] = False
+    is_torch_save: ClassVar[bool] = False
+    is_editable: ClassVar[bool] = True
+    is_mappable: ClassVar[bool] = False
+    loader: ClassVar[str] = "torch.load"
+    weights_only: ClassVar[bool | None] = True
+    not_weights_only: ClassVar[str] = ""
     opened: frozenset[str] = frozenset()
     placeholder: str = ""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> Container:
+        """Open a file of this format.
+
+        Args:
+            source: its bytes.
+            directory: its central directory, if it is a zip archive.
+            limits: resource limits for reading it.
+
+        Raises:
+            DistributedFile: if the format is read as a directory only.
+            DamagedArchive, DamagedPickle, LimitExceeded, CrcMismatch, UnsupportedContainer: if it cannot be read.
+        """
+
+    @classmethod
+    def load_call(cls, file: str) -> str:
+        """Python that loads a file on the CPU, without its last arguments and the closing parenthesis.
+
+        Args:
+            file: Python for its path, or for what reads it.
+        """
+        return f"torch.load({file}, map_location='cpu'"
 
     @abstractmethod
     def object_pickle(self) -> bytes:

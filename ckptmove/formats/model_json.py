@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UneditablePickle
 from ckptmove.formats.torchscript import TorchScript
@@ -42,16 +42,6 @@ _ITEM_BYTES: Final[dict[str, int]] = {
 }  # fmt: skip
 
 
-def script_container(source: ByteSource, directory: ZipDirectory, limits: Limits) -> TorchScript:
-    """Open a TorchScript archive of either form.
-
-    Raises:
-        DamagedArchive, LimitExceeded, CrcMismatch: as they say.
-    """
-    is_listed = any(record.name.partition("/")[2] == _LIST for record in directory.records)
-    return (ModelJson if is_listed else TorchScript)(source, directory, limits)
-
-
 class ModelJson(TorchScript):
     """A module of ``torch.jit.save`` before 1.3.
 
@@ -64,6 +54,13 @@ class ModelJson(TorchScript):
 
     _main = _LIST
     _own_pickles = (_LIST,)
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchScript:
+        """Open a TorchScript archive of either form."""
+        records = cast("ZipDirectory", directory).records
+        is_listed = any(record.name.partition("/")[2] == _LIST for record in records)
+        return (cls if is_listed else TorchScript)(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Read ``model.json``.

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import CkptMoveError, DistributedFile
+from ckptmove.errors import CkptMoveError
 from ckptmove.formats.sniff import examine
 from ckptmove.io.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckptmove.formats.contract import Container
-    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName
@@ -51,26 +48,15 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
         AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
     """
     name, directory = examine(source, limits)
-    if directory is not None and name != "dcp":
-        return _zip_reader(name)(source, directory, limits)
-    return _reader(name, source.path)(source, limits)
+    return container_class(name).open(source, directory, limits)
 
 
-def _zip_reader(name: ContainerName) -> Callable[[ByteSource, ZipDirectory, Limits], Container]:
-    if name == "torchscript":
-        from ckptmove.formats.model_json import script_container
+def container_class(name: ContainerName) -> type[Container]:  # noqa: PLR0911  # one import for each format
+    """The class of a format, with its properties; of a directory or an archive of files, the base class."""
+    if name == "torch-zip":
+        from ckptmove.formats.torch_zip import TorchZip
 
-        return script_container
-    if name == "torch-export":
-        from ckptmove.formats.torch_export import TorchExport
-
-        return TorchExport
-    from ckptmove.formats.torch_zip import TorchZip
-
-    return TorchZip
-
-
-def _reader(name: ContainerName, path: str) -> Callable[[ByteSource, Limits], Container]:
+        return TorchZip
     if name == "torch-legacy":
         from ckptmove.formats.torch_legacy import TorchLegacy
 
@@ -79,6 +65,14 @@ def _reader(name: ContainerName, path: str) -> Callable[[ByteSource, Limits], Co
         from ckptmove.formats.torch_tar import TorchTar
 
         return TorchTar
+    if name == "torchscript":
+        from ckptmove.formats.model_json import ModelJson
+
+        return ModelJson  # its `open` returns a TorchScript where there is no model.json
+    if name == "torch-export":
+        from ckptmove.formats.torch_export import TorchExport
+
+        return TorchExport
     if name == "safetensors":
         from ckptmove.formats.safetensors_file import SafetensorsFile
 
@@ -87,4 +81,10 @@ def _reader(name: ContainerName, path: str) -> Callable[[ByteSource, Limits], Co
         from ckptmove.formats.bare_pickle import BarePickle
 
         return BarePickle
-    raise DistributedFile(path)
+    if name == "dcp":
+        from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+
+        return DistributedCheckpoint
+    from ckptmove.formats.contract import Container
+
+    return Container

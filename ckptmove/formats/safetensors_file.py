@@ -27,6 +27,7 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -88,6 +89,14 @@ class SafetensorsFile(Container):
 
     name: ContainerName = "safetensors"
     has_devices = False
+    why_no_devices = "safetensors stores no device: load_file(path, device=...) decides"
+    loader = "safetensors"
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> SafetensorsFile:
+        """Open a file of this format."""
+        del directory
+        return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the header.

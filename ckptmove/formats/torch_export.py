@@ -98,7 +98,17 @@ class TorchExport(TorchZip):
     """
 
     name: ContainerName = "torch-export"
+    is_torch_save = False
+    is_mappable = False
+    has_code = True
+    loader = "torch.export.load"
+    weights_only = None
     _own_pickles = ()
+
+    @classmethod
+    def load_call(cls, file: str) -> str:
+        """Python that loads a file on the CPU."""
+        return f"torch.export.load({file}"  # it has no map_location
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Read the JSON of the programs, and the pickles in it.

@@ -24,6 +24,7 @@ from ckptmove.torch_facts.weights_only import dangerous
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -49,6 +50,13 @@ class TorchLegacy(Container):
     """
 
     name: ContainerName = "torch-legacy"
+    is_torch_save = True
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchLegacy:
+        """Open a file of this format."""
+        del directory
+        return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the five pickles.

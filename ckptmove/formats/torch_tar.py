@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.formats.tar_index import TarMember
+    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -63,6 +64,14 @@ class TorchTar(Container):
     """
 
     name: ContainerName = "torch-tar"
+    weights_only = False
+    not_weights_only = "it is a tar of torch 0.1, and weights-only mode reads none since torch 2.6"
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchTar:
+        """Open a file of this format."""
+        del directory
+        return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """Read the headers, and the members but for the bytes of the storages.

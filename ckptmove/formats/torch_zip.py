@@ -10,7 +10,7 @@ Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_c
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
 from ckptmove.formats.contract import Container
@@ -62,8 +62,15 @@ class TorchZip(Container):
     """
 
     name: ContainerName = "torch-zip"
+    is_torch_save = True
+    is_mappable = True
     #: What is read as data at once: where one of them is compressed, all together may ask for less.
     _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> Container:
+        """Open a file of this format."""
+        return cls(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
         """Look through the directory, and read what the archive says of itself.

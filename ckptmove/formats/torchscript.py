@@ -68,9 +68,22 @@ class TorchScript(TorchZip):
     """
 
     name: ContainerName = "torchscript"
+    is_torch_save = False
+    is_mappable = False
+    has_code = True
+    loader = "torch.jit.load"
+    weights_only = None
+    not_weights_only = (
+        "it is a TorchScript archive: weights-only mode reads none since torch 2.6, and torch.jit.load reads all"
+    )
     #: The record that every archive of the kind has.
     _main: ClassVar[str] = "data.pkl"
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
+
+    @classmethod
+    def load_call(cls, file: str) -> str:
+        """Python that loads a file on the CPU."""
+        return f"torch.jit.load({file}, map_location='cpu'"
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Look through the directory.

@@ -19,6 +19,7 @@ from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+from ckptmove.formats.opening import container_class
 from ckptmove.verification.case.source_file import as_file
 from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.layouts.stored_part import FilePart, StoredPart
-    from ckptmove.model import ContainerName, TensorRecord
+    from ckptmove.formats.contract import Container
+    from ckptmove.model import TensorRecord
     from ckptmove.verification.sampling import Sample
     from ckptmove.verification.state import StoredTensors
 
@@ -210,13 +212,13 @@ class LoadedFiles:
     @property
     def what(self) -> str:
         """Who returns what was loaded: ``torch.load returns``."""
-        parts = self._used.values()
-        if any(part.inventory.container == "torch-export" for part in parts):
+        used = [part.inventory for part in self._used.values()]
+        loaders = {container_class(one.container).loader for one in used if one.tensors}
+        if "torch.export.load" in loaders:
             return "torch's readers return"
-        kinds = [part.inventory.container == "safetensors" for part in parts if part.inventory.tensors]
-        if any(kinds) and not all(kinds):
-            return "torch.load and safetensors return"
-        return "safetensors returns" if any(kinds) else "torch.load returns"
+        if "safetensors" not in loaders:
+            return "torch.load returns"
+        return "safetensors returns" if len(loaders) == 1 else "torch.load and safetensors return"
 
     def _all(self) -> Iterable[tuple[str, Loaded]]:
         return ((name, self.at(name)) for name in self._used)
@@ -225,11 +227,11 @@ class LoadedFiles:
 def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
     if isinstance(part, DistributedPart):
         return Loaded()
-    kind = part.inventory.container
-    if part.name and kind == "pickle":
+    kind = container_class(part.inventory.container)
+    if part.name and kind.name == "pickle":
         # By itself it would have been meant for torch.load; beside checkpoints it is something that a script keeps.
         return Loaded(refusal="it is a bare pickle, which pickle.load restores")
-    if kind == "torch-export":
+    if kind.loader == "torch.export.load":
         return _load_program(part)
     if part.is_file:
         return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
@@ -247,11 +249,12 @@ def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
 def _has_unseen_values(part: StoredPart) -> bool:
     """Whether a file can be loaded without values: torch looks at none, and swaps no bytes of any."""
     kinds = {record.kind for record in part.inventory.tensors}
-    return part.inventory.container == "torch-zip" and part.byteorder == sys.byteorder and kinds <= _UNSEEN
+    is_mappable = container_class(part.inventory.container).is_mappable
+    return is_mappable and part.byteorder == sys.byteorder and kinds <= _UNSEEN
 
 
 def load(
-    kind: ContainerName, place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
+    kind: type[Container], place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
 ) -> Loaded:
     """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
 
@@ -259,20 +262,16 @@ def load(
     through that library, which is what a newer ``torch.load`` would ask, too.
 
     Args:
-        kind: what it is.
+        kind: its format.
         place: its path, or what reads it.
         is_packed: whether it has deflated storages.
         digests: takes the bytes of each storage of an archive of ``torch.save``; None to keep them.
     """
-    if kind == "torchscript":
-        return Loaded(
-            refusal="it is a TorchScript archive, of which that mode reads none since torch 2.6, and torch.jit.load all"
-        )
-    if kind == "torch-tar":
-        return Loaded(refusal="it is a tar of torch 0.1, of which that mode reads none since torch 2.6")
-    is_mapped = kind == "torch-zip" and not is_packed and isinstance(place, str)  # torch maps no other one
+    if kind.not_weights_only:
+        return Loaded(refusal=kind.not_weights_only)
+    is_mapped = kind.is_mappable and not is_packed and isinstance(place, str)
     try:
-        if kind == "safetensors":
+        if kind.loader == "safetensors":
             return _load_table(place)
         where: Any = "cpu" if digests is None else digests.take
         root = torch.load(place, map_location=where, weights_only=True, mmap=is_mapped)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ckptmove.formats.opening import container_class
 from ckptmove.text import amount
 from ckptmove.verification.case.source_file import as_file
 from ckptmove.verification.checks import Offenders
@@ -88,7 +89,7 @@ def compare_objects(part: DistributedPart, tally: PiecesTally) -> None:
 
 def _load(piece: StoredPiece) -> Loaded:
     with as_file(piece.source) as file:
-        return load(piece.kind, file)
+        return load(container_class(piece.kind), file)
 
 
 def _fault(record: TensorRecord, values: torch.Tensor, piece: StoredPiece, loaded: Loaded) -> str:

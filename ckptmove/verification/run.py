@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ckptmove.checkpoint.layouts.stored import check_bytes, open_stored, side_by_side
 from ckptmove.checkpoint.pairing import pair_all
@@ -16,6 +16,7 @@ from ckptmove.conversion.keep import kept_tensors
 from ckptmove.errors import CaseUnusable, TorchBroken, TorchMissing, UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
+from ckptmove.formats.opening import container_class
 from ckptmove.moves import MoveRequest
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
@@ -40,12 +41,6 @@ if TYPE_CHECKING:
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
-
-#: Why there is no placement to check, by container.
-_WITHOUT_DEVICES: Final = {
-    "safetensors": "a safetensors file names no device: the script decides",
-    "dcp": "a distributed checkpoint names no device: each tensor is loaded to where the model has it",
-}
 
 
 def verify_checkpoint(
@@ -152,7 +147,8 @@ def checks_without_torch(
     )
     pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
-    without_devices = [_WITHOUT_DEVICES.get(one.container, "") for one in placed or [checkpoint.parts[0].inventory]]
+    placed = placed or [checkpoint.parts[0].inventory]
+    without_devices = [container_class(one.container).why_no_devices for one in placed]
     sample = choose(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
     checks = (
         check_file(checkpoint.parts, is_checked=facts is not None),

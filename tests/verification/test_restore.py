@@ -13,6 +13,9 @@ from safetensors.torch import save_file
 
 from ckptmove.checkpoint.layouts.stored import open_stored
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
+from ckptmove.formats.bare_pickle import BarePickle
+from ckptmove.formats.torch_zip import TorchZip
+from ckptmove.formats.torchscript import TorchScript
 from ckptmove.limits import Limits
 from ckptmove.verification import loaded, pages
 from ckptmove.verification.loaded import Loaded, LoadedFiles, load, named_tensors
@@ -179,14 +182,14 @@ def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
 def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
     path = tmp_path / "text.pt"
     path.write_text("no checkpoint")
-    broken = load("torch-zip", str(path))
+    broken = load(TorchZip, str(path))
     assert broken.error.startswith("RuntimeError: ")
     check = restore_with(make("AdamW"), broken)
     assert check.status == "failed"
     assert check.detail == f"torch.load fails: {broken.error}"
-    refused = load("pickle", str(path))
+    refused = load(BarePickle, str(path))
     assert refused.refusal
-    assert load("pickle", str(tmp_path / "none")).error
+    assert load(BarePickle, str(tmp_path / "none")).error
 
 
 @pytest.mark.parametrize("damage", [b"\x80\x02\x86.", b"\x80\x02K\x01Q."], ids=["an empty list", "no tuple"])
@@ -195,7 +198,7 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(broken, "w") as target:
         for item in source.infolist():
             target.writestr(item, damage if item.filename.endswith("/data.pkl") else source.read(item))
-    loaded = load("torch-zip", str(broken))
+    loaded = load(TorchZip, str(broken))
     if not loaded.refusal.startswith("persistent_load id must be"):  # older torch looks at it, and says so
         assert loaded.error.startswith(("IndexError: ", "AssertionError: "))
 
@@ -215,7 +218,7 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
         raise UnpicklingError
 
     monkeypatch.setattr(torch, "load", refuse)
-    refused = load("torch-zip", "x")
+    refused = load(TorchZip, "x")
     assert refused.refusal == "torch does not say why"
 
 
@@ -225,9 +228,7 @@ def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
     check = restore(path)
     assert check.status == "skipped"
-    assert check.detail.endswith(
-        "it is a TorchScript archive, of which that mode reads none since torch 2.6, and torch.jit.load all"
-    )
+    assert check.detail.endswith(TorchScript.not_weights_only)
 
 
 def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):

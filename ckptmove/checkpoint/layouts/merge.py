@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.checkpoint.layouts.trainers import in_place, place_of
 from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.model import WITH_CODE
+from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import newest
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
     tensors = tuple(map(mover.tensor, inventory.tensors))
     storages = tuple(map(mover.storage, inventory.storages))
     # Code counts on the dtypes of what it works on: where no class is said to be edited, nothing is cast.
-    is_code = inventory.container in WITH_CODE
+    is_code = container_class(inventory.container).has_code
     told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
     moved = replace(
         inventory,
@@ -255,7 +255,7 @@ def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
 
 def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
     """The names to tell of: of a distributed checkpoint, which ``torch.load`` never reads, only what is dangerous."""
-    if inventory.container != "dcp":
+    if container_class(inventory.container).is_editable:
         return inventory.globals
     return tuple(use for use in inventory.globals if use.verdict == "dangerous")
 

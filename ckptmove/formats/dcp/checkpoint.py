@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.errors import DamagedArchive, MissingShard
+from ckptmove.errors import DamagedArchive, DistributedFile, MissingShard
 from ckptmove.formats.contract import Container
 from ckptmove.formats.dcp.metadata import StoredObject, StoredTensor, parse_metadata
 from ckptmove.formats.rebuild_calls import rebuild_call
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.formats.dcp.metadata import Path, Piece
+    from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
@@ -61,6 +62,15 @@ class DistributedCheckpoint(Container):
 
     name: ContainerName = "dcp"
     has_devices = False
+    why_no_devices = "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
+    is_editable = False
+    loader = "torch.distributed.checkpoint.load"
+
+    @classmethod
+    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> DistributedCheckpoint:
+        """Raise :class:`DistributedFile`: ``.metadata`` is read with the sizes of the files that it names."""
+        del directory, limits
+        raise DistributedFile(source.path)
 
     def __init__(self, source: ByteSource, sizes: Mapping[str, int], limits: Limits) -> None:
         """Read ``.metadata``.

@@ -13,6 +13,7 @@ from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.findings.context import Context, within_reach
+from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.text import amount, quoted
@@ -131,8 +132,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
 
 def _mend(bench: Bench) -> str:
     """The command for an option or a dtype that the target refuses; empty where the file holds none of them."""
-    if bench.checkpoint.inventory.container == "dcp":
-        return ""  # no conversion changes one
+    if not container_class(bench.checkpoint.inventory.container).is_editable:
+        return ""
     command = _command(bench)
     try:
         plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))

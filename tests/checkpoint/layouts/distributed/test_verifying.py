@@ -22,6 +22,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import MissingShard
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
+from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.limits import Limits
 from ckptmove.verification import state
 from ckptmove.verification.file_checks import check_file
@@ -137,7 +138,7 @@ def test_a_verdict_through_the_child(distributed, tmp_path):
     assert [finding.code for finding in result.findings if finding.severity.value != "info"] == []
     checks = {check.name: check.detail for check in result.checks}
     assert checks["file"].startswith("dcp of ")
-    assert checks["placement"].startswith("a distributed checkpoint names no device")
+    assert checks["placement"] == DistributedCheckpoint.why_no_devices
     assert "loaded one at a time by torch.load(weights_only=True)" in checks["restore"]
     assert "torch.distributed.checkpoint.load was not run, as it unpickles .metadata" in checks["restore"]
     assert told[-1][0] <= told[-1][1]
