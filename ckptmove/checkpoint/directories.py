@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, ZERO_FILE
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount
 
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
-
-#: What a rank of ZeRO saves of its optimizer (``deepspeed/runtime/engine.py``).
-_ZERO: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
-#: What a rank of model parallelism saves: a file of DeepSpeed's, a folder of Megatron's.
-_MODEL_PARALLEL: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
 
 #: What a rank saves of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
 _SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
@@ -98,10 +94,10 @@ class DirectoryInventory(Inventory):
         (``deepspeed/runtime/zero/stage_1_and_2.py``); model parallelism cuts the parameters themselves.
         """
         paths = [file.path for file in self.files]
-        if any(map(_ZERO.fullmatch, paths)):
-            count = sum(_ZERO.fullmatch(path) is not None for path in paths)
+        if any(map(ZERO_FILE.fullmatch, paths)):
+            count = sum(ZERO_FILE.fullmatch(path) is not None for path in paths)
             return f"ZeRO keeps the optimizer's state in flat runs ({amount(count, 'file')}), and not by parameter"
-        ranks = {match[1] for path in paths if (match := _MODEL_PARALLEL.fullmatch(path)) is not None}
+        ranks = {match[1] for path in paths if (match := MODEL_PARALLEL_FILE.fullmatch(path)) is not None}
         if len(ranks) > 1:
             return f"parameters and their state are cut into parts, over {len(ranks)} ranks of model parallelism"
         return ""

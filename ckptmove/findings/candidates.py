@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.checkpoint.state_dicts import is_buffer, without_inner
+from ckptmove.checkpoint.trainers import trainer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.state_dicts import Shape
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
 
-#: Layouts whose model and optimizer are in several files, so that counts in one of them mean nothing.
-_SPREAD: Final = frozenset({"accelerate", "dcp", "deepspeed", "hf-trainer", "megatron", "sharded"})
-#: Those whose folder holds the whole model, and each parameter in one piece.
-_WHOLE_FOLDERS: Final = frozenset({"accelerate", "dcp", "hf-trainer", "sharded"})
 #: Integers that several weights are packed into: bitsandbytes, GPTQ, AWQ.
 _PACKED: Final = frozenset({"uint8", "int8", "int16", "int32"})
 #: The trainer of this library also trains the loss, and does not save its parameters.
@@ -114,20 +111,21 @@ def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
 
 
 def _is_alone(file: FileRecord) -> bool:
-    return "model" in file.roles and file.layout not in _SPREAD
+    return "model" in file.roles and not trainer_of(file.layout).is_spread
 
 
 def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     """The candidates at a place; None where the whole model may not be there."""
     tensors: Sequence[TensorRecord] = inventory.tensors
-    is_whole = inventory.layout not in _SPREAD or inventory.container == "dcp"
+    is_whole = not trainer_of(inventory.layout).is_spread or inventory.container == "dcp"
     if isinstance(inventory, DirectoryInventory):
         files = {file.path: file for file in inventory.files}
         if place in files:
             is_whole = True
             tensors = inventory.below(place)
         else:
-            is_whole = inventory.layout in _WHOLE_FOLDERS or inventory.form is not None
+            trainer = trainer_of(inventory.layout)
+            is_whole = (trainer.is_spread and not trainer.is_sharded) or inventory.form is not None
             is_whole = is_whole and not inventory.is_incomplete
             near = inventory.below(place)
             tensors = near if _has_model(near) else tensors

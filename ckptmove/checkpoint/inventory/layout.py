@@ -1,58 +1,36 @@
-"""Whose checkpoint it is, and what wrote it, told from the keys of the root.
+"""Find the trainer that wrote a checkpoint, by its root keys and classes.
 
-Never goes by a file's name: ``.pth.tar`` is not a tar, and ``.bin`` is anything.
+File names do not count: ``.pth.tar`` is not a tar, and ``.bin`` can be anything.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, string_keys
+from ckptmove.checkpoint.trainers import trainer_by_classes, trainer_by_keys
 from ckptmove.pickles.tree import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ckptmove.checkpoint.trainers import Trainer
     from ckptmove.model import LayoutName
     from ckptmove.pickles.tree import Dict, Value
 
 
 class Origin(NamedTuple):
-    """Where a checkpoint comes from.
+    """Origin of a checkpoint.
 
     Attributes:
-        layout: whose it is.
-        producer: library and version, where the root names one.
-        torch_version: of the torch that wrote it, where the root names it.
+        layout: layout of the trainer that wrote it.
+        producer: library and version, if the root names one.
+        torch_version: version of torch that wrote it, if the root names it.
     """
 
     layout: LayoutName
     producer: str | None = None
     torch_version: str | None = None
-
-
-#: Where the classes of a library live.
-_CLASSES: Final[tuple[tuple[LayoutName, tuple[str, ...]], ...]] = (
-    ("ultralytics", ("ultralytics.", "models.yolo.")),
-    ("hf-trainer", ("transformers.training_args.", "transformers.trainer")),
-    ("stable-baselines3", ("stable_baselines3.",)),
-    ("nemo", ("nemo.",)),
-)
-#: Keys that tell a layout, all of which must be there; the first row that fits counts.
-_ROOT_KEYS: Final[tuple[tuple[LayoutName, frozenset[str]], ...]] = (
-    ("lightning", frozenset({"pytorch-lightning_version"})),
-    ("ultralytics", frozenset({"train_args", "ema", "model"})),
-    ("ultralytics", frozenset({"updates", "ema", "model"})),
-    ("fairseq", frozenset({"optimizer_history", "model"})),
-    ("detectron2", frozenset({"model", "iteration", "scheduler"})),
-    ("mmengine", frozenset({"message_hub", "state_dict"})),
-    ("mmengine", frozenset({"meta", "state_dict"})),
-    ("megatron", frozenset({"checkpoint_version", "args", "iteration"})),
-    ("hf-trainer", frozenset({"python", "numpy", "cpu"})),
-    ("accelerate", frozenset({"random_state", "numpy_random_seed", "torch_manual_seed"})),
-    ("deepspeed", frozenset({"ds_version"})),
-    ("deepspeed", frozenset({"ds_config", "module"})),
-)
 
 
 def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> Origin:
@@ -65,29 +43,26 @@ def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) ->
     """
     if "" in modules:
         return Origin("module")
-    named = tuple(globals_)
-    by_class = next((layout for layout, homes in _CLASSES if any(name.startswith(homes) for name in named)), None)
+    by_class = trainer_by_classes(globals_)
     pairs = as_dict(root)
     if pairs is None:
-        return Origin(by_class or "other")
-    keys = string_keys(pairs)
-    layout = next((name for name, wanted in _ROOT_KEYS if wanted <= keys), None) or by_class
-    return Origin(layout or "plain", _producer(pairs, layout), _torch_version(pairs))
+        return Origin(by_class.layout if by_class else "other")
+    trainer = trainer_by_keys(string_keys(pairs)) or by_class
+    return Origin(
+        trainer.layout if trainer else "plain", _producer(pairs, trainer) if trainer else None, _torch_version(pairs)
+    )
 
 
-def _producer(pairs: Dict, layout: LayoutName | None) -> str | None:
-    if layout == "lightning":
-        return _versioned("pytorch-lightning", pairs.get("pytorch-lightning_version"))
-    meta = as_dict(pairs.get("meta"))
-    if layout == "mmengine" and meta is not None:
-        return _versioned("mmengine", meta.get("mmengine_version")) or _versioned("mmcv", meta.get("mmcv_version"))
-    if layout == "ultralytics":
-        return _versioned("ultralytics", pairs.get("version"))
-    return _versioned("deepspeed", pairs.get("ds_version")) if layout == "deepspeed" else None
-
-
-def _versioned(library: str, version: Value) -> str | None:
-    return f"{library} {version[:40]}" if type(version) is str else None
+def _producer(pairs: Dict, trainer: Trainer) -> str | None:
+    """The library of the trainer with its version, if the root names one."""
+    for library, path in trainer.library:
+        holder: Dict | None = pairs
+        for key in path[:-1]:
+            holder = as_dict(holder.get(key)) if holder is not None else None
+        version = holder.get(path[-1]) if holder is not None else None
+        if type(version) is str:
+            return f"{library} {version[:40]}"
+    return None
 
 
 def _torch_version(pairs: Dict) -> str | None:

@@ -6,10 +6,18 @@ Never goes by the directory's own name, and never takes a model in several files
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.trainers import place_of
+from ckptmove.checkpoint.trainers import (
+    ACCELERATE_OPTIMIZER,
+    INDEX_FILE,
+    MEGATRON_COMMON,
+    POINTER_FILE,
+    SHARD_FILE,
+    TRAINERS,
+    file_role,
+    trainer_of,
+)
 from ckptmove.errors import DamagedArchive, LimitExceeded, MissingShard
 
 if TYPE_CHECKING:
@@ -19,26 +27,9 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.layouts.listing import ListedFile, Listing
     from ckptmove.model import LayoutName
 
-_SHARD: Final = re.compile(r".*-\d{5}-of-\d{5}\.(bin|safetensors)")
-_INDEX: Final = re.compile(r".*\.(bin|safetensors)\.index\.json")
 #: An index of a million tensors is smaller.
 _MOST_INDEX_BYTES: Final = 1 << 26
-_POINTER: Final = "last_checkpoint"
 _POINTER_BYTES: Final = 4096
-#: Layouts whose directories say with a file ``last_checkpoint`` where to resume.
-_POINTED: Final = frozenset({"mmengine", "detectron2"})
-#: Files that one layout alone has, besides those that say so themselves; the first row that fits counts.
-_SIGNS: Final[tuple[tuple[LayoutName, re.Pattern[str]], ...]] = (
-    ("hf-trainer", re.compile(r"trainer_state\.json")),
-    ("accelerate", re.compile(r"random_states_\d+\.pkl")),
-    ("deepspeed", re.compile(r"(.*zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt|.*_mp_rank_\d+_optim_states\.pt")),
-    ("megatron", re.compile(r"model_(optim_)?rng\.pt")),
-    ("stable-baselines3", re.compile(r"_stable_baselines3_version")),
-    ("nemo", re.compile(r"model_weights\.ckpt")),
-)
-_ACCELERATE_OPTIMIZER: Final = "optimizer.bin"
-#: What Megatron-Core (dist_checkpointing/strategies/common.py) writes beside a distributed checkpoint.
-_MEGATRON_COMMON: Final = "common.pt"
 
 
 def require_shards(listing: Listing) -> None:
@@ -61,7 +52,7 @@ def require_shards(listing: Listing) -> None:
 
 def is_index(name: str) -> bool:
     """Whether a file says which tensor of a model in several files is in which of them."""
-    return _INDEX.fullmatch(name) is not None
+    return INDEX_FILE.fullmatch(name) is not None
 
 
 def _shards(listing: Listing, name: str) -> Sequence[str]:
@@ -98,24 +89,28 @@ def layout_of(listing: Listing, records: Sequence[FileRecord]) -> LayoutName:
 
 
 def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutName | None:
-    for layout, sign in _SIGNS:
-        if layout in said.values() or any(map(sign.fullmatch, names)):
+    signs = [(trainer.layout, trainer.sign) for trainer in TRAINERS if trainer.sign is not None]
+    for layout, sign in signs:
+        if any(map(sign.fullmatch, names)):
             return layout
-    if _ACCELERATE_OPTIMIZER in said and any(place_of(name) == "model" for name in said):
+    for layout, _ in signs:
+        if layout in said.values():
+            return layout
+    if ACCELERATE_OPTIMIZER in said and any(file_role(name) == "model" for name in said):
         return "accelerate"
     if "dcp" in said.values():
-        return "megatron" if _MEGATRON_COMMON in names else "dcp"
-    return "sharded" if any(map(_SHARD.fullmatch, said)) else None
+        return "megatron" if MEGATRON_COMMON in names else "dcp"
+    return "sharded" if any(map(SHARD_FILE.fullmatch, said)) else None
 
 
 def _by_pointer(listing: Listing, folder: str, said: Mapping[str, LayoutName]) -> LayoutName | None:
     """The layout of the file that ``last_checkpoint`` names: mmengine writes a path, Detectron2 a name."""
-    path = f"{folder}/{_POINTER}".lstrip("/")
+    path = f"{folder}/{POINTER_FILE}".lstrip("/")
     if path not in listing.names:
         return None
     text = _read(listing, path, _POINTER_BYTES).decode("utf-8", "replace")
     layout = said.get(text.strip().replace("\\", "/").rpartition("/")[2])
-    return layout if layout in _POINTED else None
+    return layout if layout is not None and trainer_of(layout).is_pointed else None
 
 
 def _read(listing: Listing, path: str, most: int) -> bytes:

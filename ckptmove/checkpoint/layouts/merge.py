@@ -11,8 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
-from ckptmove.checkpoint.layouts.trainers import in_place, place_of
 from ckptmove.checkpoint.state_dicts import RootKeys
+from ckptmove.checkpoint.trainers import file_role, with_file_role
 from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import newest
 
@@ -62,7 +62,7 @@ def as_part(path: str, inventory: Inventory, base: int, expression: str | None =
         base: length of the pickles of all files before it.
         expression: Python that opens the file, where no path does.
     """
-    place = place_of(path.rpartition("/")[2])
+    place = file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
     tensors = tuple(map(mover.tensor, inventory.tensors))
     storages = tuple(map(mover.storage, inventory.storages))
@@ -177,7 +177,7 @@ class _Mover:
         """A tensor; the state of an optimizer holds the same one again."""
         moved = self._tensors.get(id(record))
         if moved is None:
-            moved = self._tensors[id(record)] = in_place(
+            moved = self._tensors[id(record)] = with_file_role(
                 record._replace(
                     name=self.name(record.name),
                     storage=None if record.storage is None else self.key(record.storage),

@@ -16,8 +16,8 @@ from ckptmove.checkpoint.layouts.detect import layout_of, require_shards
 from ckptmove.checkpoint.layouts.distributed import file_records, find_distributed, is_distributed, survey_distributed
 from ckptmove.checkpoint.layouts.listing import list_directory
 from ckptmove.checkpoint.layouts.merge import as_part, merge
-from ckptmove.checkpoint.layouts.trainers import is_spoiled
 from ckptmove.checkpoint.opening import no_devices, survey
+from ckptmove.checkpoint.trainers import TRAINERS, is_spoiled
 from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
 from ckptmove.io.recovery import recover_listed
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     Visit = Callable[[str, Checkpoint], None]
     VisitDistributed = Callable[[DistributedFolder, DistributedCheckpoint], None]
 
-#: Where the HF Trainer keeps its counters.
-_TRAINER_STATE: Final = "trainer_state.json"
+_COUNTERS: Final = {trainer.counters for trainer in TRAINERS if trainer.counters}
 
 
 class Directory(NamedTuple):
@@ -193,7 +192,7 @@ def read_listing(
     contents = inventory.contents
     if len(reader.parts) == 1 and not reader.parts[0].file.path:
         inventory = replace(inventory, container="dcp", globals=reader.parts[0].inventory.globals)
-    if any(file.name == _TRAINER_STATE for file in listing.files):
+    if any(file.name in _COUNTERS for file in listing.files):
         contents |= {"counter"}
     layout = layout_of(listing, records)
     facts = (*inventory.facts, *reader.facts, *reader.inner, *standing_facts(listing))

@@ -1,0 +1,193 @@
+"""File names, root keys and classes of each training library: one row for each.
+
+Names from transformers/trainer.py, accelerate/utils/constants.py, deepspeed/runtime/engine.py and
+megatron/training/checkpointing.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.checkpoint.roles import role_of_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckptmove.model import LayoutName, Role, TensorRecord
+
+
+class Trainer(NamedTuple):
+    """How to recognize the checkpoints of one library.
+
+    Attributes:
+        layout: its layout.
+        root_keys: sets of root keys; a file with all keys of one set has the layout.
+        classes: beginnings of the full names of its pickled classes.
+        sign: names of files that only its directories have.
+        roles: roles of files and folders, by their names.
+        library: its name as a producer, and paths of root keys to its version.
+        counters: name of the file with its step counters.
+        is_spread: whether model and optimizer are in different files.
+        is_sharded: whether no file holds a whole parameter of the model.
+        is_pointed: whether a file ``last_checkpoint`` names the checkpoint to resume from.
+    """
+
+    layout: LayoutName
+    root_keys: tuple[frozenset[str], ...] = ()
+    classes: tuple[str, ...] = ()
+    sign: re.Pattern[str] | None = None
+    roles: tuple[tuple[Role, re.Pattern[str]], ...] = ()
+    library: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    counters: str = ""
+    is_spread: bool = False
+    is_sharded: bool = False
+    is_pointed: bool = False
+
+
+#: What a rank of ZeRO saves of its optimizer.
+ZERO_FILE: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
+#: What a rank of model parallelism saves: a file of DeepSpeed, or a folder of Megatron.
+MODEL_PARALLEL_FILE: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
+#: Index of a model in several files: the file of each tensor (transformers).
+INDEX_FILE: Final = re.compile(r".*\.(bin|safetensors)\.index\.json")
+#: One of these files.
+SHARD_FILE: Final = re.compile(r".*-\d{5}-of-\d{5}\.(bin|safetensors)")
+#: Accelerate's optimizer, whose name no other library uses in a directory with a model.
+ACCELERATE_OPTIMIZER: Final = "optimizer.bin"
+#: Written by Megatron-Core next to a distributed checkpoint (dist_checkpointing/strategies/common.py).
+MEGATRON_COMMON: Final = "common.pt"
+#: Holds the name of the checkpoint to resume from: a path of mmengine, a file name of Detectron2.
+POINTER_FILE: Final = "last_checkpoint"
+
+#: The first row that fits counts.
+TRAINERS: Final[tuple[Trainer, ...]] = (
+    Trainer(
+        "lightning",
+        root_keys=(frozenset({"pytorch-lightning_version"}),),
+        library=(("pytorch-lightning", ("pytorch-lightning_version",)),),
+    ),
+    Trainer(
+        "ultralytics",
+        root_keys=(frozenset({"train_args", "ema", "model"}), frozenset({"updates", "ema", "model"})),
+        classes=("ultralytics.", "models.yolo."),
+        library=(("ultralytics", ("version",)),),
+    ),
+    Trainer("fairseq", root_keys=(frozenset({"optimizer_history", "model"}),)),
+    Trainer("detectron2", root_keys=(frozenset({"model", "iteration", "scheduler"}),), is_pointed=True),
+    Trainer(
+        "mmengine",
+        root_keys=(frozenset({"message_hub", "state_dict"}), frozenset({"meta", "state_dict"})),
+        library=(("mmengine", ("meta", "mmengine_version")), ("mmcv", ("meta", "mmcv_version"))),
+        is_pointed=True,
+    ),
+    Trainer(
+        "hf-trainer",
+        root_keys=(frozenset({"python", "numpy", "cpu"}),),
+        classes=("transformers.training_args.", "transformers.trainer"),
+        sign=re.compile(r"trainer_state\.json"),
+        roles=(
+            ("scaler", re.compile(r"scaler\.pt")),
+            ("rng", re.compile(r"rng_state(_\d+)?\.pth")),
+            (
+                "model",
+                re.compile(r"(pytorch_model|model|adapter_model)(_\d+)?(-\d{5}-of-\d{5})?\.(bin|safetensors)"),
+            ),
+        ),
+        counters="trainer_state.json",
+        is_spread=True,
+    ),
+    Trainer(
+        "accelerate",
+        root_keys=(frozenset({"random_state", "numpy_random_seed", "torch_manual_seed"}),),
+        sign=re.compile(r"random_states_\d+\.pkl"),
+        roles=(
+            ("optimizer", re.compile(r"optimizer(_\d+)?\.(pt|bin)|optimizer_\d+")),
+            ("scheduler", re.compile(r"scheduler(_\d+)?\.(pt|bin)")),
+            ("rng", re.compile(r"random_states_\d+\.pkl")),
+            ("model", re.compile(r"pytorch_model_fsdp_\d+")),
+        ),
+        is_spread=True,
+    ),
+    Trainer(
+        "megatron",
+        # Before DeepSpeed: Megatron-DeepSpeed writes ds_version next to these keys.
+        root_keys=(frozenset({"checkpoint_version", "args", "iteration"}),),
+        sign=re.compile(r"model_(optim_)?rng\.pt"),
+        is_spread=True,
+        is_sharded=True,
+    ),
+    Trainer(
+        "deepspeed",
+        root_keys=(frozenset({"ds_version"}), frozenset({"ds_config", "module"})),
+        sign=re.compile(r"(.*zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt|.*_mp_rank_\d+_optim_states\.pt"),
+        roles=(("optimizer", re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")),),
+        library=(("deepspeed", ("ds_version",)),),
+        is_spread=True,
+        is_sharded=True,
+    ),
+    Trainer("stable-baselines3", classes=("stable_baselines3.",), sign=re.compile(r"_stable_baselines3_version")),
+    Trainer("nemo", classes=("nemo.",), sign=re.compile(r"model_weights\.ckpt")),
+    Trainer("dcp", is_spread=True),
+    Trainer("sharded", is_spread=True),
+)
+_BY_LAYOUT: Final[Mapping[LayoutName, Trainer]] = {trainer.layout: trainer for trainer in TRAINERS}
+
+#: Endings that promise a checkpoint; ``.bin`` and ``.pkl`` can be anything.
+_ENDINGS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+#: Contents of a file that a failed save, copy or download leaves in place of a checkpoint.
+_SPOILED: Final = frozenset({
+    "an empty file", "bytes that cannot be inflated", "nothing but zero bytes", "a git-lfs pointer", "an HTML page",
+    "bytes of no known format",
+})  # fmt: skip
+
+
+def trainer_of(layout: LayoutName) -> Trainer:
+    """The row of a layout; an empty one if no library is known for it."""
+    return _BY_LAYOUT.get(layout, Trainer(layout))
+
+
+def trainer_by_keys(keys: set[str]) -> Trainer | None:
+    """The trainer that writes these root keys."""
+    return next((trainer for trainer in TRAINERS if any(map(keys.issuperset, trainer.root_keys))), None)
+
+
+def trainer_by_classes(names: Iterable[str]) -> Trainer | None:
+    """The trainer that one of these classes belongs to."""
+    listed = tuple(names)
+    return next((one for one in TRAINERS if any(name.startswith(one.classes) for name in listed)), None)
+
+
+def file_role(name: str) -> Role | None:
+    """The role that a trainer's name gives to a file, or to a folder that is one checkpoint."""
+    for trainer in TRAINERS:
+        for role, pattern in trainer.roles:
+            if pattern.fullmatch(name):
+                return role
+    # By content, an EMA copy is a model: of all words in other names, only this one says more.
+    return "ema" if role_of_key(name) == "ema" else None
+
+
+def is_spoiled(name: str, found: str) -> bool:
+    """Whether a file without a checkpoint should have held one.
+
+    Args:
+        name: of the file.
+        found: its content, as in ``NotACheckpoint``.
+    """
+    return found in _SPOILED and (name.endswith(_ENDINGS) or file_role(name) is not None)
+
+
+def with_file_role(record: TensorRecord, role: Role | None) -> TensorRecord:
+    """The tensor with the role of its file, unless its content says more.
+
+    Anything that looks like a state_dict has the role ``model`` by content. A random state is a vector of bytes: a
+    seed or a count next to it keeps its role.
+    """
+    if role is None or record.role not in {"model", "other"} or record.role == role:
+        return record
+    if role == "rng" and not (record.dtype == "uint8" and len(record.shape) == 1):
+        return record
+    if role == "ema" and record.role == "other":
+        return record
+    return record._replace(role=role)
