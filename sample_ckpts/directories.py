@@ -60,10 +60,10 @@ def hf_trainer_cuda3() -> dict[str, object]:
     "sharded",
     "D101",
     "D103",
-    wrong="the first shard lies on cuda:0, the second on cuda:1",
+    wrong="the first shard is on cuda:0, the second on cuda:1",
 )
 def sharded_two_gpus() -> dict[str, object]:
-    """A model in two shards with the index that says which tensor is where."""
+    """A model in two shards with an index of their tensors."""
     weights = train(adamw, seed=32).weights()
     names = list(weights)
     shards = {

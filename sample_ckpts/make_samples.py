@@ -107,10 +107,10 @@ def map_location_dragged_all() -> object:
     "D103",
     "K601",
     "R302",
-    wrong="layers on cuda:0 and cuda:1, every key behind `module.`",
+    wrong="layers on cuda:0 and cuda:1, every key begins with `module.`",
 )
 def dataparallel_two_gpus() -> object:
-    """A DataParallel-wrapped SGD run whose two layers, and their momenta, lie on two GPUs."""
+    """A DataParallel-wrapped SGD run whose two layers, and their momenta, are on two GPUs."""
     run = train(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), seed=4)
     weights, state = run.weights("module."), run.state()
     for index, name in enumerate(weights):
@@ -141,7 +141,7 @@ def tutorial_sgd_cpu() -> object:
     wrong="`criterion.pos_weight` stayed on the CPU, the model is on cuda:0",
 )
 def criterion_on_cpu() -> object:
-    """A loss with its own tensor (`pos_weight`) beside the model and Adam."""
+    """A loss with its own tensor (`pos_weight`) next to the model and Adam."""
     criterion = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.5, 4.0]))
     run = train(adam, criterion=criterion, seed=7)
     model, state = place(run.weights(), "cuda:0"), place(run.state(), "cuda:0")
@@ -201,7 +201,7 @@ def numpy_scalar_metric() -> object:
 
 @sample("capturable-adam-cuda0.pt", "R302")
 def capturable_adam_cuda0() -> object:
-    """Adam under CUDA graphs: capturable=True, so its `step` rightly lives on cuda:0."""
+    """Adam under CUDA graphs: capturable=True, so its `step` belongs on cuda:0."""
     run = train(adam, seed=13)
     state = run.state()
     state["param_groups"][0]["capturable"] = True
@@ -247,9 +247,9 @@ def pickled_module_cuda0() -> object:
     return place(train(adam, make=lambda: nn.Sequential(*layers), seed=16).model, "cuda:0")
 
 
-@sample("nanogpt-compiled-fused.pt", "K601", "R302", wrong="every model key behind torch.compile's `_orig_mod.`")
+@sample("nanogpt-compiled-fused.pt", "K601", "R302", wrong="every model key begins with torch.compile's `_orig_mod.`")
 def nanogpt_compiled_fused() -> object:
-    """nanoGPT-shaped, tied embedding, two AdamW groups; fused=True, so `step` rightly lives on cuda:0."""
+    """nanoGPT-shaped, tied embedding, two AdamW groups; fused=True, so `step` belongs on cuda:0."""
 
     def grouped(model: nn.Module) -> Optimizer:
         weights = list(model.parameters())
@@ -323,7 +323,7 @@ def legacy_shared_views() -> object:
 
 @sample("weights.safetensors", form="safetensors")
 def weights_safetensors() -> object:
-    """A model's weights as `save_file` writes them: no device stands in the format."""
+    """A model's weights as `save_file` writes them: the format stores no device."""
     return train(adam, seed=21).weights()
 
 
@@ -374,7 +374,7 @@ def renamed() -> object:
     "script-code-cuda0.pt", "D104", form="script", wrong="a line of its code names cuda:0, its tensors are on the CPU"
 )
 def script_code_cuda0() -> object:
-    """A module of `torch.jit.save`, with code beside its tensors."""
+    """A module of `torch.jit.save`, with code and tensors."""
     return train(adam, make=Gate, seed=28).model
 
 

@@ -30,7 +30,7 @@ class Trained:
     loss: float
 
     def weights(self, prefix: str = "") -> dict[str, Any]:
-        """The model's `state_dict()`, with every key behind `prefix`."""
+        """The model's `state_dict()`, with `prefix` before every key."""
         return self.model.state_dict(prefix=prefix)
 
     def state(self) -> dict[str, Any]:
