@@ -17,7 +17,7 @@ from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_not
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import DamagedArchive, OutputExists, OutputIsFolder, OutputIsSource, OutputSuffix
 from ckptmove.io.leftovers import clear_leftovers
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import SEPARATORS
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import without_checks
@@ -76,7 +76,7 @@ class ConvertRequest:
     dry_run: bool
     check: bool
     progress: Progress | None
-    settle: Callable[[], None] = unheard
+    settle: Callable[[], None] = do_nothing
     limits: Limits
     began: float = field(default_factory=time.perf_counter)
 

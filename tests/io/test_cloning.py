@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import stat
@@ -189,8 +190,9 @@ def test_an_interruption_leaves_no_clone(big, clones, monkeypatch, step):
 def test_a_clone_that_cannot_be_gone_through_is_a_failed_write(tmp_path):
     file = NewFile("out.pt", tmp_path / "new.pt", os.open(tmp_path / "new.pt", os.O_WRONLY | os.O_CREAT))
     file.close()
-    with pytest.raises(WriteFailed, match=r"^out\.pt: could not write: Bad file descriptor"):
+    with pytest.raises(WriteFailed) as caught:
         file.pass_over(1)
+    assert (caught.value.path, caught.value.reason) == ("out.pt", os.strerror(errno.EBADF))
 
 
 @pytest.mark.parametrize("system", ["Linux", "without clones", "without libraries"])
