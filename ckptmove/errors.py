@@ -79,11 +79,7 @@ class TorchMissing(UsageError):
 
 
 class TorchBroken(UsageError):
-    """torch is installed but cannot be imported.
-
-    Attributes:
-        reason: last line of its traceback, or the signal that ended the process.
-    """
+    """torch is installed but cannot be imported. ``reason`` is its last line, or the signal that ended the process."""
 
     kind = "torch-broken"
 
@@ -122,11 +118,7 @@ class NothingConfigured(UnreadableInput):
 
 
 class AccessFailed(UnreadableInput):
-    """The operating system failed to read the input.
-
-    Attributes:
-        reason: message of the system, for example ``Permission denied``.
-    """
+    """The operating system failed to read the input. ``reason`` is its message, for example ``Permission denied``."""
 
     kind = "access-failed"
 
@@ -136,11 +128,7 @@ class AccessFailed(UnreadableInput):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The file is not a checkpoint.
-
-    Attributes:
-        found: noun phrase for its content: ``an empty file``.
-    """
+    """The file is not a checkpoint. ``found`` is a noun phrase for its content: ``an empty file``."""
 
     kind = "not-a-checkpoint"
 
@@ -188,11 +176,7 @@ def _warned(runs: tuple[str, ...]) -> str:
 
 
 class CrcMismatch(UnreadableInput):
-    """The bytes of a record do not match the CRC stored in the archive.
-
-    Attributes:
-        record: name of the record in the archive.
-    """
+    """The bytes of a record do not match the CRC stored in the archive."""
 
     kind = "crc-mismatch"
 
@@ -361,11 +345,7 @@ class UneditablePickle(Refused):
 
 
 class UneditableGraph(Refused):
-    """The graph of a ``torch.export`` program would not run on the target after a conversion.
-
-    Attributes:
-        detail: the part of the graph that cannot be moved.
-    """
+    """The graph of a ``torch.export`` program would not run on the target after a conversion."""
 
     kind = "uneditable-graph"
 
@@ -375,11 +355,7 @@ class UneditableGraph(Refused):
 
 
 class WriteFailed(CkptMoveError):
-    """The output could not be written and was removed.
-
-    Attributes:
-        reason: message of the system.
-    """
+    """The output could not be written and was removed. ``reason`` is the message of the system."""
 
     kind = "write-failed"
 
@@ -389,11 +365,7 @@ class WriteFailed(CkptMoveError):
 
 
 class StdoutFailed(CkptMoveError):
-    """The result could not be written to standard output; the command itself has finished.
-
-    Attributes:
-        reason: message of the system.
-    """
+    """The result could not be written to standard output; the command itself has finished."""
 
     kind = "stdout-failed"
 
@@ -428,11 +400,7 @@ class CaseUnusable(UsageError):
 
 
 class InPlaceImpossible(Refused):
-    """A conversion in place would move or lose bytes of the file.
-
-    Attributes:
-        reason: why, as a clause.
-    """
+    """A conversion in place would move or lose bytes of the file. ``reason`` is a clause."""
 
     kind = "in-place-impossible"
 
@@ -477,11 +445,7 @@ class ChangeFailed(WriteFailed):
 
 
 class JournalInTheWay(ChangeFailed):
-    """The path of the journal holds the journal of another file.
-
-    Attributes:
-        journal: path of the journal.
-    """
+    """The path of the journal holds the journal of another file."""
 
     kind = "journal-in-the-way"
 
@@ -526,11 +490,7 @@ class ReportFailed(WriteFailed):
 
 
 class ArchiveOfFiles(NotACheckpoint):
-    """A zip or a tar of files. ``checkpoint.layouts`` reads it like a directory.
-
-    Attributes:
-        form: ``zip`` or ``tar``.
-    """
+    """A zip or a tar of files. ``checkpoint.layouts`` reads it like a directory."""
 
     def __init__(self, path: str, found: str, form: ArchiveForm) -> None:
         super().__init__(path, found)

@@ -73,7 +73,7 @@ class Limits(NamedTuple):
         nbytes = self.factor * (_PICKLE_BYTES // among + _PICKLE_BYTES_PER_BYTE * stored_bytes)
         return self._replace(operations=min(self.operations, operations), pickle_bytes=min(self.pickle_bytes, nbytes))
 
-    def most_memoised(self, pickle_bytes: int) -> int:
+    def max_memo_index(self, pickle_bytes: int) -> int:
         """Return the highest memo index allowed in a pickle; every index below it takes memory."""
         return self.factor * (_MEMO_INDICES + pickle_bytes)
 
@@ -91,6 +91,6 @@ class Limits(NamedTuple):
         accounted = min(_MOST_MEMORY_PER_BYTE * nbytes, _MEMORY_PER_BYTE * nbytes + _MEMORY_PER_STORAGE * storages)
         return taken - self.factor * accounted
 
-    def most_inflated(self, stored_bytes: int) -> int:
+    def max_inflated_bytes(self, stored_bytes: int) -> int:
         """Return the maximum inflated size of a deflated record that is not a storage."""
         return self.factor * (_INFLATED_BYTES + _INFLATED_RATIO * stored_bytes)

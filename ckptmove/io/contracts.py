@@ -70,7 +70,7 @@ class ByteSink(Protocol):
         """
         ...
 
-    def pass_over(self, nbytes: int) -> None:
+    def skip(self, nbytes: int) -> None:
         """Skip the next bytes of a clone, which stay unchanged.
 
         Raises:

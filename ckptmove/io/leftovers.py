@@ -55,7 +55,7 @@ class TemporaryNames(NamedTuple):
         return cls(*(stem.with_name(f"{stem.name}.{kind}") for kind in ("part", "old", "lock")))
 
     @property
-    def that_exist(self) -> list[Path]:
+    def existing(self) -> list[Path]:
         """The existing paths without the lock, the replaced output first."""
         return [path for path in (self.old, self.part) if os.path.lexists(path)]
 
@@ -168,7 +168,7 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
     Raises:
         OSError: if the system does not give access.
     """
-    found = [path.lstat() for path in names.that_exist or [names.lock]]
+    found = [path.lstat() for path in names.existing or [names.lock]]
     is_settled = host == _host() or time.time() - max(each.st_mtime for each in found) > _DAY
     if not is_settled or any(each.st_uid != own_user() or not _is_ours(each.st_mode) for each in found):
         yield False
@@ -192,7 +192,7 @@ def _is_ours(mode: int) -> bool:
 
 def _clear(names: TemporaryNames) -> Iterator[str]:
     """Clear the leftovers of one output, and yield a message for each."""
-    for path in names.that_exist:
+    for path in names.existing:
         yield _clear_aside(names) if path == names.old else _clear_part(names)
 
 

@@ -54,7 +54,7 @@ class NewFile:
         self._fd = begin_as_clone(before, self._place, source)
         return self._fd != before
 
-    def pass_over(self, nbytes: int) -> None:
+    def skip(self, nbytes: int) -> None:
         """Skip the next bytes of a clone, which stay unchanged.
 
         Raises:

@@ -78,7 +78,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[
                 _change(fd, patch.writes, patch.size)
                 settle()
             except BaseException:
-                _take_back(path, fd, journal, journal_file)
+                _restore(path, fd, journal, journal_file)
                 raise
             _remove(journal_file)
     except OSError as error:
@@ -191,7 +191,7 @@ def _change(fd: int, writes: Sequence[tuple[int, bytes]], size: int) -> None:
         os.fsync(fd)
 
 
-def _take_back(path: str, fd: int, journal: Journal, journal_file: str) -> None:
+def _restore(path: str, fd: int, journal: Journal, journal_file: str) -> None:
     try:
         _change(fd, journal.old, journal.old_size)
         _remove(journal_file)

@@ -93,7 +93,7 @@ def write_segments(
         for segment, place in zip(segments, places, strict=False):
             stays = is_clone and _stays(segment, place)
             steps = _steps(source, segment, sink, path, worker, overflowed)
-            for count in _passed_over(segment, sink) if stays else steps:
+            for count in _skipped(segment, sink) if stays else steps:
                 done += count
                 if progress is not None:
                     progress(done, total)
@@ -107,8 +107,8 @@ def _stays(segment: Segment, place: int) -> bool:
     return isinstance(segment, CopySegment) and not segment.checks and segment.span.start == place
 
 
-def _passed_over(segment: Segment, sink: ByteSink) -> Iterator[int]:
-    sink.pass_over(length(segment))
+def _skipped(segment: Segment, sink: ByteSink) -> Iterator[int]:
+    sink.skip(length(segment))
     yield length(segment)
 
 

@@ -25,38 +25,38 @@ class OptimizerFacts(NamedTuple):
         name: name of the class.
         group: group keys that it always writes and that distinguish it from the others.
         state: state keys that every entry has after a step.
-        brought: pairs of an option and the state key that is added if the option is set.
+        state_by_option: pairs of an option and the state key that is added if the option is set.
         optional: state keys that only some versions write.
         scalars: state keys of 0-d bookkeeping tensors.
         scalars_on_device: whether torch creates these on the parameter's device instead of the CPU.
-        lacks: group keys that it never writes, unlike others with the same state.
+        absent: group keys that it never writes, unlike others with the same state.
         magnitudes: state keys whose values are sums or maxima of squares or magnitudes, and so never negative.
-        begins_elsewhere: state keys whose initial value is not zero.
+        nonzero_initial: state keys whose initial value is not zero.
         update: the input for the update of an element: that ``element``, its whole ``parameter``, or the ``model``.
         shapes: whether moments have the shape of their ``parameter``, or ``other`` shapes.
         gradients: whether it accepts ``dense`` gradients, or only ``sparse`` ones.
-        holder: whether ``each`` parameter has its own state, or the ``first`` has the state of all.
+        state_on: whether ``each`` parameter has its own state, or the ``first`` has the state of all.
     """
 
     name: str
     group: frozenset[str]
     state: frozenset[str]
-    brought: tuple[tuple[str, str], ...]
+    state_by_option: tuple[tuple[str, str], ...]
     optional: frozenset[str]
     scalars: frozenset[str]
     scalars_on_device: bool
-    lacks: frozenset[str]
+    absent: frozenset[str]
     magnitudes: frozenset[str]
-    begins_elsewhere: frozenset[str]
+    nonzero_initial: frozenset[str]
     update: Literal["element", "parameter", "model"]
     shapes: Literal["parameter", "other"]
     gradients: Literal["dense", "sparse"]
-    holder: Literal["each", "first"]
+    state_on: Literal["each", "first"]
 
     @property
     def known_state(self) -> frozenset[str]:
         """Every state key that the class may write."""
-        return self.state | self.optional | self.scalars | {key for _, key in self.brought}
+        return self.state | self.optional | self.scalars | {key for _, key in self.state_by_option}
 
 
 def _row(
@@ -64,33 +64,33 @@ def _row(
     group: str,
     state: str,
     *,
-    brought: tuple[tuple[str, str], ...] = (),
+    state_by_option: tuple[tuple[str, str], ...] = (),
     optional: str = "",
     scalars: str = "step",
     scalars_on_device: bool = False,
-    lacks: str = "",
+    absent: str = "",
     magnitudes: str = "",
-    begins_elsewhere: str = "",
+    nonzero_initial: str = "",
     update: Literal["element", "parameter", "model"] = "element",
     shapes: Literal["parameter", "other"] = "parameter",
     gradients: Literal["dense", "sparse"] = "dense",
-    holder: Literal["each", "first"] = "each",
+    state_on: Literal["each", "first"] = "each",
 ) -> OptimizerFacts:
     return OptimizerFacts(
         name=name,
         group=frozenset(group.split()),
         state=frozenset(state.split()),
-        brought=brought,
+        state_by_option=state_by_option,
         optional=frozenset(optional.split()),
         scalars=frozenset(scalars.split()),
         scalars_on_device=scalars_on_device,
-        lacks=frozenset(lacks.split()),
+        absent=frozenset(absent.split()),
         magnitudes=frozenset(magnitudes.split()),
-        begins_elsewhere=frozenset(begins_elsewhere.split()),
+        nonzero_initial=frozenset(nonzero_initial.split()),
         update=update,
         shapes=shapes,
         gradients=gradients,
-        holder=holder,
+        state_on=state_on,
     )
 
 
@@ -100,28 +100,28 @@ _AMSGRAD: Final = (("amsgrad", "max_exp_avg_sq"),)
 #: Rows with more required keys come first: the first match is the class.
 TABLE: Final[tuple[OptimizerFacts, ...]] = (
     _row("LBFGS", "max_iter history_size line_search_fn", "n_iter", scalars="", update="model", shapes="other",
-         holder="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
+         state_on="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
     _row("Muon", "ns_coefficients ns_steps", "momentum_buffer", scalars="", update="parameter"),
     _row("Adafactor", "beta2_decay d", "step", optional="row_var col_var variance", update="parameter",
          shapes="other", magnitudes="row_var col_var variance"),
     _row("ASGD", "lambd alpha t0", "step eta mu ax", scalars="step eta mu", scalars_on_device=True,
-         begins_elsewhere="eta mu"),
+         nonzero_initial="eta mu"),
     _row("NAdam", "betas momentum_decay", _ADAM + " mu_product", scalars="step mu_product", magnitudes="exp_avg_sq",
-         begins_elsewhere="mu_product"),
-    _row("Rprop", "etas step_sizes", "step prev step_size", begins_elsewhere="step_size", magnitudes="step_size"),
-    _row("Adagrad", "lr_decay initial_accumulator_value", "step sum", magnitudes="sum", begins_elsewhere="sum"),
+         nonzero_initial="mu_product"),
+    _row("Rprop", "etas step_sizes", "step prev step_size", nonzero_initial="step_size", magnitudes="step_size"),
+    _row("Adagrad", "lr_decay initial_accumulator_value", "step sum", magnitudes="sum", nonzero_initial="sum"),
     _row("Adadelta", "rho eps", "square_avg acc_delta", optional="step", magnitudes="square_avg acc_delta"),
     _row("RMSprop", "alpha centered momentum", "square_avg", optional="step", magnitudes="square_avg",
-         brought=(("momentum", "momentum_buffer"), ("centered", "grad_avg"))),
+         state_by_option=(("momentum", "momentum_buffer"), ("centered", "grad_avg"))),
     _row("Adamax", "betas eps weight_decay", "step exp_avg exp_inf", magnitudes="exp_inf",
-         lacks="amsgrad momentum_decay decoupled_weight_decay"),
-    _row("AdamW", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
-    _row("Adam", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
+         absent="amsgrad momentum_decay decoupled_weight_decay"),
+    _row("AdamW", "betas eps amsgrad", _ADAM, state_by_option=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
+    _row("Adam", "betas eps amsgrad", _ADAM, state_by_option=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
     _row("RAdam", "betas eps weight_decay foreach differentiable", _ADAM, magnitudes="exp_avg_sq",
-         lacks="amsgrad momentum_decay fused"),
-    _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", lacks="weight_decay",
+         absent="amsgrad momentum_decay fused"),
+    _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", absent="weight_decay",
          gradients="sparse"),
-    _row("SGD", "momentum dampening nesterov", "", optional="momentum_buffer", scalars="", lacks="eps"),
+    _row("SGD", "momentum dampening nesterov", "", optional="momentum_buffer", scalars="", absent="eps"),
 )  # fmt: skip
 BY_NAME: Final = {row.name: row for row in TABLE}
 
@@ -203,7 +203,7 @@ def lost_keys(
         needed_options = (row.group | {"lr"}) - _DEFAULTED.get(row.name, frozenset()) - _DEFAULTED[""]
         place = group.params[0] if is_flat else index
         lost += (f"param_groups.{place}.{key}" for key in sorted(needed_options - options.keys()))
-        own = row.state | {key for option, key in row.brought if _is_set(options.get(option))}
+        own = row.state | {key for option, key in row.state_by_option if _is_set(options.get(option))}
         needed.update(dict.fromkeys(group.params, own))
     for entry in state:
         if entry.key in needed and (entry.tensors or any(value is not None for _, value in entry.scalars)):
@@ -227,7 +227,7 @@ def steps_together(algorithm: str) -> bool:
 
 def keeps_state_on_first(algorithm: str) -> bool:
     """Whether the first parameter has the state of all parameters."""
-    return algorithm in BY_NAME and BY_NAME[algorithm].holder == "first"
+    return algorithm in BY_NAME and BY_NAME[algorithm].state_on == "first"
 
 
 def wants_sparse(algorithm: str) -> bool:
@@ -241,12 +241,12 @@ def magnitudes(algorithm: str | None) -> frozenset[str]:
 
 
 def _fits(row: OptimizerFacts, options: frozenset[str]) -> bool:
-    return row.group <= options and not options & (_FOREIGN | row.lacks)
+    return row.group <= options and not options & (_FOREIGN | row.absent)
 
 
 def _fits_but_for_one(row: OptimizerFacts, options: frozenset[str], usual: frozenset[str]) -> bool:
     """Whether the state matches, and the groups, written by torch, lack only one group key."""
-    if not options >= _TORCH_ONLY or options & (_FOREIGN | row.lacks):
+    if not options >= _TORCH_ONLY or options & (_FOREIGN | row.absent):
         return False
     return len(row.group - options) == 1 and row.state <= usual <= row.known_state
 

@@ -124,7 +124,7 @@ def modern_name(name: str) -> str:
     return f"{IMPORT_MAPPING[module]}.{attribute}" if module in IMPORT_MAPPING else name
 
 
-def judge(name: str) -> GlobalUse:
+def classify(name: str) -> GlobalUse:
     """Classify a name that a pickle imports.
 
     Args:
@@ -141,7 +141,7 @@ def judge(name: str) -> GlobalUse:
 
 def dangerous(names: Iterable[str]) -> tuple[str, ...]:
     """Return the dangerous names among some, as torch looks them up."""
-    return tuple(use.name for use in map(judge, names) if use.verdict == "dangerous")
+    return tuple(use.name for use in map(classify, names) if use.verdict == "dangerous")
 
 
 def newest(versions: Iterable[str | None]) -> str:

@@ -191,7 +191,7 @@ def test_a_clone_that_cannot_be_gone_through_is_a_failed_write(tmp_path):
     file = NewFile("out.pt", tmp_path / "new.pt", os.open(tmp_path / "new.pt", os.O_WRONLY | os.O_CREAT))
     file.close()
     with pytest.raises(WriteFailed) as caught:
-        file.pass_over(1)
+        file.skip(1)
     assert (caught.value.path, caught.value.reason) == ("out.pt", os.strerror(errno.EBADF))
 
 
