@@ -18,9 +18,9 @@ from ckptmove.io.portable import open_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: ``AT_FDCWD`` of macOS, and ``CLONE_NOOWNERCOPY`` in <sys/clonefile.h>: the clone belongs to the current user.
-_HERE: Final = -2
-_NO_OWNER: Final = 0x0002
+#: Values of macOS, the second from <sys/clonefile.h>: the clone belongs to the current user.
+_AT_FDCWD: Final = -2
+_CLONE_NOOWNERCOPY: Final = 0x0002
 
 
 def begin_as_clone(fd: int, place: Path, source: int) -> int:
@@ -36,7 +36,7 @@ def begin_as_clone(fd: int, place: Path, source: int) -> int:
         process removed the clone as a leftover before it was renamed.
     """
     clone = temporary_names(place.parent).part
-    if not _made(source, clone):
+    if not _cloned(source, clone):
         return fd
     new = -1
     try:
@@ -55,7 +55,7 @@ def begin_as_clone(fd: int, place: Path, source: int) -> int:
     return new
 
 
-def _made(source: int, clone: Path) -> bool:
+def _cloned(source: int, clone: Path) -> bool:
     """Clone an open file under a new name; return whether that worked."""
     if hasattr(os, "copy_file_range"):
         return False
@@ -66,4 +66,4 @@ def _made(source: int, clone: Path) -> bool:
     except (AttributeError, OSError, TypeError):  # TypeError: on Windows every library has a name
         return False
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
-    return bool(call(source, _HERE, os.fsencode(clone.absolute()), _NO_OWNER) == 0)
+    return bool(call(source, _AT_FDCWD, os.fsencode(clone.absolute()), _CLONE_NOOWNERCOPY) == 0)

@@ -60,8 +60,8 @@ class DirectorySink:
             OutputHoldsMore: if the existing directory contains a file that the new one does not.
             WriteFailed: if the output exists and is not a directory, or the system refuses.
         """
-        with self._failing():
-            self._look()
+        with self._write_errors():
+            self._output_exists()
             self._claim.take()
             self._temp, self._aside, _ = self._claim.names
             try:
@@ -93,22 +93,15 @@ class DirectorySink:
         Args:
             path: relative path; empty for the directory itself.
             mode: its permission bits; write permission for the owner is added.
-
-        Raises:
-            WriteFailed: if the system refuses.
         """
-        with self._failing(path):
+        with self._write_errors(path):
             full = self._temp / path
             full.mkdir(OWNER, exist_ok=not path)
             self._folders.append((full, mode | OWNER))
 
     def link(self, path: str, target: str) -> None:
-        """Create a symbolic link in it.
-
-        Raises:
-            WriteFailed: if the system refuses.
-        """
-        with self._failing(path):
+        """Create a symbolic link in it."""
+        with self._write_errors(path):
             (self._temp / path).symlink_to(target)
 
     @contextmanager
@@ -116,11 +109,8 @@ class DirectorySink:
         """Create a file in it, durable on exit; several files may be written at a time.
 
         It has its final name from the start: the directory is hidden until :meth:`commit` has run.
-
-        Raises:
-            WriteFailed: if the system refuses.
         """
-        with self._failing(path):
+        with self._write_errors(path):
             place = self._temp / path
             fd = open_file(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             file = NewFile(str(self._output / path), place, fd)
@@ -142,12 +132,12 @@ class DirectorySink:
             OutputExists: if the output appeared meanwhile, without ``force``.
             OutputHoldsMore: if the directory to be replaced got another file meanwhile.
         """
-        with self._failing():
+        with self._write_errors():
             for folder, mode in reversed(self._folders):
                 folder.chmod(mode)
                 sync_folder(folder)
             with syncing(self._output.parent) as sync:
-                if self._look():
+                if self._output_exists():
                     self._move_aside()
                 settle()
                 self._take_name()
@@ -160,12 +150,7 @@ class DirectorySink:
         sync_folder(self._aside)
 
     def _put_back(self) -> None:
-        """Move the old directory back to the output.
-
-        Raises:
-            OSError: if the system refuses.
-            OutputExists: if something else has the name.
-        """
+        """Move the old directory back to the output, unless something else has the name."""
         if not os.path.lexists(self._aside):
             return
         old = self._aside / self._output.name
@@ -192,7 +177,7 @@ class DirectorySink:
         except OSError:
             self.leftover = str(self._aside)
 
-    def _look(self) -> bool:
+    def _output_exists(self) -> bool:
         """Whether there is an output to replace."""
         try:
             mode = self._output.lstat().st_mode
@@ -216,7 +201,7 @@ class DirectorySink:
                     raise OutputHoldsMore(str(self._output), path)
 
     @contextmanager
-    def _failing(self, path: str = "") -> Iterator[None]:
+    def _write_errors(self, path: str = "") -> Iterator[None]:
         try:
             require_usable(self._output / path)
             yield

@@ -170,7 +170,7 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
     """
     found = [path.lstat() for path in names.existing or [names.lock]]
     is_settled = host == _host() or time.time() - max(each.st_mtime for each in found) > _DAY
-    if not is_settled or any(each.st_uid != own_user() or not _is_ours(each.st_mode) for each in found):
+    if not is_settled or any(each.st_uid != own_user() or not _is_file_or_folder(each.st_mode) for each in found):
         yield False
         return
     is_over = not os.path.lexists(names.lock)
@@ -186,14 +186,14 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
             os.close(fd)
 
 
-def _is_ours(mode: int) -> bool:
+def _is_file_or_folder(mode: int) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def _clear(names: TemporaryNames) -> Iterator[str]:
     """Clear the leftovers of one output, and yield a message for each."""
     for path in names.existing:
-        yield _clear_aside(names) if path == names.old else _clear_part(names)
+        yield _clear_replaced(names) if path == names.old else _clear_part(names)
 
 
 def _clear_part(names: TemporaryNames) -> str:
@@ -206,7 +206,7 @@ def _clear_part(names: TemporaryNames) -> str:
     return f"{names.part}: left by an interrupted conversion, and removed"
 
 
-def _clear_aside(names: TemporaryNames) -> str:
+def _clear_replaced(names: TemporaryNames) -> str:
     """Remove the folder of a replaced output, or move its content back if the new output has not taken the name."""
     if not os.path.lexists(names.part):
         shutil.rmtree(names.old)

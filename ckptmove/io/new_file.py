@@ -42,24 +42,16 @@ class NewFile:
         self._place = place
         self._fd = fd
         self._written = 0
-        self._handed_over = 0
+        self._flushed = 0
 
     def clone(self, source: int) -> bool:
-        """Make the empty file a clone of an open file, if the file system can.
-
-        Returns:
-            Whether it is a clone: then bytes at the same offset as in the source need not be written.
-        """
+        """Make the empty file a clone of an open file; return whether that worked, as :meth:`ByteSink.clone`."""
         before = self._fd
         self._fd = begin_as_clone(before, self._place, source)
         return self._fd != before
 
     def skip(self, nbytes: int) -> None:
-        """Skip the next bytes of a clone, which stay unchanged.
-
-        Raises:
-            WriteFailed: if the system fails.
-        """
+        """Skip the next bytes of a clone, which stay unchanged."""
         self._written += nbytes
         try:
             os.lseek(self._fd, self._written, os.SEEK_SET)
@@ -67,11 +59,7 @@ class NewFile:
             raise write_failed(self.path, error) from error
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve space for the whole file, as far as the file system can. Unused space is released at the end.
-
-        Raises:
-            WriteFailed: if there is not enough space.
-        """
+        """Reserve space for the whole file, as far as the file system can. Unused space is released at the end."""
         require_room(self.path, nbytes, self._place.parent)
         try:
             _allocate(self._fd, nbytes)
@@ -80,11 +68,7 @@ class NewFile:
                 raise write_failed(self.path, error) from error
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes.
-
-        Raises:
-            WriteFailed: if the system fails to write them all.
-        """
+        """Append bytes."""
         view = memoryview(data)
         try:
             while view:
@@ -93,56 +77,38 @@ class NewFile:
                 view = view[count:]
         except OSError as error:
             raise write_failed(self.path, error) from error
-        self._hand_over()
+        self._start_writeback()
 
     def copy(self, source: int, start: int, nbytes: int) -> int:
-        """Let the kernel append bytes of an open file; it shares blocks on the disk if the file system can.
-
-        Args:
-            source: descriptor of the file.
-            start: offset of the first byte in it.
-            nbytes: maximum number of bytes.
-
-        Returns:
-            Number of bytes appended; 0 if the kernel cannot copy them or the file has become shorter. Reading and
-            writing the remaining bytes then raises the right error.
-        """
+        """Let the kernel append bytes of an open file, as :meth:`ByteSink.copy`; shares disk blocks if possible."""
         count = 0
         with suppress(AttributeError, OSError):  # Linux only, and not between all file systems
             count = os.copy_file_range(source, self._fd, nbytes, start)
         self._written += count
-        self._hand_over()
+        self._start_writeback()
         return count
 
     def make_durable(self, mode: int | None) -> None:
-        """Set the permission bits, if given, and flush the file to the disk.
-
-        Raises:
-            OSError: if the system fails.
-        """
+        """Set the permission bits, if given, and flush the file to the disk."""
         os.ftruncate(self._fd, self._written)
         if mode is not None:
             self._place.chmod(mode)
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file if it is open.
-
-        Raises:
-            OSError: if the system fails.
-        """
+        """Close the file if it is open."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
-    def _hand_over(self) -> None:
-        if self._written - self._handed_over < _WRITEBACK:
+    def _start_writeback(self) -> None:
+        if self._written - self._flushed < _WRITEBACK:
             return
         # On Linux this starts writing dirty pages, which stay cached until they are written.
         # Other systems do not have this advice; they are only slower.
         with suppress(AttributeError, OSError):
-            os.posix_fadvise(self._fd, self._handed_over, self._written - self._handed_over, os.POSIX_FADV_DONTNEED)
-        self._handed_over = self._written
+            os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
+        self._flushed = self._written
 
 
 def require_room(path: str, nbytes: int, folder: Path) -> None:
@@ -166,11 +132,7 @@ def write_failed(path: str, error: OSError | ValueError) -> WriteFailed:
 
 
 def _allocate(fd: int, nbytes: int) -> None:
-    """Reserve space in the file system.
-
-    Raises:
-        OSError: if it has too little space, or cannot reserve any.
-    """
+    """Reserve space in the file system. Raises OSError if it has too little, or cannot reserve any."""
     with suppress(ImportError, AttributeError):  # Windows has neither, macOS only fcntl
         import fcntl  # noqa: PLC0415  # missing on Windows
 

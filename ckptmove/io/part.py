@@ -28,20 +28,12 @@ class PartSource:
         self._start = span.start
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         return self._whole.read(self._start + start, self._start + end)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a span in blocks of at most ``block_bytes``, as the whole source does.
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-        """
+        """Yield the bytes of a span in blocks of at most ``block_bytes``, as the whole source does."""
         check_within(self, span.start, span.end)
         return self._whole.blocks(Span(self._start + span.start, self._start + span.end), block_bytes, buffers)
 
@@ -63,20 +55,12 @@ class MemorySource:
         self._data = data
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         return self._data[start:end]
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid.
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-        """
+        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
         del buffers  # no buffer is reused
         check_within(self, span.start, span.end)
         view = memoryview(self._data)

@@ -45,10 +45,6 @@ def recover_listed(folder: str, paths: Sequence[str]) -> bool:
     Args:
         folder: the directory.
         paths: relative paths of all files in it, with slashes.
-
-    Raises:
-        BeingConverted: if a conversion is still running.
-        RollbackFailed: if a rollback fails.
     """
     journals = {path for path in paths if is_journal(path.rpartition("/")[2])}
     if not journals:

@@ -85,15 +85,17 @@ def write_segments(
     """
     places = [0, *accumulate(map(length, segments))]
     total, done = places[-1], 0
-    is_clone = isinstance(source, FileBacked) and any(map(_stays, segments, places)) and sink.clone(source.fileno())
+    is_clone = (
+        isinstance(source, FileBacked) and any(map(_keeps_offset, segments, places)) and sink.clone(source.fileno())
+    )
     if not is_clone:
         sink.reserve(total)
     # zlib releases the GIL: blocks are checked while others are read and written.
     with ThreadPoolExecutor(max_workers=1) as worker:
         for segment, place in zip(segments, places, strict=False):
-            stays = is_clone and _stays(segment, place)
+            can_skip = is_clone and _keeps_offset(segment, place)
             steps = _steps(source, segment, sink, path, worker, overflowed)
-            for count in _skipped(segment, sink) if stays else steps:
+            for count in _skipped(segment, sink) if can_skip else steps:
                 done += count
                 if progress is not None:
                     progress(done, total)
@@ -102,7 +104,7 @@ def write_segments(
     return done
 
 
-def _stays(segment: Segment, place: int) -> bool:
+def _keeps_offset(segment: Segment, place: int) -> bool:
     """Whether the bytes have the same offset in source and output, and no CRC is checked."""
     return isinstance(segment, CopySegment) and not segment.checks and segment.span.start == place
 

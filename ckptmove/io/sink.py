@@ -63,8 +63,8 @@ class FileSink(NewFile):
             OutputExists: if the output exists, without ``force``.
             WriteFailed: if the existing output cannot be replaced (a directory, a device), or the system refuses.
         """
-        with self._failing():
-            self._look()
+        with self._write_errors():
+            self._check_output()
             self._claim.take()
             self._place = self._claim.names.part
             try:
@@ -95,9 +95,9 @@ class FileSink(NewFile):
             NotDurable: if the system fails after the rename.
             OutputExists: if the output appeared meanwhile, without ``force``.
         """
-        with self._failing():
+        with self._write_errors():
             self.make_durable(None)
-            self._look()
+            self._check_output()
             self.close()  # Windows cannot rename an open file; the claim stays valid
             # Opened before the rename, so that a folder that cannot be opened fails while there is no output yet.
             with syncing(self._output.parent) as sync:
@@ -108,7 +108,7 @@ class FileSink(NewFile):
                     self._take_name()
                 sync_name(sync, self._output)
 
-    def _look(self) -> None:
+    def _check_output(self) -> None:
         require_usable(self._output)
         try:
             mode = self._output.lstat().st_mode
@@ -141,7 +141,7 @@ class FileSink(NewFile):
                 self._place.unlink()
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
         try:
             yield
         except FileExistsError as error:
@@ -157,11 +157,7 @@ def require_usable(output: Path) -> None:
 
 
 def sync_name(sync: Callable[[], None], output: Path) -> None:
-    """Make the name of an output durable.
-
-    Raises:
-        NotDurable: if the system fails.
-    """
+    """Make the name of an output durable; raises NotDurable if the system fails."""
     try:
         sync()
     except OSError as error:

@@ -39,17 +39,11 @@ class FileSource:
     def __init__(self, path: str, file: FileIO) -> None:
         self.path = path
         self._file = file
-        self._stamp = self._look()
+        self._stamp = self._size_and_mtime()
         self.size = self._stamp[0]
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-            SourceChanged: if the file is shorter than when it was opened.
-            AccessFailed: if the system fails to read.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         self._within(start, end)
         pieces: list[bytes] = []
         try:
@@ -67,7 +61,7 @@ class FileSource:
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """Yield the bytes of a span in blocks of at most ``block_bytes``.
 
-        A block is valid until ``buffers`` more blocks have been taken. Raises the errors of :meth:`read`.
+        A block is valid until ``buffers`` more blocks have been taken.
         """
         self._within(span.start, span.end)
         rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])
@@ -82,15 +76,14 @@ class FileSource:
 
     def require_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened; losing its name is no change."""
-        if self._look() != self._stamp:
+        if self._size_and_mtime() != self._stamp:
             raise SourceChanged(self.path)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _look(self) -> tuple[int, int]:
-        """Return the size and the time of the last write."""
+    def _size_and_mtime(self) -> tuple[int, int]:
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 

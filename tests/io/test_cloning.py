@@ -60,7 +60,7 @@ def clones(monkeypatch):
         made.append(clone)
         return True
 
-    monkeypatch.setattr(cloning, "_made", make)
+    monkeypatch.setattr(cloning, "_cloned", make)
     return made
 
 
@@ -125,7 +125,7 @@ def test_what_moves_is_written(big, clones, written):
 
     cloned = moved(big.with_name("cloned.pt"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cloning, "_made", lambda source, clone: False)
+        patch.setattr(cloning, "_cloned", lambda source, clone: False)
         assert moved(big.with_name("copied.pt")) == cloned
 
 
@@ -143,7 +143,7 @@ def test_a_library_without_a_name_is_not_asked_for_clones(monkeypatch, tmp_path)
 
     monkeypatch.delattr(os, "copy_file_range", raising=False)
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert not cloning._made(0, tmp_path / "clone")
+    assert not cloning._cloned(0, tmp_path / "clone")
 
 
 def test_the_files_of_a_directory_are_clones_too(big, clones, written):
@@ -223,8 +223,8 @@ def test_the_call_is_that_of_the_system(tmp_path, big):
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "clone.c"], check=True)
     program = (
         "import os, sys; vars(os).pop('copy_file_range', None)\n"
-        "from ckptmove.io import cloning; real = cloning._made\n"
-        "cloning._made = lambda *given: real(*given) and not print('cloned', file=sys.stderr)\n"
+        "from ckptmove.io import cloning; real = cloning._cloned\n"
+        "cloning._cloned = lambda *given: real(*given) and not print('cloned', file=sys.stderr)\n"
         "from ckptmove.cli.app import main; main()"
     )
     words = ["convert", str(big), "--to", "cpu", "--no-check", "-q"]
