@@ -27,8 +27,8 @@ _MEMORY_PER_STORAGE: Final = 2200
 _MOST_MEMORY_PER_BYTE: Final = 64
 #: Name of the limit ``tree_bytes`` in errors. Large lists of plain values in a real checkpoint can exceed it.
 TREE_MEMORY: Final = "the memory of a pickle in bytes"
-#: Maximum size of an inflated record: 64 MiB plus a hundred times its deflated size, whatever size its header claims.
-#: A storage may be larger if its tensors need it.
+#: Maximum size of an inflated record: 64 MiB plus a hundred times its deflated size. The size in its header is not
+#: trusted. A storage may be larger if its tensors need it.
 _INFLATED_BYTES: Final = 1 << 26
 _INFLATED_RATIO: Final = 100
 

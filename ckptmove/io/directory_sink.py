@@ -61,7 +61,7 @@ class DirectorySink:
             WriteFailed: if the output exists and is not a directory, or the system refuses.
         """
         with self._write_errors():
-            self._output_exists()
+            self._check_output()
             self._claim.take()
             self._temp, self._aside, _ = self._claim.names
             try:
@@ -137,7 +137,7 @@ class DirectorySink:
                 folder.chmod(mode)
                 sync_folder(folder)
             with syncing(self._output.parent) as sync:
-                if self._output_exists():
+                if self._check_output():
                     self._move_aside()
                 settle()
                 self._take_name()
@@ -177,8 +177,8 @@ class DirectorySink:
         except OSError:
             self.leftover = str(self._aside)
 
-    def _output_exists(self) -> bool:
-        """Whether there is an output to replace."""
+    def _check_output(self) -> bool:
+        """Raise an error if the output must not be replaced; return whether it exists."""
         try:
             mode = self._output.lstat().st_mode
         except FileNotFoundError:

@@ -4,7 +4,7 @@ What a live process has claimed is not touched, and an old output is not removed
 
 An output has up to three temporary names with the same stem. ``.part`` is the output while it is written. ``.old`` is a
 folder that contains the replaced output. ``.lock`` is an empty file that the process has locked. The system releases
-the lock when the process ends, for any reason: names without a locked file were left by a killed process. The lock is a
+the lock however the process ends: names whose ``.lock`` is not locked were left by a killed process. The lock is a
 separate file, because Windows cannot lock a folder and cannot rename an open file.
 
 Some network file systems do not share locks between machines. The name therefore contains a hash of the host name, and

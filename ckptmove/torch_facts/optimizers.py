@@ -185,13 +185,8 @@ def lost_keys(
     """Return the missing keys that an optimizer's step needs, relative to the optimizer: ``state.3.exp_avg_sq``.
 
     Empty for an unknown optimizer, for entries without any value (parameters that were never stepped), and for entries
-    that no group lists. An option with an unknown value is treated as not set.
-
-    Args:
-        algorithm: the class.
-        groups: its groups.
-        state: its state.
-        is_flat: whether options are stored under the name of their parameter instead of the number of their group.
+    that no group lists. An option with an unknown value is treated as not set. With ``is_flat``, options are stored
+    under the name of their parameter instead of the number of their group.
     """
     row = BY_NAME.get(algorithm or "")
     if row is None:

@@ -146,7 +146,7 @@ def test_what_gets_into_it_meanwhile_is_not_lost(tmp_path):
 @pytest.mark.parametrize("kind", ["directory", "file"])
 def test_what_appears_at_the_last_instant_is_not_lost(tmp_path, monkeypatch, kind):
     output = tmp_path / "out"
-    real = DirectorySink._output_exists
+    real = DirectorySink._check_output
 
     def look(self):
         found = real(self)
@@ -158,7 +158,7 @@ def test_what_appears_at_the_last_instant_is_not_lost(tmp_path, monkeypatch, kin
                 (output / "theirs").touch()
         return found
 
-    monkeypatch.setattr(DirectorySink, "_output_exists", look)
+    monkeypatch.setattr(DirectorySink, "_check_output", look)
     with pytest.raises(OutputExists):
         write(output)
     assert names(tmp_path) == (["out"] if kind == "file" else ["out", "out/theirs"])
