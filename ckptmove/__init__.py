@@ -1,4 +1,4 @@
-"""ckptmove: inspect, convert and verify PyTorch checkpoints that have to move to another device."""
+"""ckptmove: inspect, convert and verify PyTorch checkpoints for use on another device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Give the use-cases at first sight: whoever asks for help or a version does not pay for them."""
+    """Import the public functions on first use, so that ``--help`` and ``--version`` start fast."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptmove' has no attribute '{name}'")
-    from ckptmove import api, case  # noqa: PLC0415  # --help does not wait for them
+    from ckptmove import api, case  # noqa: PLC0415  # imported on first use
 
     return getattr(case if name == "Case" else api, name)
 
 
 def __dir__() -> list[str]:
-    """What is there and what comes at first sight, so that completion knows it."""
+    """List the names that are imported on first use too, for completion."""
     return sorted({*globals(), *__all__})

@@ -1,7 +1,4 @@
-"""``python -m ckptmove``.
-
-Never does anything that the ``ckptmove`` command does not.
-"""
+"""Run the command line with ``python -m ckptmove``."""
 
 from __future__ import annotations
 

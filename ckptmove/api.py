@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckptmove.checkpoint.opening import Survey, survey
 from ckptmove.errors import ArchiveOfFiles, UsageError
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import SEPARATORS
 from ckptmove.io.source import is_folder
 from ckptmove.limits import Limits
@@ -150,7 +150,7 @@ def convert(
     rewrite_strings: bool = False,
     check: bool = True,
     progress: Progress | None = None,
-    settle: Callable[[], None] = unheard,
+    settle: Callable[[], None] = do_nothing,
     limits: Limits | None = None,
 ) -> ConvertResult:
     """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
@@ -221,7 +221,7 @@ def convert(
 
 
 def undo(
-    path: FilePath, *, dry_run: bool = False, settle: Callable[[], None] = unheard, limits: Limits | None = None
+    path: FilePath, *, dry_run: bool = False, settle: Callable[[], None] = do_nothing, limits: Limits | None = None
 ) -> UndoResult:
     """Make a file what it was before it was first converted in place, byte for byte.
 

@@ -1,7 +1,4 @@
-"""What a project's own function hands to ``verify --case``: its models, optimizers, loss and one batch.
-
-Never imports torch: the user's script has done so before this is made.
-"""
+"""Define ``Case``, the return value of a ``verify --case`` function. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 class Case:
     """One step of your own training, for ``ckptmove verify FILE --to cuda:0 --case train.py:case``.
 
-    ``case`` is a function of yours that takes the device and does what your script does before it resumes::
+    ``case`` is a function in your code. It takes the device and builds what your script builds before it resumes::
 
         def case(device):
             model = Net().to(device)
@@ -26,45 +23,44 @@ class Case:
             criterion = nn.CrossEntropyLoss()
             images, labels = torch.rand(8, 3, 32, 32), torch.randint(10, (8,))
 
-            def step(batch):  # what your loop does with a batch, as far as the loss
+            def step(batch):  # the body of your loop, up to the loss
                 images, labels = batch
                 return criterion(model(images.to(device)), labels.to(device))
 
             return ckptmove.Case(model, optimizer, criterion, (images, labels), step)
 
-    The stored state goes through ``load_state_dict`` of the model (strict, wrapper prefixes aside) and of the
-    optimizer; then follow forward, loss, backward and ``optimizer.step()`` on that device. On a simulated one,
-    ``device`` stands for it, and so do ``"cuda"`` and ``.cuda()`` in your code.
+    The stored state is loaded with ``load_state_dict`` of the model (strict, ignoring wrapper prefixes) and of the
+    optimizer. Then forward, loss, backward and ``optimizer.step()`` run on that device. On a simulated device,
+    ``device``, ``"cuda"`` and ``.cuda()`` in your code mean the simulated one.
 
-    Several models and optimizers are dicts, whose keys are those of the checkpoint. With a dict of optimizers ``step``
-    is the whole body of your loop, ``backward()`` and ``optimizer.step()`` included. With one optimizer it returns the
-    loss, also where the models are a dict. Of a GAN that is saved as ``{"netG": ..., "netD": ...,
-    "optG": ..., "optD": ...}``::
+    Pass several models and optimizers as dicts with the keys of the checkpoint. With a dict of optimizers, ``step`` is
+    the whole body of your loop, including ``backward()`` and ``optimizer.step()``. With one optimizer it returns the
+    loss, also if the models are a dict. For a GAN saved as ``{"netG": ..., "netD": ..., "optG": ..., "optD": ...}``::
 
         return ckptmove.Case(
             {"netG": netG, "netD": netD}, {"optG": optG, "optD": optD}, batch=images, step=step
         )
 
-    A function without parameters builds on the CPU, and ``model.to(device)`` is called for it: on the models alone.
+    A function without parameters builds everything on the CPU; then ``model.to(device)`` is called, on the models only.
 
     Attributes:
-        model: the ``nn.Module``, in the mode that it is to be stepped in; or a dict of modules, each restored from the
-            part of the checkpoint that its key names.
-        optimizer: over its parameters, in the order of the run that was saved; or a dict of optimizers, likewise. The
-            resume is proven if every stored optimizer is restored into one of them, and each steps its parameters.
-        criterion: the loss, called with the model's output and the targets; None (the default) where the model returns
-            it.
-        batch: one batch as your loader gives it, or the loader, which is asked for one batch; None by default. Without
-            ``step`` it is moved to the device and means: a pair is the inputs and the targets, and inputs in a tuple or
-            a dict are the model's arguments; a dict is the model's keyword arguments, less ``labels`` where a
-            ``criterion`` wants them; without a criterion, all of it goes to the model, whose output is the loss or has
-            one (``.loss``, ``["loss"]``).
-        step: from the batch, not moved, to the loss, as your loop does it: ``lambda batch: module.training_step(batch,
-            0)``. Only here can be found what your loop forgets to move. With a dict of optimizers it does all of a
-            training step, and what it returns (a loss, a dict of losses, nothing) is only looked at for NaN and Inf.
-            None (the default) for the meaning that ``batch`` has without it; not with a dict.
-        part: where the checkpoint holds several models that fit: the key of the model's state_dict, or its path with
-            dots (``"netD"``, ``"ema.state_dict"``). None (the default) takes the only one that fits.
+        model: the ``nn.Module``, in the mode to train in (``train()`` or ``eval()``); or a dict of modules, each
+            restored from the part of the checkpoint with its key.
+        optimizer: the optimizer of its parameters, in the order of the saved run; or a dict of optimizers. The resume
+            is proven if every stored optimizer is restored into one of them, and each steps its parameters.
+        criterion: the loss, called with the model's output and the targets. None (the default) if the model returns
+            the loss.
+        batch: one batch as your loader yields it, or the loader, from which one batch is taken; None by default.
+            Without ``step``, the batch is moved to the device and interpreted: a pair is the inputs and the targets,
+            and inputs in a tuple or a dict are the model's arguments. A dict is the model's keyword arguments, without
+            ``labels`` if a ``criterion`` needs them. Without a criterion, the whole batch goes to the model, whose
+            output is the loss or contains it (``.loss``, ``["loss"]``).
+        step: function from the batch, not moved, to the loss, as in your loop: ``lambda batch:
+            module.training_step(batch, 0)``. Only ``step`` can find tensors that your loop forgets to move. With a dict
+            of optimizers it does a whole training step, and its return value (a loss, a dict of losses, nothing) is
+            only checked for NaN and Inf. None (the default) interprets ``batch`` as above; not allowed with a dict.
+        part: the key of the model's state_dict, if several models in the checkpoint fit, or its dotted path
+            (``"netD"``, ``"ema.state_dict"``). None (the default) takes the only one that fits.
         optimizer_part: the same for the optimizer.
     """
 

@@ -1,4 +1,4 @@
-"""All errors of ckptmove: one family of exceptions, with the facts in fields. Hints and exit codes are in ``cli``."""
+"""Define all errors of ckptmove, with their facts in fields. Hints and exit codes are in ``cli``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, ClassVar, Final
 if TYPE_CHECKING:
     from ckptmove.model import ArchiveForm, ContainerName
 
-#: Names that one message lists.
+#: Maximum number of names in one message.
 _SHOWN: Final = 4
 
-#: Of a file that was taken back nothing is left to tell it from one that was never changed.
-_NEVER: Final = "it was never converted in place, or it is as it was before that again"
+#: A file that was restored is identical to one that was never converted, so that both get the same message.
+_NEVER: Final = "it was never converted in place, or it was restored already"
 
 
 class CkptMoveError(Exception):
-    """The root: whatever ckptmove raises on purpose is one of these.
+    """Base class of all errors that ckptmove raises.
 
     Attributes:
-        kind: kebab-case name of the error, as it stands in JSON.
-        message: the fact, in one line, without a hint.
-        path: the file or folder that it is about, if there is one.
-        others: errors of the other files, where no file of a directory or an archive can be read.
+        kind: kebab-case name of the error, as in the JSON output.
+        message: the error in one line, without a hint.
+        path: the file or directory concerned, or None.
+        others: errors of the other files, if no file of a directory or an archive can be read.
     """
 
     kind: ClassVar[str] = "error"
@@ -34,22 +34,22 @@ class CkptMoveError(Exception):
         self.others: tuple[CkptMoveError, ...] = ()
 
     def __str__(self) -> str:
-        """The fact, led by the file that it is about."""
+        """Return the message, with the path in front of it."""
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class UsageError(CkptMoveError):
-    """What was asked for does not make sense, whatever the file holds."""
+    """The request is invalid, for every checkpoint."""
 
     kind = "usage"
 
 
 class UnknownDevice(UsageError):
-    """A device was named that torch does not know.
+    """torch does not know the device.
 
     Attributes:
-        device: the word as it was typed.
-        suggestion: a word that torch knows and that is close, or None.
+        device: the device as the user typed it.
+        suggestion: a similar device that torch knows, or None.
     """
 
     kind = "unknown-device"
@@ -61,16 +61,16 @@ class UnknownDevice(UsageError):
 
 
 class OutputIsStdout(UsageError):
-    """A new file was to be written to standard output, which has no name that it could get when it is whole."""
+    """The output is standard output, but a checkpoint needs a file that can be renamed once it is complete."""
 
     kind = "output-is-stdout"
 
     def __init__(self) -> None:
-        super().__init__("a checkpoint is not written to standard output")
+        super().__init__("a checkpoint cannot be written to standard output")
 
 
 class TorchMissing(UsageError):
-    """The command needs torch, and torch is not installed here."""
+    """The command needs torch, which is not installed."""
 
     kind = "torch-missing"
 
@@ -79,7 +79,7 @@ class TorchMissing(UsageError):
 
 
 class TorchBroken(UsageError):
-    """torch is installed and cannot be imported; ``reason`` is its last line, or the signal that ended the process."""
+    """torch is installed but cannot be imported. ``reason`` is its last line, or the signal that ended the process."""
 
     kind = "torch-broken"
 
@@ -95,7 +95,7 @@ class UnreadableInput(CkptMoveError):
 
 
 class MissingFile(UnreadableInput):
-    """There is nothing at the path."""
+    """The path does not exist."""
 
     kind = "missing-file"
 
@@ -104,21 +104,21 @@ class MissingFile(UnreadableInput):
 
 
 class NothingConfigured(UnreadableInput):
-    """The project names checkpoints, and none of them is there.
+    """The patterns of the project's configuration match no file.
 
     Attributes:
-        patterns: the names and patterns, as seen from the working directory.
+        patterns: names and patterns, relative to the working directory.
     """
 
     kind = "nothing-configured"
 
     def __init__(self, path: str, patterns: tuple[str, ...]) -> None:
-        super().__init__(f"'checkpoints' in [tool.ckptmove] finds nothing: {', '.join(patterns)}", path=path)
+        super().__init__(f"'checkpoints' in [tool.ckptmove] matches no file: {', '.join(patterns)}", path=path)
         self.patterns = patterns
 
 
 class AccessFailed(UnreadableInput):
-    """The operating system refused to read the input; ``reason`` is its own text, for example ``Permission denied``."""
+    """The operating system failed to read the input. ``reason`` is its message, for example ``Permission denied``."""
 
     kind = "access-failed"
 
@@ -128,7 +128,7 @@ class AccessFailed(UnreadableInput):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The file is no checkpoint; ``found`` says in a noun phrase how it looks: ``an empty file``."""
+    """The file is not a checkpoint. ``found`` is a noun phrase for its content: ``an empty file``."""
 
     kind = "not-a-checkpoint"
 
@@ -138,27 +138,27 @@ class NotACheckpoint(UnreadableInput):
 
 
 class UnsupportedContainer(UnreadableInput):
-    """A checkpoint whose container is recognised, but not read.
+    """The container of the checkpoint is recognized but not supported.
 
     Attributes:
-        container: its name in the public contract, for example ``torch-tar``.
-        described: the same for people: ``a tar of torch 0.1``.
+        container: name of the container in the JSON output, for example ``torch-tar``.
+        described: the container in words: ``a tar of torch 0.1``.
     """
 
     kind = "unsupported-container"
 
     def __init__(self, path: str, container: str, described: str) -> None:
-        super().__init__(f"{described}; not read yet", path=path)
+        super().__init__(f"{described}; not supported yet", path=path)
         self.container = container
         self.described = described
 
 
 class DamagedArchive(UnreadableInput):
-    """The archive around the pickle does not hold together.
+    """The archive around the pickle is damaged.
 
     Attributes:
-        detail: which part, and in what way.
-        runs: dangerous names in the pickles before the damage: a load runs them before it fails.
+        detail: the damaged part and its damage.
+        runs: dangerous names in the pickles before the damage: ``torch.load`` runs them before it fails.
     """
 
     kind = "damaged-archive"
@@ -170,17 +170,13 @@ class DamagedArchive(UnreadableInput):
 
 
 def _warned(runs: tuple[str, ...]) -> str:
-    """What a load does before it meets the damage; empty where nothing dangerous comes first."""
+    """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
     more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
     return f"; before that, loading it without weights_only could run {', '.join(runs[:_SHOWN])}{more}" if runs else ""
 
 
 class CrcMismatch(UnreadableInput):
-    """Bytes of a record differ from the CRC that the archive holds for them.
-
-    Attributes:
-        record: the record's name in the archive.
-    """
+    """The bytes of a record do not match the CRC stored in the archive."""
 
     kind = "crc-mismatch"
 
@@ -193,9 +189,9 @@ class DamagedPickle(UnreadableInput):
     """A pickle cannot be read to its end.
 
     Attributes:
-        offset: byte in the pickle at which reading stopped.
-        detail: what is wrong there.
-        runs: dangerous names before the damage: a load runs them before it fails.
+        offset: byte in the pickle where reading stopped.
+        detail: the damage.
+        runs: dangerous names before the damage: ``torch.load`` runs them before it fails.
     """
 
     kind = "damaged-pickle"
@@ -208,7 +204,7 @@ class DamagedPickle(UnreadableInput):
 
 
 class SourceChanged(UnreadableInput):
-    """The source was shortened or replaced while it was being read."""
+    """The source was truncated or replaced while it was read."""
 
     kind = "source-changed"
 
@@ -217,13 +213,13 @@ class SourceChanged(UnreadableInput):
 
 
 class Refused(CkptMoveError):
-    """It could be done, and will not be: it would lose or spoil something."""
+    """The operation is possible, but would lose or damage data."""
 
     kind = "refused"
 
 
 class OutputExists(Refused):
-    """The output is already there."""
+    """The output already exists."""
 
     kind = "output-exists"
 
@@ -232,7 +228,7 @@ class OutputExists(Refused):
 
 
 class OutputIsSource(Refused):
-    """The output names the source itself, by path or by a link to it, or one directory would lie in the other."""
+    """The output is the source itself (by path or by a link), or one directory is inside the other."""
 
     kind = "output-is-source"
 
@@ -241,21 +237,21 @@ class OutputIsSource(Refused):
 
 
 class OutputIsFolder(Refused):
-    """The output names a folder, where a file has to be named.
+    """The output is a folder, but must be a file.
 
     Attributes:
-        inside: a file in it that would do.
+        inside: a path in the folder that would be valid.
     """
 
     kind = "output-is-folder"
 
     def __init__(self, path: str, inside: str) -> None:
-        super().__init__("the output is a folder, and has to be a file", path=path)
+        super().__init__("the output is a folder, but must be a file", path=path)
         self.inside = inside
 
 
 class OutputSuffix(Refused):
-    """The suffix of the output names a format that the output would not have.
+    """The suffix of the output belongs to another format than the source.
 
     Attributes:
         instead: the same path with the suffix of the source.
@@ -265,19 +261,19 @@ class OutputSuffix(Refused):
 
     def __init__(self, path: str, suffix: str, container: str, instead: str) -> None:
         super().__init__(
-            f"the output keeps the format of the source, {container}, and '{suffix}' names another", path=path
+            f"the output keeps the format of the source, {container}, but '{suffix}' belongs to another", path=path
         )
         self.instead = instead
 
 
 class LimitExceeded(Refused):
-    """The file asks for more than a limit allows.
+    """The file needs more of a resource than its limit allows.
 
     Attributes:
-        resource: what is limited, for example ``operations``.
-        limit: the most that is allowed, in the resource's own unit.
-        actual: what the file asks for, as far as it was counted.
-        is_fixed: whether no ``--limit-factor`` raises it.
+        resource: name of the resource, for example ``operations``.
+        limit: maximum, in the unit of the resource.
+        actual: amount that the file needs, counted up to the point where reading stopped.
+        is_fixed: whether ``--limit-factor`` does not raise the limit.
     """
 
     kind = "limit-exceeded"
@@ -293,20 +289,20 @@ class LimitExceeded(Refused):
 
 
 class OutOfMemory(Refused):
-    """The system has no more memory for what the file asks for."""
+    """The system does not have enough memory for the file."""
 
     kind = "out-of-memory"
 
     def __init__(self, path: str | None = None) -> None:
-        super().__init__("there is not enough memory for what the file asks for", path=path)
+        super().__init__("not enough memory to process the file", path=path)
 
 
 class UnsupportedDtype(Refused):
-    """The target device cannot hold a dtype that the file holds.
+    """The target device does not support a dtype of the file.
 
     Attributes:
         target: the device.
-        tensors: name and dtype of each tensor that cannot go there.
+        tensors: name and dtype of each unsupported tensor.
     """
 
     kind = "unsupported-dtype"
@@ -320,10 +316,10 @@ class UnsupportedDtype(Refused):
 
 
 class UncastableDtype(UnsupportedDtype):
-    """The target device cannot hold a dtype, and it cannot be cast to one that it holds.
+    """The target device does not support a dtype, which has no smaller dtype to cast to.
 
     Attributes:
-        reason: why not, as a clause: ``it is not the dtype of a storage``.
+        reason: why a cast is impossible, as a clause: ``it is not the dtype of a storage``.
     """
 
     kind = "uncastable-dtype"
@@ -335,10 +331,10 @@ class UncastableDtype(UnsupportedDtype):
 
 
 class UneditablePickle(Refused):
-    """A planned edit falls on a place that no pickler of Python writes, and that cannot be edited safely.
+    """An edit would change bytes that Python's pickler never writes in this form, so that editing them is not safe.
 
     Attributes:
-        offset: byte in the pickle of the operation that would have to change.
+        offset: byte in the pickle of the operation to be changed.
     """
 
     kind = "uneditable-pickle"
@@ -349,11 +345,7 @@ class UneditablePickle(Refused):
 
 
 class UneditableGraph(Refused):
-    """A conversion would leave a ``torch.export`` program that does not run on the target.
-
-    Attributes:
-        detail: what in it does not follow.
-    """
+    """The graph of a ``torch.export`` program would not run on the target after a conversion."""
 
     kind = "uneditable-graph"
 
@@ -363,7 +355,7 @@ class UneditableGraph(Refused):
 
 
 class WriteFailed(CkptMoveError):
-    """The output could not be written, and nothing of it is left; ``reason`` is the system's own text."""
+    """The output could not be written and was removed. ``reason`` is the message of the system."""
 
     kind = "write-failed"
 
@@ -373,20 +365,20 @@ class WriteFailed(CkptMoveError):
 
 
 class StdoutFailed(CkptMoveError):
-    """The answer could not be written to standard output, for a ``reason``; what the command did besides is done."""
+    """The result could not be written to standard output; the command itself has finished."""
 
     kind = "stdout-failed"
 
     def __init__(self, reason: str, *, output: str | None = None) -> None:
         fact = f"standard output could not be written: {reason}"
-        super().__init__(f"the new file is written and whole, but {fact}" if output else fact, path=output)
+        super().__init__(f"the new file is complete, but {fact}" if output else fact, path=output)
         self.reason = reason
 
 
 def reason_of(error: OSError | ValueError) -> str:
-    """What the system said; a ValueError is a path with a NUL, which no file system can hold.
+    """Return the message of the system. A ValueError is a path with a NUL, which no file system supports.
 
-    Windows has an own text for each error. It is given as elsewhere, in the words of ``errno``: hints depend on them.
+    On Windows the message is taken from ``errno``, as on other systems, because hints depend on it.
     """
     if getattr(error, "winerror", None) and isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
@@ -394,10 +386,10 @@ def reason_of(error: OSError | ValueError) -> str:
 
 
 class CaseUnusable(UsageError):
-    """``--case`` names no function that returns a case.
+    """``--case`` does not name a function that returns a case.
 
     Attributes:
-        known: functions that its file has.
+        known: functions that its file defines.
     """
 
     kind = "case-unusable"
@@ -408,7 +400,7 @@ class CaseUnusable(UsageError):
 
 
 class InPlaceImpossible(Refused):
-    """The conversion would move or lose bytes of the file; ``reason`` is a clause that says why."""
+    """A conversion in place would move or lose bytes of the file. ``reason`` is a clause."""
 
     kind = "in-place-impossible"
 
@@ -418,11 +410,11 @@ class InPlaceImpossible(Refused):
 
 
 class NothingToUndo(Refused):
-    """The file does not say what it was before a conversion in place.
+    """The file holds no record of its state before a conversion in place.
 
     Attributes:
-        reason: why not, as a clause.
-        container: what the file is, or the directory; None where nobody has told.
+        reason: why, as a clause.
+        container: container of the file or directory, if known.
     """
 
     kind = "nothing-to-undo"
@@ -434,7 +426,7 @@ class NothingToUndo(Refused):
 
 
 class BeingConverted(Refused):
-    """Another process is changing the file."""
+    """Another process is converting the file in place."""
 
     kind = "being-converted"
 
@@ -443,7 +435,7 @@ class BeingConverted(Refused):
 
 
 class ChangeFailed(WriteFailed):
-    """The file could not be changed in place; it is whole all the same."""
+    """The file could not be changed in place and is intact."""
 
     kind = "change-failed"
 
@@ -453,24 +445,20 @@ class ChangeFailed(WriteFailed):
 
 
 class JournalInTheWay(ChangeFailed):
-    """Where the journal of a change would be, there is one already, of a file of another name.
-
-    Attributes:
-        journal: that file.
-    """
+    """The path of the journal holds the journal of another file."""
 
     kind = "journal-in-the-way"
 
     def __init__(self, path: str, journal: str) -> None:
-        super().__init__(path, f"{journal} is in the way, the journal of a file of another name")
+        super().__init__(path, f"{journal} already exists, and is the journal of another file")
         self.journal = journal
 
 
 class RollbackFailed(WriteFailed):
-    """An interrupted conversion in place was found, and could not be taken back: the file is not whole.
+    """An interrupted conversion in place could not be rolled back: the file is damaged.
 
     Attributes:
-        journal: the file that says what has to be put back.
+        journal: path of the journal with the original bytes.
     """
 
     kind = "rollback-failed"
@@ -478,35 +466,31 @@ class RollbackFailed(WriteFailed):
     def __init__(self, path: str, journal: str, reason: str) -> None:
         super().__init__(path, reason)
         self.journal = journal
-        self.message = f"its conversion in place was interrupted, and cannot be taken back by {journal}: {reason}"
+        self.message = f"an interrupted conversion in place cannot be rolled back with {journal}: {reason}"
 
 
 class NotDurable(WriteFailed):
-    """The output has its name and is whole, but the system failed to make the name durable."""
+    """The output is complete under its name, but the system failed to make the name durable."""
 
     kind = "not-durable"
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
-        self.message = f"is written and whole, but may be lost if the machine fails now: {reason}"
+        self.message = f"is complete, but may be lost if the machine crashes now: {reason}"
 
 
 class OutputIsNoReport(Refused):
-    """A report was to replace a file that is none: a checkpoint, for all that is known."""
+    """The output of a report is an existing file that is not a report, and may be a checkpoint."""
 
     kind = "output-is-no-report"
 
 
 class ReportFailed(WriteFailed):
-    """A report about checkpoints could not be written to its file."""
+    """A report could not be written to its file."""
 
 
 class ArchiveOfFiles(NotACheckpoint):
-    """A zip or a tar of files, no checkpoint itself: ``layouts`` reads those in it, as those of a directory.
-
-    Attributes:
-        form: which of the two.
-    """
+    """A zip or a tar of files. ``checkpoint.layouts`` reads it like a directory."""
 
     def __init__(self, path: str, found: str, form: ArchiveForm) -> None:
         super().__init__(path, found)
@@ -514,26 +498,26 @@ class ArchiveOfFiles(NotACheckpoint):
 
 
 class MustBeUnpacked(UnreadableInput):
-    """An archive of files that only a directory of them can stand for.
+    """An archive of files that can be read only after it is unpacked.
 
     Attributes:
-        form: what unpacks it.
-        locked: whether that takes a password.
+        form: ``zip`` or ``tar``.
+        locked: whether unpacking needs a password.
     """
 
     kind = "must-be-unpacked"
 
     def __init__(self, path: str, detail: str, form: ArchiveForm, *, locked: bool = False) -> None:
-        super().__init__(f"not read as it is: {detail}", path=path)
+        super().__init__(f"must be unpacked first: {detail}", path=path)
         self.form = form
         self.locked = locked
 
 
 class MissingShard(UnreadableInput):
-    """A file is not there that the index of a model in several files, or a ``.metadata``, names.
+    """The index of a sharded model, or a ``.metadata``, names a file that does not exist.
 
     Attributes:
-        name: the first of those that are missing.
+        name: the first missing file.
     """
 
     kind = "missing-shard"
@@ -545,13 +529,13 @@ class MissingShard(UnreadableInput):
 
 
 class EmptyDirectory(NotACheckpoint):
-    """No file of a directory, or of an archive, is a checkpoint.
+    """No file of a directory or an archive is a checkpoint.
 
     Attributes:
-        files: how many were looked at.
-        form: what the archive is; None for a directory.
-        inner: path of an archive in it, where it holds one.
-        is_cut: whether its end is missing, behind which there may have been more.
+        files: number of files that were checked.
+        form: kind of the archive; None for a directory.
+        inner: path of an archive inside it, if any.
+        is_cut: whether its end is missing, which may have held more files.
     """
 
     kind = "empty-directory"
@@ -566,8 +550,10 @@ class EmptyDirectory(NotACheckpoint):
         inner: str = "",
         is_cut: bool = False,
     ) -> None:
-        beside = f", with another archive in it: '{inner:.80}'" if inner else ""
-        super().__init__(path, f"{described}{beside}; by content, none of its files is one (looked at {files:,})")
+        nested = f", with another archive in it: '{inner:.80}'" if inner else ""
+        super().__init__(
+            path, f"{described}{nested}; no file in it has the content of a checkpoint (checked {files:,})"
+        )
         self.files = files
         self.form = form
         self.inner = inner
@@ -575,18 +561,18 @@ class EmptyDirectory(NotACheckpoint):
 
 
 class DistributedFile(UnsupportedContainer):
-    """A file of a distributed checkpoint by itself, which only the others around it explain."""
+    """One file of a distributed checkpoint, which can be read only together with the others."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "dcp", "a file of a distributed checkpoint")
-        self.message = "a file of a distributed checkpoint, which is read as a whole"
+        self.message = "one file of a distributed checkpoint, which can only be read as a whole"
 
 
 class OutputHoldsMore(Refused):
-    """The directory that is to be replaced holds something that the new one does not.
+    """The directory to be replaced contains a file that the new one does not.
 
     Attributes:
-        name: the first such file.
+        name: the first of these files.
     """
 
     kind = "output-holds-more"

@@ -1,11 +1,8 @@
-"""The values that flow between the rooms: what a checkpoint holds, what is wrong with it, what is to change.
+"""Define the values that the rooms share: the inventory of a checkpoint, its devices and findings. All are immutable.
 
-Never does any work and never imports another room: everything here is frozen, and tuples inside.
-
-Here as in every room, a plain value is a named tuple: its class is made in a fifth of the time that a frozen dataclass
-takes, of which a command would make forty before it begins, and a value in a third, of which a checkpoint has a hundred
-thousand. What a call of the API returns stays a dataclass, so that it can gain a field; so does what has heirs, or a
-field that is made anew for each.
+Plain values are named tuples: a class is created in a fifth of the time of a frozen dataclass (a command would create
+forty before it starts), and an instance in a third (a checkpoint has a hundred thousand). Results of the API are
+dataclasses, so that they can gain fields; so are classes with subclasses or with a mutable default.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 
 class OneLine:
-    """Base of results: their ``repr`` is their one line, so that a notebook does not print every tensor."""
+    """Base class of results. Their ``repr`` is one line, so that a notebook does not print every tensor."""
 
     __slots__ = ()
 
@@ -33,14 +30,14 @@ FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece", "missing-end",
     "inner-archive", "graph-device"]  # fmt: skip
-LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are not there: nor in any copy
+LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
 LayoutName: TypeAlias = Literal[
     "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
     "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip
 
 
 class Span(NamedTuple):
-    """A run of bytes.
+    """A range of bytes.
 
     Attributes:
         start: offset of the first byte.
@@ -57,16 +54,16 @@ class Span(NamedTuple):
 
 
 class StorageRef(NamedTuple):
-    """A storage: one run of bytes that one or more tensors view.
+    """A storage: one range of bytes that one or more tensors view.
 
     Attributes:
-        key: its name in the container, unique there.
+        key: its name, unique in the container.
         device: its location tag as written, for example ``cuda:3``.
         dtype: dtype of its elements; ``uint8`` for an untyped storage.
         numel: number of its elements.
         nbytes: ``numel`` times the size of an element.
-        tag_sites: starts, in the object pickle, of every operation that pushes its location tag.
-        class_sites: likewise for its storage class; empty where there is none.
+        tag_sites: offsets, in the object pickle, of every operation that pushes its location tag.
+        class_sites: the same for its storage class; empty if it has none.
     """
 
     key: str
@@ -79,27 +76,27 @@ class StorageRef(NamedTuple):
 
 
 class TensorRecord(NamedTuple):
-    """A tensor by name.
+    """A named tensor.
 
     Attributes:
         name: path from the root, parts joined by dots.
-        role: what it is for.
+        role: the part of a training run that it belongs to.
         device: tag of the device that it was saved from.
         dtype: torch's name without ``torch.``.
         shape: its sizes.
-        stride: steps in elements; empty for layouts without strides.
-        storage: key of its storage, or None where its bytes are not in a storage.
-        storage_offset: in elements, from the start of the whole storage, also where torch before 0.4 saved a view.
-        nbytes: number of elements times the size of one: what the tensor's own values take. 0 for a wrapper subclass:
-            the tensors inside of it have records of their own, named ``NAME.inner``.
+        stride: strides in elements; empty for layouts without strides.
+        storage: key of its storage; None if its bytes are not in a storage.
+        storage_offset: in elements, from the start of the whole storage, also for views that torch before 0.4 saved.
+        nbytes: number of elements times the size of one. 0 for a wrapper subclass: its inner tensors have records of
+            their own, named ``NAME.inner``.
         kind: ``tensor``, ``parameter``, ``sparse_coo``, ``sparse_csr``, ``quantized``, ``nested``, ``meta``,
-            ``device-data`` (bytes inside the pickle, as xla tensors have), ``wrapper-subclass`` or ``storage``;
-            ``conj``, ``neg`` or ``conj-neg`` for a view that torch conjugates or negates where it is used.
-        subclass: full name of its class where that is neither Tensor nor Parameter, else an empty string.
+            ``device-data`` (bytes inside the pickle, as for xla tensors), ``wrapper-subclass`` or ``storage``;
+            ``conj``, ``neg`` or ``conj-neg`` for a view that torch conjugates or negates on use.
+        subclass: full name of its class if it is neither Tensor nor Parameter, else an empty string.
         requires_grad: as saved.
         parts: the dense tensors of a sparse, nested or quantized one, named ``NAME.indices`` and so on.
-        device_site: start of the operation that pushes a device that is *not* a storage tag (``xla:0``), or None; it
-            decides where the tensor goes, whatever the tag of the storage that its bytes are kept in.
+        device_site: offset of the operation that pushes a device that is *not* a storage tag (``xla:0``), or None. This
+            device decides where the tensor is loaded, independent of the tag of its storage.
     """
 
     name: str
@@ -118,7 +115,7 @@ class TensorRecord(NamedTuple):
     device_site: int | None = None
 
     def dense(self) -> tuple[TensorRecord, ...]:
-        """The tensors that view storages: its parts, or itself."""
+        """Return the tensors that view storages: the parts, or the tensor itself."""
         return self.parts or (self,)
 
 
@@ -129,9 +126,10 @@ class Mention(NamedTuple):
         where: path from the root.
         kind: ``torch.device``, ``string``, ``device_ids``, or ``device_mesh`` for the device type of a ``DeviceMesh``.
         value: as written: ``cuda:0``, ``cuda`` for a mesh, or ``[0, 1]`` for device ids.
-        site: start of the operation that pushes the device string, or None where it cannot be edited.
-        index_site: for a ``torch.device`` with an index: start of the operation that pushes the index.
-        tuple_site: for a ``torch.device``: start of what makes its argument tuple; in TorchScript, ``site`` itself.
+        site: offset of the operation that pushes the device string; None if it cannot be edited.
+        index_site: for a ``torch.device`` with an index: offset of the operation that pushes the index.
+        tuple_site: for a ``torch.device``: offset of the operation that builds its argument tuple; in TorchScript the
+            same as ``site``.
     """
 
     where: str
@@ -142,18 +140,18 @@ class Mention(NamedTuple):
     tuple_site: int | None = None
 
 
-#: The oldest torch that is supported.
+#: The oldest supported torch.
 OLDEST_TORCH: Final = "2.4"
 
 
 class GlobalUse(NamedTuple):
-    """A name that the pickle would import.
+    """A name that the pickle imports when it is loaded.
 
     Attributes:
-        name: full name, as torch would look it up.
-        weights_only_since: the first torch whose ``torch.load(weights_only=True)`` takes it without being told to, of
-            those from 2.4 on; None where none does.
-        verdict: ``safe``: known and harmless; ``dangerous``: nothing that a checkpoint needs; else ``unknown``.
+        name: full name, as torch looks it up.
+        weights_only_since: the first torch, from 2.4 on, whose ``torch.load(weights_only=True)`` allows it by default;
+            None if no version does.
+        verdict: ``safe``: known and harmless; ``dangerous``: never needed in a checkpoint; else ``unknown``.
     """
 
     name: str
@@ -162,12 +160,12 @@ class GlobalUse(NamedTuple):
 
     @property
     def weights_only(self) -> bool:
-        """Whether the newest ``torch.load(weights_only=True)`` takes it without being told to."""
+        """Whether ``torch.load(weights_only=True)`` of the newest torch allows it by default."""
         return self.weights_only_since is not None
 
 
 class Opaque(Enum):
-    """What stands for a value that only an execution of the pickle could build."""
+    """Placeholder for a value that only executing the pickle could build."""
 
     OBJECT = "an object"
 
@@ -176,12 +174,12 @@ OPAQUE: Final = Opaque.OBJECT
 
 
 class FlagValue(NamedTuple):
-    """A boolean option of a parameter group, with the place of its value.
+    """A boolean option of a parameter group, with its place in the pickle.
 
     Attributes:
         name: ``capturable`` or ``fused``.
         value: as written.
-        site: start of the operation that pushes it.
+        site: offset of the operation that pushes it.
     """
 
     name: str
@@ -194,10 +192,10 @@ class ParamGroup(NamedTuple):
 
     Attributes:
         where: path from the root.
-        params: the keys of its parameters in the state: indices, or names.
-        param_names: their names where the optimizer was given named parameters, else empty.
-        options: its hyperparameters in order: plain values and tuples of them as they are, else :data:`OPAQUE`.
-        flags: ``capturable`` and ``fused``, where they are booleans.
+        params: keys of its parameters in the state: indices or names.
+        param_names: names of its parameters if the optimizer was created with named parameters, else empty.
+        options: its hyperparameters in order: plain values and tuples of them; :data:`OPAQUE` for all others.
+        flags: ``capturable`` and ``fused``, if they are booleans.
     """
 
     where: str
@@ -207,19 +205,20 @@ class ParamGroup(NamedTuple):
     flags: tuple[FlagValue, ...]
 
     def is_set(self, name: str) -> bool:
-        """Whether a flag is there and true."""
+        """Whether a flag is present and true."""
         return any(flag.name == name and flag.value for flag in self.flags)
 
 
 class StateEntry(NamedTuple):
-    """What an optimizer keeps for one parameter.
+    """The state of an optimizer for one parameter.
 
     Attributes:
-        key: the parameter's key, as it stands in ``ParamGroup.params``.
+        key: the parameter's key, as in ``ParamGroup.params``.
         tensors: state key (``exp_avg``) and tensor, in order.
-        scalars: state key and plain value (an ``int`` step of old torch), in order.
-        nested: paths of lists and dicts in it, outer before inner, each with its kind; members are above: ``al.0``.
-            The path of the entry itself, which is empty, is listed only where it cannot be rebuilt.
+        scalars: state key and plain value (for example the ``int`` step of old torch), in order.
+        nested: paths of its lists and dicts, outer before inner, each with its kind. Their members are in ``tensors``
+            and ``scalars``: ``al.0``. The path of the entry itself, which is empty, is listed only if it cannot be
+            rebuilt.
         keys: paths of dict members whose key is not text, each with its key: ``buf.0`` and 0.
     """
 
@@ -230,11 +229,11 @@ class StateEntry(NamedTuple):
     keys: tuple[tuple[str, object], ...] = ()
 
     def tensor(self, state_key: str) -> TensorRecord | None:
-        """The tensor of a state key, or None."""
+        """Return the tensor of a state key, or None."""
         return dict(self.tensors).get(state_key)
 
     def without_inner(self) -> StateEntry:
-        """The entry as its optimizer keeps it: a wrapper subclass stands for everything inside of it."""
+        """Return the entry as its optimizer stores it, without the contents of wrapper subclasses."""
         inside = tuple([f"{key}." for key, record in self.tensors if record.kind == "wrapper-subclass"])
         if not inside:
             return self
@@ -246,16 +245,16 @@ class StateEntry(NamedTuple):
 
 
 class OptimizerRecord(NamedTuple):
-    """The state_dict of an optimizer, found anywhere in a checkpoint.
+    """The state_dict of an optimizer, at any place in a checkpoint.
 
     Attributes:
         where: path from the root; empty for the root itself.
         groups: its ``param_groups``.
         state: its ``state``, in the order of the file.
-        algorithm: class in ``torch.optim`` that its keys point to, or None.
+        algorithm: class in ``torch.optim`` that its keys match, or None.
         candidates: every class in ``torch.optim`` that writes these keys; several for Adam and AdamW of old torch.
-        mistyped: keys that are text in the state and numbers in the groups, or the other way round.
-        is_flat: whether the file has options for each parameter in place of groups: each is a group of its own here.
+        mistyped: keys that are text in the state and numbers in the groups, or the reverse.
+        is_flat: whether the file stores options for each parameter instead of groups; here each becomes its own group.
     """
 
     where: str
@@ -269,16 +268,17 @@ class OptimizerRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFact:
-    """Something about the container's bytes that a finding rests on.
+    """A property of the container's bytes that a finding is based on.
 
     Attributes:
-        kind: ``short-storage`` is a record smaller than its storage, ``orphan-record`` one that no storage refers to;
-            ``stray-bytes`` are in no record, or behind a pickle; ``kept-for-undo`` is there on purpose; an
-            ``unnamed-file`` lies beside a ``.metadata`` that does not name it, a ``damaged-piece`` is not what that
-            says; a tar of files may have a ``missing-end``, an archive an ``inner-archive`` that is not looked into; a
-            ``graph-device`` is a weight that its graph expects on another device.
-        record: the record's name or the storage's key; in a stream, which has no names, what it is.
-        nbytes: bytes concerned: missing, unreachable or stored.
+        kind: kind of the fact. ``short-storage``: the record is smaller than its storage. ``orphan-record``: no storage
+            refers to it. ``stray-bytes``: bytes in no record, or after a pickle. ``kept-for-undo``: stray bytes of a
+            conversion in place. ``unnamed-file``: a file that the ``.metadata`` in its directory does not name.
+            ``damaged-piece``: a piece that differs from its entry in the ``.metadata``. ``missing-end``: a tar of files
+            may be cut off. ``inner-archive``: an archive in an archive, which is not read. ``graph-device``: a weight
+            that its graph expects on another device.
+        record: name of the record or key of the storage; for a stream, which has no names, a description.
+        nbytes: number of bytes that are missing, unreachable or stored.
     """
 
     kind: FactKind
@@ -287,34 +287,34 @@ class ArchiveFact:
 
     @property
     def storage_key(self) -> str:
-        """The key of the storage that it is about, if it is about one: its record is ``X/data/KEY``, or ``X/KEY``."""
+        """The key of the storage, if the record is one. Records of storages are named ``X/data/KEY`` or ``X/KEY``."""
         _, is_data, key = self.record.rpartition("/data/")
         return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inventory(OneLine):
-    """Everything that ``inspect`` says of one checkpoint and ``convert`` decides on.
+    """Everything that ``inspect`` reports about a checkpoint, and that ``convert`` uses.
 
     Attributes:
-        path: as it was given.
-        container: what the bytes are.
-        layout: whose checkpoint it is.
+        path: as given by the user.
+        container: format of the file.
+        layout: trainer or library whose layout it has.
         size_bytes: size of the file.
-        torch_version: version of torch that wrote it, where the file says so.
-        producer: what else wrote it (``pytorch-lightning 2.1.0``), where the file says so.
-        root_keys: keys of the root, where it is a dict.
+        torch_version: version of torch that wrote it, if the file contains it.
+        producer: the other program that wrote it (``pytorch-lightning 2.1.0``), if the file contains it.
+        root_keys: keys of the root, if it is a dict.
         tensors: every tensor, in the order of the file.
-        storages: every storage, in the order of their first use.
+        storages: every storage, in the order of first use.
         mentions: devices named outside of tensors.
-        globals: names that the pickle would import.
-        foreign_opcodes: names of opcodes that torch's weights-only unpickler lacks.
-        filled_classes: names of classes that it puts no items into, even where it is told to take them.
-        optimizers: optimizers' state_dicts.
-        facts: about the container's bytes.
-        contents: which parts of a resume are there besides tensors: ``scheduler``, ``scaler``, ``rng``, ``counter``.
-        rng_devices: for each list of per-device RNG states, its path and its length.
-        last_rates: for each scheduler, the path and the values of the learning rates that it has set.
+        globals: names that the pickle imports when it is loaded.
+        foreign_opcodes: names of opcodes that torch's weights-only unpickler does not support.
+        filled_classes: names of classes whose items the weights-only unpickler cannot set, even if they are allowed.
+        optimizers: state_dicts of optimizers.
+        facts: properties of the container's bytes.
+        contents: other contents needed for a resume: ``scheduler``, ``scaler``, ``rng``, ``counter``.
+        rng_devices: path and length of each list of per-device RNG states.
+        last_rates: for each scheduler, the path and the values of its last learning rates.
     """
 
     path: str
@@ -337,12 +337,12 @@ class Inventory(OneLine):
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     def __str__(self) -> str:
-        """Path, container, layout and the number of tensors, in one line."""
+        """Return path, container, layout and the number of tensors in one line."""
         return f"{self.path}: {self.container}, {self.layout}, {len(self.tensors):,} tensors"
 
 
 class Severity(str, Enum):
-    """How bad a finding is: a resume fails, a resume may fail, worth knowing. Equal to its value: ``"error"``."""
+    """How serious a finding is: a resume fails, a resume may fail, for information. Equal to its value: ``"error"``."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -350,15 +350,15 @@ class Severity(str, Enum):
 
 
 class Finding(NamedTuple):
-    """A problem of the file.
+    """A problem in a checkpoint.
 
     Attributes:
         code: stable code, for example ``D102``.
         name: its kebab-case name.
-        severity: how bad it is.
-        message: one line: what is wrong, with figures.
+        severity: how serious it is.
+        message: the problem in one line, with figures.
         where: paths of the tensors or objects concerned, in the order of the file.
-        fix: the command or the line of code that mends it; empty where nothing has to be done.
+        fix: the command or the line of code that fixes it; empty if no action is needed.
     """
 
     code: str

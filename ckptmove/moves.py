@@ -1,7 +1,4 @@
-"""The values of a conversion: what was asked for, what is to change, what was done.
-
-Never decides anything: ``policy`` and ``plan`` do.
-"""
+"""Define the values of a conversion: request, plan and result."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class MoveRequest(NamedTuple):
-    """What the user asked ``convert`` for.
+    """The options of a ``convert`` command.
 
     Attributes:
-        to: tag that everything goes to, or None with only ``mapping``.
-        mapping: source glob and destination tag; the first that matches counts.
-        keep: globs of tensor names that stay where they are.
-        cast: whether a dtype that the target lacks is cast to the next smaller one.
-        rewrite_strings: whether device strings in configs follow their tensors.
+        to: tag of the target for everything; None if only ``mapping`` is given.
+        mapping: pairs of source glob and destination tag; the first match applies.
+        keep: globs of tensor names that are not moved.
+        cast: whether a dtype that the target does not support is cast to the next smaller one.
+        rewrite_strings: whether device strings in configs are changed with their tensors.
     """
 
     to: str | None
@@ -34,18 +31,18 @@ class MoveRequest(NamedTuple):
 
 
 class StorageEdit(NamedTuple):
-    """A storage that gets another tag, another dtype, or both.
+    """A change of a storage's tag, dtype or both.
 
     Attributes:
         storage: its key; for a tensor without a storage, the tensor's name.
         names: tensors that view it.
-        source: tag before.
-        target: tag after.
-        nbytes: its size before.
+        source: old tag.
+        target: new tag.
+        nbytes: old size.
         reason: the rule of the policy that decided.
-        cast: dtypes before and after, or None.
-        sites: starts of the operations that push the tag.
-        class_sites: starts of the operations that push the storage class; used by a cast.
+        cast: old and new dtype, or None.
+        sites: offsets of the operations that push the tag.
+        class_sites: offsets of the operations that push the storage class; used by a cast.
     """
 
     storage: str
@@ -60,11 +57,11 @@ class StorageEdit(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A tensor that stays although others move.
+    """A tensor that is not moved although others are.
 
     Attributes:
         name: the tensor.
-        device: where it is.
+        device: its device.
         reason: the rule of the policy that decided.
     """
 
@@ -74,15 +71,15 @@ class Kept(NamedTuple):
 
 
 class FlagEdit(NamedTuple):
-    """An option or a named device that has to follow.
+    """A change of an option or a named device that follows the move of the tensors.
 
     Attributes:
         where: path of the value.
-        source: value before, as text.
-        target: value after, as text.
+        source: old value, as text.
+        target: new value, as text.
         reason: the rule of the policy that decided.
-        mention: the mention that is rewritten, or None for a group flag.
-        site: start of the operation that pushes a group flag, or None for a mention.
+        mention: the mention that is rewritten; None for a group flag.
+        site: offset of the operation that pushes a group flag; None for a mention.
     """
 
     where: str
@@ -94,14 +91,14 @@ class FlagEdit(NamedTuple):
 
 
 class MovePlan(NamedTuple):
-    """Every change that a conversion makes, and nothing else.
+    """All changes of a conversion.
 
     Attributes:
-        request: what was asked for.
+        request: the options of the command.
         edits: storages that change.
-        kept: tensors that stay for a reason of their own.
+        kept: tensors that a rule of the policy keeps on their device.
         flags: group flags, ``torch.device`` objects and strings that change.
-        inflates: keys of the storages that are deflated in the source, and stored plainly in the output.
+        inflates: keys of storages that are deflated in the source and stored uncompressed in the output.
     """
 
     request: MoveRequest
@@ -112,17 +109,17 @@ class MovePlan(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file is already as asked."""
+        """Whether the file already matches the request."""
         return not self.edits and not self.flags
 
 
 class Unmatched(NamedTuple):
-    """An option that met nothing in the checkpoint: mistyped, as a rule.
+    """An option that matches nothing in the checkpoint, usually a typo.
 
     Attributes:
-        option: which one.
-        glob: what was looked for.
-        reason: what there is instead, as a clause.
+        option: name of the option.
+        glob: its pattern.
+        reason: clause that names existing values instead.
     """
 
     option: Literal["keep", "map"]
@@ -130,23 +127,23 @@ class Unmatched(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        """The option as it is typed, and what there is instead, in one line."""
+        """Return the option as the user types it, and the existing values."""
         return f"--{self.option} {self.glob}{'=...' if self.option == 'map' else ''} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConvertResult(OneLine):
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
-        container: what the source is, and so the output.
-        plan: what was decided.
-        output: the file written, or None after a dry run.
-        in_place: whether that is the source itself.
+        container: format of the source and of the output.
+        plan: the changes.
+        output: path of the new file; None after a dry run.
+        in_place: whether the source itself was changed.
         bytes_copied: bytes written to the output.
         seconds: wall time.
-        notes: what the user should know besides: an archive saved without CRCs, for example.
-        unmatched: what was asked for and met nothing.
+        notes: further information for the user, for example that the archive has no CRCs.
+        unmatched: options that match nothing.
         is_refused: whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle.
     """
 
@@ -161,6 +158,6 @@ class ConvertResult(OneLine):
     is_refused: bool = False
 
     def __str__(self) -> str:
-        """What came of it, in one line."""
+        """Return the output and the number of changes in one line."""
         changes = amount(len(self.plan.edits) + len(self.plan.flags), "change")
         return f"wrote {self.output}: {changes}" if self.output is not None else f"dry run: {changes}"

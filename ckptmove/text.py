@@ -1,7 +1,4 @@
-"""How a figure stands in a sentence, and what of a text is a command.
-
-Never knows what it counts, and never runs anything.
-"""
+"""Format counts, and quote words for a shell."""
 
 from __future__ import annotations
 
@@ -13,26 +10,26 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What cmd.exe and PowerShell take as it is typed.
+#: Words that cmd.exe and PowerShell need not have quoted.
 _PLAIN_ON_WINDOWS: Final = re.compile(r"[\w.:/\\=~+-]+")
 
 
 def amount(number: int, noun: str) -> str:
-    """A number with its noun: ``1 tensor``, ``2,048 tensors``."""
+    """Format a number with its noun: ``1 tensor``, ``2,048 tensors``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class Command(str):
-    """A text that is a command line, or has one in it: it stays in one line, so that it can be copied."""
+    """A text that is or contains a command line. It is never wrapped, so that it can be copied."""
 
     __slots__ = ()
 
 
 def quoted(word: str, separator: str = os.sep) -> str:
-    """A word as a shell takes it; with what cannot be printed as ``$'...'``, which bash, zsh and ksh know.
+    """Quote a word for a shell; one with unprintable characters as ``$'...'``, which bash, zsh and ksh support.
 
-    A newline between plain quotes is right, too, but a report has one line for each of its commands. Where paths have
-    backslashes, a word gets double quotes: cmd.exe knows no others, and PowerShell takes them too.
+    Plain quotes around a newline would be valid too, but a report keeps each command on one line. With the Windows
+    separator a word gets double quotes: cmd.exe supports only those, and PowerShell accepts them.
     """
     if separator == "\\":
         return word if _PLAIN_ON_WINDOWS.fullmatch(word) else f'"{word}"'
@@ -40,13 +37,13 @@ def quoted(word: str, separator: str = os.sep) -> str:
 
 
 def command_line(words: Iterable[str]) -> str:
-    """Words as a line to type."""
+    """Join words to a command line for a shell."""
     return " ".join(map(quoted, words))
 
 
 def _in_quotes(letter: str) -> str:
     if letter.isprintable():
         return f"\\{letter}" if letter in "\\'" else letter
-    # A lone surrogate of these stands for a byte of a name that is no UTF-8 (PEP 383).
+    # A lone surrogate in this range is a byte of a name that is not valid UTF-8 (PEP 383).
     errors = "surrogateescape" if "\udc80" <= letter <= "\udcff" else "surrogatepass"
     return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", errors))

@@ -67,7 +67,7 @@ class MemorySink:
         del source
         return False
 
-    def pass_over(self, nbytes: int) -> None:
+    def skip(self, nbytes: int) -> None:
         """Never called: this is no clone."""
         raise NotImplementedError
 

@@ -21,8 +21,8 @@ from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import checks_without_torch
 from ckptmove.verification.step.entries import leaves, nested_state
+from ckptmove.verification.step.memory_limit import refuse_excess
 from ckptmove.verification.step.optimizers import choose
-from ckptmove.verification.step.reach import refuse_excess
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def test_results_print_as_one_line(source: Path) -> None:
     assert str(ckptmove.convert(source, to="cpu")) == f"wrote {source.parent / 'run.cpu.pth'}: 12 changes"
     assert str(ckptmove.convert(source, to="cpu", in_place=True)) == f"wrote {source}: 12 changes"
     assert str(ckptmove.undo(source, dry_run=True)) == f"{source}: dry run, 6,987 bytes"
-    assert str(ckptmove.undo(source)) == f"{source}: as it was, 6,987 bytes"
+    assert str(ckptmove.undo(source)) == f"{source}: restored, 6,987 bytes"
     verdicts = {(True, True): "passed", (True, False): "passed, but not proven", (False, False): "failed"}
     for (passed, proven), verdict in verdicts.items():
         result = VerifyResult(

@@ -52,11 +52,11 @@ def extent(stored: StoredBytes, record: TensorRecord) -> Span | None:
     """Where a dense tensor's bytes lie in the source, from its first element to its last; None where some are lost."""
     item = ITEM_BYTES[record.dtype]
     start = stored.span.start + record.storage_offset * item
-    end = start + reach(record.shape, record.stride) * item
+    end = start + elements_spanned(record.shape, record.stride) * item
     return Span(start, end) if end <= stored.span.end else None
 
 
-def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+def elements_spanned(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Elements from a tensor's first to its last, gaps between them included; 0 for an empty one."""
     if 0 in shape:
         return 0
@@ -65,12 +65,12 @@ def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 def overlaps(record: TensorRecord) -> bool:
     """Whether some elements of a tensor must be the same bytes, as those of an expanded one are."""
-    return prod(record.shape) > reach(record.shape, record.stride)
+    return prod(record.shape) > elements_spanned(record.shape, record.stride)
 
 
 def is_dense(record: TensorRecord) -> bool:
     """Whether there are no gaps between a tensor's elements, in whatever order they lie."""
-    return prod(record.shape) == reach(record.shape, record.stride)
+    return prod(record.shape) == elements_spanned(record.shape, record.stride)
 
 
 def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:

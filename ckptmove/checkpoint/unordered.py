@@ -38,7 +38,7 @@ def match_unordered(
     there = Counter(tensor.shape for tensor in tensors)
     if len(states) > len(tensors) or not wanted <= there:
         return None
-    counted = sorted(tensors, key=_as_people_count)
+    counted = sorted(tensors, key=_natural_key)
     if not wanted:
         return list(counted[: len(states)]), len(tensors) == 1
     found: list[TensorRecord | None] = [None] * len(states)
@@ -56,6 +56,6 @@ def match_unordered(
     return found, all(there[shape] == 1 for shape in wanted)
 
 
-def _as_people_count(tensor: TensorRecord) -> tuple[tuple[int, str], ...]:
+def _natural_key(tensor: TensorRecord) -> tuple[tuple[int, str], ...]:
     """A name as something to sort by, its numbers as numbers: layer 2 before layer 10."""
     return tuple((len(part.lstrip("0")) if part.isdigit() else 0, part) for part in _NUMBER.split(tensor.name))

@@ -19,7 +19,7 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render import inspection
 from ckptmove.cli.render.answers import Expectation, InspectAnswer
 from ckptmove.cli.streams import Format, suggest
-from ckptmove.findings.context import Context, within_reach
+from ckptmove.findings.context import Context, available_device
 from ckptmove.model import Severity
 from ckptmove.text import Command, command_line
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
@@ -138,7 +138,7 @@ def _next_command(answer: InspectAnswer, options: InspectOptions) -> str:
     if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
-        target = within_reach(parse_target(answer.expectation.device), Context(device_count=options.device_count))
+        target = available_device(parse_target(answer.expectation.device), Context(device_count=options.device_count))
         return command_line(["ckptmove", "convert", path, "--to", target])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])

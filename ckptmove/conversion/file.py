@@ -17,7 +17,7 @@ from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_not
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import DamagedArchive, OutputExists, OutputIsFolder, OutputIsSource, OutputSuffix
 from ckptmove.io.leftovers import clear_leftovers
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import SEPARATORS
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import without_checks
@@ -76,7 +76,7 @@ class ConvertRequest:
     dry_run: bool
     check: bool
     progress: Progress | None
-    settle: Callable[[], None] = unheard
+    settle: Callable[[], None] = do_nothing
     limits: Limits
     began: float = field(default_factory=time.perf_counter)
 
@@ -118,15 +118,15 @@ class Conversion:
         self._unmatched = tuple(unmatched_options(inventory, request.move))
         self.overflowed: list[int] = []
         reason = no_devices() if self.plan.is_empty else ""
-        is_idle = bool(reason) and request.output is None
-        self.is_writing = not (request.dry_run or is_idle)
-        if isinstance(inventory, DirectoryInventory) and not is_idle:
+        is_no_op = bool(reason) and request.output is None
+        self.is_writing = not (request.dry_run or is_no_op)
+        if isinstance(inventory, DirectoryInventory) and not is_no_op:
             _require_whole(inventory)
         if reason:
             several = "archive" if self._container == "archive" else "directory"
             what = several if isinstance(inventory, DirectoryInventory) else "file"
-            self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_idle)
-        if request.dry_run and not (is_idle or request.force) and os.path.lexists(request.target):
+            self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_no_op)
+        if request.dry_run and not (is_no_op or request.force) and os.path.lexists(request.target):
             self.notes.append(f"{request.target} is there already: without --force nothing replaces it")
 
     def result(self, written: int = 0) -> ConvertResult:

@@ -16,7 +16,7 @@ from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import ArchiveOfFiles, InPlaceImpossible, NothingToUndo
 from ckptmove.formats.opening import open_container
 from ckptmove.io.changes import UndoResult
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.patch import apply_patch, stamp
 from ckptmove.io.recovery import recover
 from ckptmove.io.source import is_folder
@@ -72,7 +72,7 @@ def convert_in_place(request: ConvertRequest) -> ConvertResult:
     )
 
 
-def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[[], None] = unheard) -> UndoResult:
+def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[[], None] = do_nothing) -> UndoResult:
     """Make a file what it was before it was first converted in place.
 
     Arguments and errors as of :func:`ckptmove.api.undo`.

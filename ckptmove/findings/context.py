@@ -108,7 +108,7 @@ def is_out_of_range(tag: str, context: Context) -> bool:
     return count is not None and index is not None and index >= count and is_accelerator(tag)
 
 
-def within_reach(tag: str, context: Context) -> str:
+def available_device(tag: str, context: Context) -> str:
     """The tag, or the first device of its type where the target machine lacks it."""
     return f"{split(tag)[0]}:0" if is_out_of_range(tag, context) else tag
 
@@ -121,7 +121,7 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
     if not container_class(inventory.container).is_editable:
         return "no conversion changes a distributed checkpoint: mend it in the script, once it is loaded"
     try:
-        target = parse_target(within_reach(target_device(inventory, context) or "cpu", context))
+        target = parse_target(available_device(target_device(inventory, context) or "cpu", context))
     except UsageError:
         target = "cpu"
     return Command(" ".join(["ckptmove convert", quoted(inventory.path), "--to", quoted(target), *options]))

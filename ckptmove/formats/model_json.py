@@ -72,7 +72,7 @@ class ModelJson(TorchScript):
         super().__init__(source, directory, limits)
         self._storages = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
         record = self._inside[_LIST]
-        limit = self.limits.most_inflated(0)
+        limit = self.limits.max_inflated_bytes(0)
         if record.nbytes > limit:
             raise LimitExceeded("the size of model.json in bytes", limit=limit, actual=record.nbytes)
         text = self._read(record, "the size of model.json in bytes")

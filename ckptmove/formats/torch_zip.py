@@ -293,7 +293,7 @@ class TorchZip(Container):
         for key, nbytes in self._named.items():
             record = self._storages.get(key)
             if record is not None and record.method == DEFLATED:
-                limit = max(nbytes, self.limits.most_inflated(record.stored_bytes))
+                limit = max(nbytes, self.limits.max_inflated_bytes(record.stored_bytes))
                 if record.nbytes > limit:
                     raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
                 yield record.place, NewRecord((self._packed(record),), record.nbytes, record.crc)
@@ -325,7 +325,7 @@ class TorchZip(Container):
         """All of a record that is no storage."""
         limit = self.limits.pickle_bytes
         if record.method == DEFLATED:
-            limit = min(limit, self.limits.most_inflated(record.stored_bytes))
+            limit = min(limit, self.limits.max_inflated_bytes(record.stored_bytes))
         if record.nbytes > limit:
             raise LimitExceeded(resource, limit=limit, actual=record.nbytes, path=self.source.path)
         data = b"".join(bytes(block) for block in self._contents(record))

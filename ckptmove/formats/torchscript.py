@@ -138,7 +138,7 @@ class TorchScript(TorchZip):
         """
         files = [(name, record) for name, record in self._inside.items() if name.startswith(_CODE)]
         files = [(name, record) for name, record in files if name.endswith(".py")]
-        nbytes, limit = sum(record.nbytes for _, record in files), self.limits.most_inflated(self.source.size)
+        nbytes, limit = sum(record.nbytes for _, record in files), self.limits.max_inflated_bytes(self.source.size)
         if nbytes > limit:
             raise LimitExceeded("code bytes", limit=limit, actual=nbytes, path=self.source.path)
         for name, record in files:

@@ -1,7 +1,6 @@
-"""Elements of one dtype as elements of the next smaller one: float64 to float32, complex128 to complex64.
+"""Cast elements to the next smaller dtype: float64 to float32, complex128 to complex64.
 
-Never holds more than a block, and never rounds otherwise than torch's ``Tensor.to`` does: to the nearest, ties to
-even, and to infinity where the value is too large.
+Rounds as torch's ``Tensor.to`` does: to nearest, ties to even, and to infinity if the value is too large.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import CastSegment
 
-#: Bytes of source elements that are converted at a time; a multiple of every element's size. The conversion goes
-#: through Python floats, so larger blocks gain nothing.
+#: Bytes of source elements to cast at a time; a multiple of every element size. The cast goes through Python floats,
+#: so that larger blocks are not faster.
 CAST_BLOCK: Final = 1 << 18
-#: Both casts halve: a complex number is two floats, and each becomes half as long.
+#: Both casts halve the size: a complex number is two floats, each half as long afterwards.
 SHRINK: Final = 2
-#: Every cast that there is, and the bytes of one element before it.
+#: All casts, with the size in bytes of a source element.
 _ITEM_BYTES: Final[dict[tuple[str, str], int]] = {("float64", "float32"): 8, ("complex128", "complex64"): 16}
 
 
@@ -37,20 +36,20 @@ def cast_blocks(
     path: str,
     overflowed: Callable[[int], None] | None = None,
 ) -> Iterator[bytes]:
-    """Convert the blocks of a segment, each of them whole elements.
+    """Cast the blocks of a segment, each of whole elements.
 
     Args:
         blocks: the segment's bytes, in blocks of ``CAST_BLOCK``.
-        segment: says the dtypes and the byte order.
+        segment: the dtypes and the byte order.
         path: for errors.
-        overflowed: told, where that happens, how many finite values of a block became infinite; a complex number is
-            two values.
+        overflowed: called for each block with values that overflow, with the number of finite values that became
+            infinite; a complex number counts as two values.
 
     Raises:
-        DamagedArchive: the bytes are not a whole number of elements.
+        DamagedArchive: if the bytes are not a whole number of elements.
     """
     if segment.nbytes % _ITEM_BYTES[segment.source, segment.target]:
-        raise DamagedArchive(path, f"{segment.nbytes} bytes are no whole number of {segment.source} elements")
+        raise DamagedArchive(path, f"{segment.nbytes} bytes are not a whole number of {segment.source} elements")
     foreign = segment.byteorder != sys.byteorder
     for block in blocks:
         wide = array("d")
@@ -60,7 +59,7 @@ def cast_blocks(
         narrow = array("f", wide)
         if overflowed is not None:
             data = narrow.tobytes()
-            # Counting takes as long as the cast itself, and searching bytes no time.
+            # Counting takes as long as the cast itself; searching bytes takes almost no time.
             if any(infinity in data for infinity in _INFINITIES):
                 overflowed(_infinite(narrow) - _infinite(wide))
         if foreign:

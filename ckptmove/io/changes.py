@@ -1,7 +1,4 @@
-"""What a change of the file itself has besides a new file: values, and ways to say no.
-
-Never touches a file: ``streams`` does.
-"""
+"""Define the values of a change in place: the patch, the result of an undo, and a warning."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from typing import Final, NamedTuple
 
 from ckptmove.model import OneLine
 
-#: Why a journal cannot be used that this version of ckptmove did not write.
-UNKNOWN_JOURNAL: Final = "it is none of this version of ckptmove"
+#: Reason for rejecting a journal of another format.
+UNKNOWN_JOURNAL: Final = "this version of ckptmove does not know its format"
 
 
 class Patch(NamedTuple):
     """A change of some bytes of a file, and of its length.
 
     Attributes:
-        writes: offsets and what is written there, in order, none over another; none begins behind the file's end.
-        size: length of the file afterwards; what was behind is gone.
-        can_undo: whether the file then says what it was.
+        writes: offsets and new bytes, in order and without overlaps; none begins after the end of the file.
+        size: new length of the file; bytes after it are cut off.
+        can_undo: whether the file can be restored afterwards.
     """
 
     writes: tuple[tuple[int, bytes], ...]
@@ -29,21 +26,21 @@ class Patch(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are written."""
+        """Number of bytes written."""
         return sum(len(data) for _, data in self.writes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class UndoResult(OneLine):
-    """What an undo did.
+    """The result of an undo.
 
     Attributes:
         path: the file.
-        size: its length in bytes, as it was before its first conversion in place.
-        removed: bytes that it was longer.
-        is_done: whether it was written; a dry run does not.
+        size: its original length in bytes, before the first conversion in place.
+        removed: number of bytes cut off.
+        is_done: whether the file was written; False for a dry run.
         seconds: wall time.
-        notes: what the user should know besides.
+        notes: further information for the user.
     """
 
     path: str
@@ -54,9 +51,9 @@ class UndoResult(OneLine):
     notes: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        """What came of it, in one line."""
-        return f"{self.path}: {'as it was' if self.is_done else 'dry run'}, {self.size:,} bytes"
+        """Return the path, the outcome and the size in one line."""
+        return f"{self.path}: {'restored' if self.is_done else 'dry run'}, {self.size:,} bytes"
 
 
 class RolledBack(UserWarning):
-    """An interrupted conversion in place was found beside a checkpoint, and taken back before it was read."""
+    """An interrupted conversion in place was rolled back before the checkpoint was read."""

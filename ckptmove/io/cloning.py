@@ -1,8 +1,8 @@
-"""A new file that begins as a clone of another one: what they have in common lies on the disk once.
+"""Create a new file as a clone of another one, so that common blocks are on the disk once. macOS only.
 
-Never needed: where the system or the file system has no clones, bytes are copied.
+Without support of the system or the file system, bytes are copied.
 
-From fclonefileat(2) of macOS. Linux shares blocks in copy_file_range(2), whatever their places, and is not asked here.
+From fclonefileat(2) of macOS. On Linux, copy_file_range(2) shares blocks at any offset, so that no clone is needed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ckptmove.io.portable import open_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: ``AT_FDCWD`` of macOS, and ``CLONE_NOOWNERCOPY`` in <sys/clonefile.h>: the clone is its maker's.
-_HERE: Final = -2
-_NO_OWNER: Final = 0x0002
+#: Values of macOS, the second from <sys/clonefile.h>: the clone belongs to the current user.
+_AT_FDCWD: Final = -2
+_CLONE_NOOWNERCOPY: Final = 0x0002
 
 
 def begin_as_clone(fd: int, place: Path, source: int) -> int:
-    """Put a clone of an open file into the place of a new one, with the permission bits of that.
+    """Replace a new, empty file by a clone of an open file, keeping the permission bits of the new file.
 
     Args:
-        fd: of the new file, which is empty.
-        place: where it lies.
-        source: descriptor of the file to be cloned.
+        fd: descriptor of the new file.
+        place: path of the new file.
+        source: descriptor of the file to clone.
 
     Returns:
-        The descriptor of what is in the place: of the clone, at its first byte, and ``fd`` is closed; or ``fd``, where
-        there is no clone, also because another process took it for a leftover before it was in the place.
+        The descriptor of the clone, at its first byte, with ``fd`` closed. Without a clone, ``fd``: also if another
+        process removed the clone as a leftover before it was renamed.
     """
     clone = temporary_names(place.parent).part
-    if not _made(source, clone):
+    if not _cloned(source, clone):
         return fd
     new = -1
     try:
@@ -49,21 +49,21 @@ def begin_as_clone(fd: int, place: Path, source: int) -> int:
         if new >= 0:
             os.close(new)
         if isinstance(error, OSError):
-            return fd  # whatever it was, bytes can be copied
+            return fd  # after any error, bytes can still be copied
         raise
     os.close(fd)
     return new
 
 
-def _made(source: int, clone: Path) -> bool:
-    """Whether there is a clone of an open file under a new name now."""
+def _cloned(source: int, clone: Path) -> bool:
+    """Clone an open file under a new name; return whether that worked."""
     if hasattr(os, "copy_file_range"):
         return False
-    import ctypes  # noqa: PLC0415  # where it is of use, it saves more time than it takes
+    import ctypes  # noqa: PLC0415  # needed on macOS only
 
     try:
         call = ctypes.CDLL(None).fclonefileat
     except (AttributeError, OSError, TypeError):  # TypeError: on Windows every library has a name
         return False
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
-    return bool(call(source, _HERE, os.fsencode(clone.absolute()), _NO_OWNER) == 0)
+    return bool(call(source, _AT_FDCWD, os.fsencode(clone.absolute()), _CLONE_NOOWNERCOPY) == 0)

@@ -1,7 +1,4 @@
-"""The contracts between the rooms: a source of bytes, a sink for them, and the segments that make up a new file.
-
-Never implements one: formats and streams are siblings that know only this page.
-"""
+"""Define the interfaces for input and output: byte sources, byte sinks, and the segments of a new file."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Span
 
-#: Told the number of bytes done so far and the number of bytes in all.
+#: Called with the bytes done so far and the total.
 Progress: TypeAlias = "Callable[[int, int], None]"
 
 
@@ -20,7 +17,7 @@ class ByteSource(Protocol):
     """Random access to the bytes of one input.
 
     Attributes:
-        path: the input as it was named.
+        path: the input as given by the user.
         size: its length in bytes when it was opened.
     """
 
@@ -28,71 +25,64 @@ class ByteSource(Protocol):
     size: int
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
+        """Return the bytes from ``start`` to ``end`` (exclusive).
 
         Raises:
-            DamagedArchive: the span reaches past ``size``.
-            SourceChanged: the input has become shorter since it was opened.
-            AccessFailed: the system failed to read.
+            DamagedArchive: if the span is invalid or reaches past ``size``.
+            SourceChanged: if the input is shorter than when it was opened.
+            AccessFailed: if the system fails to read.
         """
         ...
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``.
+        """Yield the bytes of a span in blocks of at most ``block_bytes``.
 
-        A block is valid until ``buffers`` more have been asked for.
-
-        Raises:
-            As :meth:`read`.
+        A block is valid until ``buffers`` more blocks have been taken. Raises the errors of :meth:`read`.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the input."""
+        """Close the input."""
         ...
 
 
 @runtime_checkable
 class FileBacked(Protocol):
-    """A source that is one open file, byte for byte: the kernel can copy from it."""
+    """A source that is one open file, byte for byte, so that the kernel can copy from it."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return the file descriptor."""
         ...
 
     def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened.
-
-        Raises:
-            SourceChanged: it was.
-        """
+        """Raise SourceChanged if the file was written to since it was opened."""
         ...
 
 
 class ByteSink(Protocol):
-    """The end of a new file; whoever opened it makes it whole and durable."""
+    """A new file, written from start to end. The code that opened it makes it complete and durable."""
 
     def clone(self, source: int) -> bool:
-        """Begin as a clone of an open file, before the first byte, where the file system can; then nothing is reserved.
+        """Make the empty file a clone of an open file, if the file system can. No space is reserved then.
 
         Returns:
-            Whether it has: then bytes that come to lie where the source has them need not be written.
+            Whether it is a clone: then bytes at the same offset as in the source need not be written.
         """
         ...
 
-    def pass_over(self, nbytes: int) -> None:
-        """Leave the next bytes of a clone as they are.
+    def skip(self, nbytes: int) -> None:
+        """Skip the next bytes of a clone, which stay unchanged.
 
         Raises:
-            WriteFailed: the system failed.
+            WriteFailed: if the system fails.
         """
         ...
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for the whole file, as far as that is possible, before the first byte.
+        """Reserve space for the whole file before the first byte, as far as the system can.
 
         Raises:
-            WriteFailed: there is no room for it.
+            WriteFailed: if there is not enough space.
         """
         ...
 
@@ -100,26 +90,26 @@ class ByteSink(Protocol):
         """Append bytes.
 
         Raises:
-            WriteFailed: the system failed to write them all.
+            WriteFailed: if the system fails to write them all.
         """
         ...
 
     def copy(self, source: int, start: int, nbytes: int) -> int:
-        """Have the kernel append at most ``nbytes`` of an open file, from byte ``start`` on.
+        """Let the kernel append up to ``nbytes`` of an open file, from byte ``start`` on.
 
         Returns:
-            How many were appended; 0 where the kernel cannot, or the file has become shorter: whoever then reads and
-            writes them is told which.
+            Number of bytes appended; 0 if the kernel cannot copy them or the file has become shorter. Reading and
+            writing the remaining bytes then raises the right error.
         """
         ...
 
 
 class CheckedRange(NamedTuple):
-    """A record inside a copied span whose bytes have a known CRC.
+    """A record with a known CRC in a copied span.
 
     Attributes:
         span: its bytes in the source.
-        crc: CRC-32 as the archive holds it.
+        crc: CRC-32 stored in the archive.
         record: its name.
     """
 
@@ -129,11 +119,11 @@ class CheckedRange(NamedTuple):
 
 
 class CopySegment(NamedTuple):
-    """Bytes of the source that go to the output as they are.
+    """Bytes copied unchanged from the source.
 
     Attributes:
-        span: where they lie in the source.
-        checks: records inside, in order, to be checked while the bytes pass.
+        span: their place in the source.
+        checks: records in the span, in order, whose CRC is checked while they are copied.
     """
 
     span: Span
@@ -141,23 +131,19 @@ class CopySegment(NamedTuple):
 
 
 class BytesSegment(NamedTuple):
-    """New bytes.
-
-    Attributes:
-        data: the bytes.
-    """
+    """New bytes."""
 
     data: bytes
 
 
 class InflateSegment(NamedTuple):
-    """Deflated bytes of the source that go to the output inflated.
+    """Deflated bytes of the source, inflated in the output.
 
     Attributes:
-        span: where they lie in the source, deflated.
-        nbytes: how many they have to be once inflated.
-        crc: CRC-32 of the inflated bytes, or 0 where the archive holds none.
-        record: name of the record that they are.
+        span: the deflated bytes in the source.
+        nbytes: required inflated size.
+        crc: CRC-32 of the inflated bytes; 0 if the archive has none.
+        record: name of the record.
     """
 
     span: Span
@@ -167,15 +153,15 @@ class InflateSegment(NamedTuple):
 
 
 class CastSegment(NamedTuple):
-    """Elements of the source that go to the output in another dtype, element by element.
+    """Elements of the source, each cast to another dtype in the output.
 
     Attributes:
-        span: where they lie in the source.
-        source: dtype there.
+        span: their bytes in the source.
+        source: dtype in the source.
         target: dtype in the output.
-        byteorder: ``little`` or ``big``: of both.
-        check: the CRC that the source's bytes must have, or None.
-        packed: how they inflate, where they are deflated; it has their CRC then.
+        byteorder: ``little`` or ``big``, of source and output.
+        check: required CRC of the source's bytes, or None.
+        packed: how to inflate the bytes if they are deflated, with their CRC.
     """
 
     span: Span
@@ -187,7 +173,7 @@ class CastSegment(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they are before the cast."""
+        """Size in bytes before the cast, inflated."""
         return self.span.nbytes if self.packed is None else self.packed.nbytes
 
 

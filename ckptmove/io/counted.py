@@ -1,6 +1,6 @@
-"""A source that tells how far it has been read, for work that reads all of it.
+"""Define a byte source that reports progress, for work that reads all of it.
 
-Never reads ahead, and never counts what is read for its structure: headers, directories, pickles.
+Reads of structure (headers, directories, pickles) do not count.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class CountedSource:
-    """Another source, and whom to tell of the bytes that it has given in blocks.
+    """Wraps a byte source and reports the bytes that it has yielded in blocks.
 
     Attributes:
-        path: the input as it was named.
+        path: the input as given by the user.
         size: its length in bytes when it was opened.
     """
 
@@ -30,24 +30,16 @@ class CountedSource:
         self._done = 0
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            As the other source.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         return self._source.read(start, end)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """The bytes of a span in blocks, each told of when the next one is asked for.
-
-        Raises:
-            As the other source.
-        """
+        """Yield the bytes of a span in blocks; each counts when the next one is taken."""
         for block in self._source.blocks(span, block_bytes, buffers):
             yield block
             self._done += len(block)
             self._progress(self._done, self.size)
 
     def close(self) -> None:
-        """Let go of the input."""
+        """Close the input."""
         self._source.close()

@@ -1,6 +1,6 @@
-"""A new directory that appears under its name only when all of it is whole and durable.
+"""Write a new directory that appears under its name only when it is complete and durable.
 
-Never writes into the output itself, and never removes what it replaces before the new one stands in its place.
+Nothing is written into the output itself. The replaced directory is removed only after the new one has its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckptmove.errors import OutputExists, OutputHoldsMore, WriteFailed
 from ckptmove.io.leftovers import OWNER, Claim
 from ckptmove.io.new_file import NewFile, require_room, write_failed
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import open_file, sync_folder, syncing
 from ckptmove.io.sink import require_usable, sync_name
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 
 class DirectorySink:
-    """A directory that is written beside its output and renamed onto it.
+    """A directory that is written next to its output and renamed to it.
 
-    With ``force`` a directory is replaced, if the new one holds everything that it does: it is moved aside, into a
-    hidden folder, the new one takes the name, and only then is the old one removed. At every instant one of them is
-    whole; what a crash leaves aside is put back by the next run. A symbolic link is replaced itself.
+    With ``force``, an existing directory is replaced if the new one has all of its files. It is moved into a hidden
+    folder, the new one is renamed, and then the old one is removed. One of them is complete at any time; after a crash
+    in between, the next run moves the old one back. A symbolic link is replaced, not its target.
 
     Attributes:
-        leftover: where the replaced directory still is, because the system refused to remove it; else None.
+        leftover: path of the replaced directory if the system refused to remove it; else None.
     """
 
     def __init__(self, output: str, names: frozenset[str], *, force: bool) -> None:
-        """Name the directory; nothing is made yet.
+        """Choose temporary names, without creating anything.
 
         Args:
-            output: its path.
-            names: paths of every file and link that it will hold, seen from there.
-            force: whether what is there is replaced.
+            output: path of the directory.
+            names: relative paths of all its files and links.
+            force: whether an existing output is replaced.
         """
         self._output = Path(output)
         self._names = names
@@ -53,15 +53,15 @@ class DirectorySink:
         self.leftover: str | None = None
 
     def __enter__(self) -> DirectorySink:  # noqa: PYI034  # Self came with Python 3.11
-        """Make the temporary directory.
+        """Create the temporary directory.
 
         Raises:
-            OutputExists: there is something of that name, and no ``force``.
-            OutputHoldsMore: it would be replaced, and something in it lost.
-            WriteFailed: what is there is no directory, or the system refuses.
+            OutputExists: if the output exists, without ``force``.
+            OutputHoldsMore: if the existing directory contains a file that the new one does not.
+            WriteFailed: if the output exists and is not a directory, or the system refuses.
         """
-        with self._failing():
-            self._look()
+        with self._write_errors():
+            self._check_output()
             self._claim.take()
             self._temp, self._aside, _ = self._claim.names
             try:
@@ -74,57 +74,43 @@ class DirectorySink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the temporary directory unless :meth:`commit` has run, and put back what was moved aside."""
-        if not os.path.lexists(self._temp):  # it has its name, and was interrupted while the old one was removed
+        """Remove the temporary directory unless :meth:`commit` has run, and move the old directory back."""
+        if not os.path.lexists(self._temp):  # renamed, then interrupted while the old one was removed
             self._remove_replaced()
         with suppress(OSError, OutputExists):
             self._put_back()
-            # As long as the old one is aside, this folder says that it has not been replaced.
+            # This folder marks the old one as not replaced yet, so it is removed only after the old one is back.
             shutil.rmtree(self._temp, ignore_errors=True)
         self._claim.release()
 
     def reserve(self, nbytes: int) -> None:
-        """Refuse to begin where there is no room for all of it.
-
-        Raises:
-            WriteFailed: there is none.
-        """
+        """Raise WriteFailed if there is not enough space for the directory."""
         require_room(str(self._output), nbytes, self._temp)
 
     def folder(self, path: str, mode: int) -> None:
-        """Make a folder in it; each after the one that it lies in.
+        """Create a folder in it, after its parent.
 
         Args:
-            path: seen from the directory; empty for the directory itself.
-            mode: its permission bits; its owner may always write.
-
-        Raises:
-            WriteFailed: the system refused.
+            path: relative path; empty for the directory itself.
+            mode: its permission bits; write permission for the owner is added.
         """
-        with self._failing(path):
+        with self._write_errors(path):
             full = self._temp / path
             full.mkdir(OWNER, exist_ok=not path)
             self._folders.append((full, mode | OWNER))
 
     def link(self, path: str, target: str) -> None:
-        """Make a symbolic link in it.
-
-        Raises:
-            WriteFailed: the system refused.
-        """
-        with self._failing(path):
+        """Create a symbolic link in it."""
+        with self._write_errors(path):
             (self._temp / path).symlink_to(target)
 
     @contextmanager
     def file(self, path: str, mode: int) -> Iterator[NewFile]:
-        """A new file in it, made durable at the end; several may be written at a time.
+        """Create a file in it, durable on exit; several files may be written at a time.
 
-        It has its own name from the beginning: nobody else looks in before :meth:`commit` has run.
-
-        Raises:
-            WriteFailed: the system refused.
+        It has its final name from the start: the directory is hidden until :meth:`commit` has run.
         """
-        with self._failing(path):
+        with self._write_errors(path):
             place = self._temp / path
             fd = open_file(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             file = NewFile(str(self._output / path), place, fd)
@@ -134,24 +120,24 @@ class DirectorySink:
             finally:
                 file.close()
 
-    def commit(self, settle: Callable[[], None] = unheard) -> None:
-        """Make everything durable and give the directory its name.
+    def commit(self, settle: Callable[[], None] = do_nothing) -> None:
+        """Make everything durable and rename the directory to its output.
 
         Args:
-            settle: called right before the name is taken: from then on an interruption comes too late.
+            settle: called right before the rename; an interruption after that comes too late.
 
         Raises:
-            WriteFailed: the system failed; what was there is there again.
-            NotDurable: it failed when the directory had its name.
-            OutputExists: the name has been taken meanwhile, and there is no ``force``.
-            OutputHoldsMore: what is to be replaced has got something else meanwhile.
+            WriteFailed: if the system fails; the old output is restored.
+            NotDurable: if the system fails after the rename.
+            OutputExists: if the output appeared meanwhile, without ``force``.
+            OutputHoldsMore: if the directory to be replaced got another file meanwhile.
         """
-        with self._failing():
+        with self._write_errors():
             for folder, mode in reversed(self._folders):
                 folder.chmod(mode)
                 sync_folder(folder)
             with syncing(self._output.parent) as sync:
-                if self._look():
+                if self._check_output():
                     self._move_aside()
                 settle()
                 self._take_name()
@@ -164,16 +150,11 @@ class DirectorySink:
         sync_folder(self._aside)
 
     def _put_back(self) -> None:
-        """Make what was moved aside the output again.
-
-        Raises:
-            OSError: the system refuses.
-            OutputExists: something else has the name.
-        """
+        """Move the old directory back to the output, unless something else has the name."""
         if not os.path.lexists(self._aside):
             return
         old = self._aside / self._output.name
-        if os.path.lexists(old):  # else it had not been moved yet
+        if os.path.lexists(old):  # else it was not moved yet
             if os.path.lexists(self._output):
                 raise OutputExists(str(self._output))
             old.rename(self._output)
@@ -181,7 +162,7 @@ class DirectorySink:
 
     def _take_name(self) -> None:
         try:
-            # An empty directory of that name would be replaced, and nothing lost with it.
+            # This replaces an empty directory, which loses nothing.
             self._temp.rename(self._output)
         except OSError as error:
             if error.errno in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR} and os.path.lexists(self._output):
@@ -196,8 +177,8 @@ class DirectorySink:
         except OSError:
             self.leftover = str(self._aside)
 
-    def _look(self) -> bool:
-        """Whether there is something to replace."""
+    def _check_output(self) -> bool:
+        """Raise an error if the output must not be replaced; return whether it exists."""
         try:
             mode = self._output.lstat().st_mode
         except FileNotFoundError:
@@ -211,7 +192,7 @@ class DirectorySink:
         return True
 
     def _require_names(self) -> None:
-        """Refuse to replace what holds something that the new directory does not: removing it would lose that."""
+        """Raise OutputHoldsMore if the old directory contains a file that the new one does not."""
         for folder, folders, files in os.walk(self._output):
             links = [name for name in folders if (Path(folder) / name).is_symlink()]
             for name in (*files, *links):
@@ -220,7 +201,7 @@ class DirectorySink:
                     raise OutputHoldsMore(str(self._output), path)
 
     @contextmanager
-    def _failing(self, path: str = "") -> Iterator[None]:
+    def _write_errors(self, path: str = "") -> Iterator[None]:
         try:
             require_usable(self._output / path)
             yield

@@ -1,7 +1,4 @@
-"""Deflated bytes of a source, inflated while they stream.
-
-Never holds more than a few blocks, and never gives out more than was said to be there.
-"""
+"""Inflate deflated bytes of a source in blocks."""
 
 from __future__ import annotations
 
@@ -15,26 +12,26 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import ByteSource, InflateSegment
 
-#: Deflated bytes that are read at a time.
+#: Deflated bytes to read at a time.
 _BLOCK: Final = 1 << 20
 
 
 def inflate(blocks: Iterable[bytes | memoryview], most: int, block_bytes: int) -> Iterator[bytes]:
-    """Inflate a stream of deflate, without any header around it.
+    """Inflate a raw deflate stream, without a header around it.
 
     Args:
-        blocks: its bytes.
-        most: how many bytes are wanted at most; the rest is never made.
-        block_bytes: the most that is handed out at a time.
+        blocks: the deflated bytes.
+        most: maximum number of output bytes; the rest is not inflated.
+        block_bytes: maximum size of an output block.
 
     Yields:
-        What there is: less than was wanted where the stream ends earlier, or breaks.
+        The inflated bytes: fewer than ``most`` if the stream ends earlier or is damaged.
     """
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     left = most
     for block in blocks:
         rest = bytes(block)
-        # Once more without any input: the output of the last one may not have fitted.
+        # The last round has no input: the output of the one before may have been larger than a block.
         while left and not inflater.eof:
             try:
                 data = inflater.decompress(rest, min(left, block_bytes))
@@ -48,14 +45,13 @@ def inflate(blocks: Iterable[bytes | memoryview], most: int, block_bytes: int) -
 
 
 def inflated_blocks(source: ByteSource, segment: InflateSegment, path: str, block_bytes: int) -> Iterator[bytes]:
-    """The bytes of a segment in blocks of ``block_bytes``, of which only the last may be shorter.
+    """Yield the inflated bytes of a segment in blocks of ``block_bytes``; only the last may be shorter.
 
     Raises:
-        CrcMismatch: they are more or fewer than was said, or differ from their CRC; raised before the last block.
-        DamagedArchive, SourceChanged, AccessFailed: as the source.
+        CrcMismatch: if their size or CRC differs from the segment's; raised before the last block.
     """
     crc, left, held = 0, segment.nbytes, b""
-    # One byte more than there should be, so that a longer stream is seen to be one.
+    # One byte more than expected, to detect a longer stream.
     for data in inflate(source.blocks(segment.span, _BLOCK), segment.nbytes + 1, block_bytes):
         left -= len(data)
         crc = zlib.crc32(data, crc)

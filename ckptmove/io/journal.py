@@ -1,10 +1,8 @@
-"""The journal of a change of a file: what it takes to put back what was there.
+"""Encode and decode the journal of a change in place, which contains the bytes to restore.
 
-Never touches the file itself, and never knows what its bytes mean.
-
-A journal stands beside its file, under a hidden name of fixed length that the file's own name gives: whoever opens the
-file finds it by looking for one name. It is durable before the first byte of the file changes, and removed when the
-last one is; one that is torn tells that nothing has changed yet.
+The journal is next to its file, under a hidden name of fixed length that is computed from the name of the file, so that
+one lookup finds it. It is durable before the first byte of the file changes, and removed after the last one has. A torn
+journal means that nothing has changed yet.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ from ckptmove.model import Span
 
 _HEAD: Final = struct.Struct("<16s6QLHL")
 _RUN: Final = struct.Struct("<3Q")
-#: With the version of the format.
+#: Includes the version of the format.
 _MAGIC: Final = b"ckptmove undo 2\n"
 _CRC_BYTES: Final = 4
-#: What a file can be long at all: an offset of the system has a sign.
+#: Maximum length of a file: file offsets are signed.
 _MOST_BYTES: Final = (1 << 63) - 1
-#: The most that an anchor may be long: in a zip archive it is the end of the directory, with the CRCs of the records.
+#: Maximum length of an anchor. In a zip archive it covers the end of the directory, with the CRCs of the records.
 ANCHOR_BYTES: Final = 1 << 16
 _PREFIX: Final = ".ckptmove-"
 _SUFFIX: Final = ".journal"
 
 
 class Run(NamedTuple):
-    """Some bytes of a file, before a change and after it; one is longer than the other where the file ends in them.
+    """A range of bytes before and after a change. Their lengths differ at the end of the file.
 
     Attributes:
-        start: their offset.
-        old: what was there.
-        new: what the change writes there; empty where it cuts off.
+        start: offset of the range.
+        old: bytes before the change.
+        new: bytes after the change; empty if they are cut off.
     """
 
     start: int
@@ -45,15 +43,15 @@ class Run(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What a file was before a change, and what it is to be.
+    """State of a file before and after a change.
 
     Attributes:
-        name: the file's own, without its folder.
-        old_size: its length before.
-        new_size: its length after the change; in between it is one of those that lie between both.
-        runs: all that the change overwrites, appends or cuts off, in order.
-        anchors: what the change leaves alone, right before it and at the end of the file behind it.
-        anchor_crc: the CRC-32 of both: bytes of another file, saved under the name since, have another one.
+        name: name of the file, without its folder.
+        old_size: its length before the change.
+        new_size: its length after the change. During the change, the length is between the two.
+        runs: all ranges that the change overwrites, appends or cuts off, in order.
+        anchors: unchanged bytes: right before the change, and at the end of the file after it.
+        anchor_crc: CRC-32 of both anchors, to detect another file that was saved under the same name.
     """
 
     name: str
@@ -65,11 +63,11 @@ class Journal(NamedTuple):
 
     @property
     def old(self) -> tuple[tuple[int, bytes], ...]:
-        """What has to be written to take the change back."""
+        """The writes that restore the file."""
         return tuple((run.start, run.old) for run in self.runs if run.old)
 
     def encode(self) -> bytes:
-        """The journal as bytes, which end with a CRC-32 of all before."""
+        """Return the journal as bytes, with a CRC-32 of all others at the end."""
         name = os.fsencode(self.name)
         ends = [end for anchor in self.anchors for end in (anchor.start, anchor.end)]
         data = b"".join((
@@ -82,10 +80,10 @@ class Journal(NamedTuple):
 
 
 def decode(data: bytes) -> Journal | None:
-    """The inverse of :meth:`Journal.encode`; None of bytes that are not all there.
+    """Decode the bytes of :meth:`Journal.encode`; None if they are incomplete.
 
     Raises:
-        ValueError: they are all there, and no journal of this version, or of no change that could be made.
+        ValueError: if the bytes are complete, but have another format or describe an impossible change.
     """
     body, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
     if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_CRC_BYTES, "little") != crc:
@@ -128,23 +126,23 @@ def _is_possible(journal: Journal) -> bool:
 
 
 def journal_name(name: str) -> str:
-    """The name of a file's journal."""
+    """Return the name of a file's journal."""
     return f"{_PREFIX}{zlib.crc32(os.fsencode(name)):08x}{_SUFFIX}"
 
 
 def is_journal(name: str) -> bool:
-    """Whether a name is one of a journal."""
+    """Whether a name has the form of a journal's name."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
 def home_of(path: str) -> tuple[str, str]:
-    """The folder of a file and its name there; of a symbolic link, those of the file that it leads to."""
-    real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114  # for every file that is opened: as text it costs less
+    """Return the folder and the name of a file; of a symbolic link, those of its target."""
+    real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114  # runs for every opened file: strings are faster
     folder, name = os.path.split(real)
     return folder or os.curdir, name
 
 
 def journal_path(path: str) -> str:
-    """Where the journal of a file is: beside it."""
+    """Return the path of a file's journal, which is next to the file."""
     folder, name = home_of(path)
-    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # keeps the path as typed: a Path would drop "./" and a slash at its end

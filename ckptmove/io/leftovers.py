@@ -1,14 +1,14 @@
-"""Temporary files and folders beside an output: claimed while they are written, cleared up once their process is gone.
+"""Claim the temporary files and folders of an output, and remove those of processes that have ended.
 
-Never touches what a live process has claimed, and never removes what has not been replaced yet.
+What a live process has claimed is not touched, and an old output is not removed before it has been replaced.
 
-An output has up to three temporary names, which begin alike: ``.part`` while it is written, ``.old`` for a folder that
-holds what it replaces, and ``.lock`` for an empty file that its process has locked. The system releases that lock
-however the process ends: names whose lock nobody holds were left by a process that was killed. It is a file of its own,
-because Windows can lock no folder, and can rename nothing that is open.
+An output has up to three temporary names with the same stem. ``.part`` is the output while it is written. ``.old`` is a
+folder that contains the replaced output. ``.lock`` is an empty file that the process has locked. The system releases
+the lock however the process ends: names whose ``.lock`` is not locked were left by a killed process. The lock is a
+separate file, because Windows cannot lock a folder and cannot rename an open file.
 
-Not every network file system shows the locks of one machine to the others, so that the name says which machine it was,
-and what another one has left must have been still for a day as well.
+Some network file systems do not share locks between machines. The name therefore contains a hash of the host name, and
+leftovers of another machine must also be a day old.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: Whoever makes a folder must be able to fill it, and to remove it again.
+#: Permission bits of a folder that this process must be able to fill and remove.
 OWNER: Final = stat.S_IRWXU
 _NAME: Final = re.compile(r"(?P<stem>\.ckptmove-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})\.(part|old|lock)")
 _DAY: Final = 24 * 60 * 60
 
 
 class TemporaryNames(NamedTuple):
-    """Where an output is until it has its name.
+    """Temporary paths of an output.
 
     Attributes:
         part: the output while it is written.
-        old: a folder that holds what it replaces.
+        old: a folder that contains the replaced output.
         lock: the file whose lock claims both.
     """
 
@@ -51,83 +51,83 @@ class TemporaryNames(NamedTuple):
 
     @classmethod
     def of(cls, stem: Path) -> TemporaryNames:
-        """The names that begin with the path of a stem."""
+        """Return the names with a given stem."""
         return cls(*(stem.with_name(f"{stem.name}.{kind}") for kind in ("part", "old", "lock")))
 
     @property
-    def that_exist(self) -> list[Path]:
-        """What there is of the output, without the lock; what was moved aside comes first."""
+    def existing(self) -> list[Path]:
+        """The existing paths without the lock, the replaced output first."""
         return [path for path in (self.old, self.part) if os.path.lexists(path)]
 
 
 def temporary_names(folder: Path) -> TemporaryNames:
-    """New names in a folder.
+    """Return new temporary names in a folder.
 
-    They are of fixed length, so that an output with the longest possible name has temporary ones as well.
+    Their length is fixed, so that an output with the longest possible name has valid temporary names too.
     """
     return TemporaryNames.of(folder / f".ckptmove-{_host()}-{os.urandom(8).hex()}")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name is one of :func:`temporary_names`."""
+    """Whether a name has the form of :func:`temporary_names`."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is one of an output that is being written, or was broken off."""
+    """Whether a name belongs to an output that is being written, or was interrupted."""
     return is_temporary(name) and name.endswith((".part", ".lock"))
 
 
 class Claim:
-    """Temporary names that nobody takes for leftovers from :meth:`take` to :meth:`release`.
+    """Temporary names that are not treated as leftovers from :meth:`take` to :meth:`release`.
 
     Attributes:
         names: the names, which :meth:`take` may change.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Choose new names in a folder; nothing is made yet."""
+        """Choose new names in a folder, without creating anything."""
         self.names = temporary_names(folder)
         self._fd = -1
 
     def take(self) -> None:
-        """Claim the names: of them only the lock exists then.
+        """Claim the names by creating and locking the lock file.
 
         Raises:
-            OSError: the system refuses; nothing is left of the claim.
+            OSError: if the system refuses; the lock file is removed.
         """
         while True:
             self._fd = open_file(self.names.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
-                with suppress(OSError):  # a file system without locks: whoever looks for leftovers gets none either
+                with suppress(OSError):  # no locks in this file system: then leftovers are not cleared either
                     _lock(self._fd, wait=True)
                 if _is_at(self._fd, self.names.lock):
                     return
             except BaseException:
                 self.release()
                 raise
-            os.close(self._fd)  # another process took it for a leftover before it was locked
+            os.close(self._fd)  # another process removed it as a leftover before it was locked
             self.names = temporary_names(self.names.lock.parent)
 
     def release(self) -> None:
-        """Give the names up; what there still is of the output may be cleared from now on."""
+        """Release the names. Files that still exist can be cleared from now on."""
         _remove_lock(self._fd, self.names.lock)
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what processes that are gone have left in a folder, put back what they had moved aside, and warn of it.
+    """Remove the leftovers of ended processes in a folder, move replaced outputs back, and warn about each.
 
-    What cannot be looked at or removed stays: it is in nobody's way.
+    Files that cannot be accessed or removed are skipped.
     """
     found: list[re.Match[str]] = []
-    with suppress(OSError, ValueError):  # a folder that is not there, or cannot be: whoever writes into it says so
-        found = list(filter(None, map(_NAME.fullmatch, os.listdir(folder))))  # noqa: PTH208  # names are all it takes
+    with suppress(OSError, ValueError):  # writing into a missing or invalid folder reports it
+        found = list(filter(None, map(_NAME.fullmatch, os.listdir(folder))))  # noqa: PTH208  # only the names are needed
     for stem, host in sorted({(match["stem"], match["host"]) for match in found}):
         names = TemporaryNames.of(folder / stem)
         with suppress(OSError), _taken(names, host) as is_taken:
             if is_taken:
-                for said in filter(None, _clear(names)):
-                    warnings.warn(said, LeftoversRemoved, stacklevel=2)
+                for message in filter(None, _clear(names)):
+                    warnings.warn(message, LeftoversRemoved, stacklevel=2)
 
 
 def _host() -> str:
@@ -135,7 +135,7 @@ def _host() -> str:
 
 
 def _lock(fd: int, *, wait: bool) -> bool:
-    from filelock import lock_descriptor  # noqa: PLC0415  # only who writes waits for it to be imported
+    from filelock import lock_descriptor  # noqa: PLC0415  # imported only to write
 
     return lock_descriptor(fd, blocking=wait)
 
@@ -148,12 +148,12 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _remove_lock(fd: int, path: Path) -> None:
-    """Remove a lock's file and close it; where the lock is held, whoever waits for it sees that it has gone."""
+    """Remove and close a lock file. A process that waits for the lock then notices that the file is gone."""
     try:
         path.unlink()
     except OSError:
         os.close(fd)
-        with suppress(OSError):  # Windows removes no file that is open: neither this one, nor one claimed meanwhile
+        with suppress(OSError):  # Windows does not remove open files, including one claimed meanwhile
             path.unlink()
     else:
         os.close(fd)
@@ -161,16 +161,16 @@ def _remove_lock(fd: int, path: Path) -> None:
 
 @contextmanager
 def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
-    """Whether nobody writes to an output any more; as long as this lasts, nobody else takes it.
+    """Lock the names of a process that has ended; yields False if it may still be running.
 
-    The lock may be missing, where a crash of the machine lost its name: it is made then.
+    Creates the lock file if it is missing because the machine crashed.
 
     Raises:
-        OSError: the system does not tell.
+        OSError: if the system does not give access.
     """
-    found = [path.lstat() for path in names.that_exist or [names.lock]]
+    found = [path.lstat() for path in names.existing or [names.lock]]
     is_settled = host == _host() or time.time() - max(each.st_mtime for each in found) > _DAY
-    if not is_settled or any(each.st_uid != own_user() or not _is_ours(each.st_mode) for each in found):
+    if not is_settled or any(each.st_uid != own_user() or not _is_file_or_folder(each.st_mode) for each in found):
         yield False
         return
     is_over = not os.path.lexists(names.lock)
@@ -186,37 +186,37 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
             os.close(fd)
 
 
-def _is_ours(mode: int) -> bool:
+def _is_file_or_folder(mode: int) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def _clear(names: TemporaryNames) -> Iterator[str]:
-    """Clear up what is left of one output, and say what was done."""
-    for path in names.that_exist:
-        yield _clear_aside(names) if path == names.old else _clear_part(names)
+    """Clear the leftovers of one output, and yield a message for each."""
+    for path in names.existing:
+        yield _clear_replaced(names) if path == names.old else _clear_part(names)
 
 
 def _clear_part(names: TemporaryNames) -> str:
     if os.path.lexists(names.old):
-        return ""  # it tells that the other one has not been replaced
+        return ""  # it marks the other one as not replaced yet
     if names.part.is_dir():
         shutil.rmtree(names.part)
     else:
         names.part.unlink()
-    return f"{names.part}: left by a conversion that was broken off, and removed"
+    return f"{names.part}: left by an interrupted conversion, and removed"
 
 
-def _clear_aside(names: TemporaryNames) -> str:
-    """Remove a folder of what was replaced; as long as the new one has not taken the name, put it back."""
+def _clear_replaced(names: TemporaryNames) -> str:
+    """Remove the folder of a replaced output, or move its content back if the new output has not taken the name."""
     if not os.path.lexists(names.part):
         shutil.rmtree(names.old)
-        return f"{names.old}: what a conversion had replaced before it was broken off; it is removed"
-    said = ""
+        return f"{names.old}: already replaced by an interrupted conversion, and removed"
+    message = ""
     for old in names.old.iterdir():
         output = names.old.parent / old.name
         if os.path.lexists(output):
-            return f"{old}: what {output} was before a conversion that was broken off; both are kept"
+            return f"{old}: the earlier content of {output}, left by an interrupted conversion; both are kept"
         old.rename(output)
-        said = f"{output}: a conversion that was to replace it was broken off; it is again what it was"
+        message = f"{output}: restored; the conversion that was replacing it was interrupted"
     names.old.rmdir()
-    return said
+    return message

@@ -1,7 +1,4 @@
-"""Sources inside of a source: a span of its bytes, and bytes that were decoded out of it.
-
-Never reads past its own end, whatever lies behind it.
-"""
+"""Define byte sources inside another one: a span of its bytes, and bytes decoded from it."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class PartSource:
-    """A span of another source.
+    """A span of another source. Never reads beyond its end.
 
     Attributes:
-        path: the file that it is in.
+        path: the file that contains it.
         size: its length in bytes.
     """
 
@@ -31,32 +28,21 @@ class PartSource:
         self._start = span.start
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: the span reaches past ``size``, or is none.
-            SourceChanged, AccessFailed: as the whole.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         return self._whole.read(self._start + start, self._start + end)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``.
-
-        A block is valid until ``buffers`` more have been asked for.
-
-        Raises:
-            As :meth:`read`.
-        """
+        """Yield the bytes of a span in blocks of at most ``block_bytes``, as the whole source does."""
         check_within(self, span.start, span.end)
         return self._whole.blocks(Span(self._start + span.start, self._start + span.end), block_bytes, buffers)
 
     def close(self) -> None:
-        """Nothing: whoever opened the whole closes it."""
+        """Do nothing: the code that opened the whole source closes it."""
 
 
 class MemorySource:
-    """Bytes at hand.
+    """Bytes in memory.
 
     Attributes:
         path: the file that they come from.
@@ -69,34 +55,22 @@ class MemorySource:
         self._data = data
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: the span reaches past ``size``, or is none.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         return self._data[start:end]
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``; all of them stay valid.
-
-        Raises:
-            As :meth:`read`.
-        """
-        del buffers  # the bytes are at hand
+        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
+        del buffers  # no buffer is reused
         check_within(self, span.start, span.end)
         view = memoryview(self._data)
         return (view[at : min(at + block_bytes, span.end)] for at in range(span.start, span.end, block_bytes))
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def check_within(source: ByteSource, start: int, end: int) -> None:
-    """Refuse a span that is not inside of a source.
-
-    Raises:
-        DamagedArchive: it is not.
-    """
+    """Raise DamagedArchive if a span is invalid or not inside a source."""
     if not 0 <= start <= end <= source.size:
-        raise DamagedArchive(source.path, f"bytes {start} to {end} of a part that has {source.size}")
+        raise DamagedArchive(source.path, f"bytes {start} to {end} of a part of {source.size} bytes")

@@ -1,9 +1,9 @@
-"""A change of a file that is made whole or not at all, and the taking back of one that was interrupted.
+"""Change a file in place, completely or not at all, and roll back interrupted changes.
 
-Never changes a byte before the journal that can put it back is durable, and never knows what the bytes mean.
+No byte changes before the journal that can restore it is durable.
 
-Whoever changes a file, or takes a change back, holds its lock, which the system releases when the process ends: a
-journal beside a file that nobody has locked is one of a process that is gone.
+A process that changes a file or rolls back a change holds the lock of the file, which the system releases when the
+process ends. A journal next to a file that is not locked was left by a process that has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged, reason_of
 from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import UNTRUSTED, open_file, own_user, sync_folder
 from ckptmove.model import Span
 
@@ -27,43 +27,41 @@ if TYPE_CHECKING:
 
     from ckptmove.io.changes import Patch
 
-#: Of zeros in a row a crash may be the cause; fewer of them are a number that somebody has saved.
+#: A long run of zeros may come from a crash; a shorter one can be a saved number.
 _LOST: Final = re.compile(rb"\0{32,}")
-#: What changes when a file is written or replaced: device, inode, length and time of the last write.
+#: Device, inode, length and time of the last write of a file: they change when it is written or replaced.
 Stamp: TypeAlias = "tuple[int, int, int, int]"
 
-_UNDONE: Final = "a conversion in place was interrupted; the file is again what it was before it"
-_NOT_BEGUN: Final = "a conversion in place was interrupted before it changed anything; its journal was removed"
-_OUTDATED: Final = (
-    "the journal of an interrupted conversion in place was removed unused: the file has been written anew since"
-)
+_UNDONE: Final = "an interrupted conversion in place was rolled back"
+_NOT_BEGUN: Final = "a conversion in place was interrupted before it changed the file; its journal was removed"
+_OUTDATED: Final = "the journal of an interrupted conversion in place was removed: the file was rewritten since"
 
 
 def stamp(path: str) -> Stamp | None:
-    """The stamp of a file; None where the system does not tell."""
+    """Return the stamp of a file; None if it cannot be accessed."""
     try:
         return _stamp(os.stat(path))  # noqa: PTH116  # the path stays text
     except (OSError, ValueError):
         return None
 
 
-def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[[], None] = unheard) -> None:
-    """Change a file: once this returns, the change is durable.
+def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[[], None] = do_nothing) -> None:
+    """Change a file. The change is durable when this returns.
 
     Args:
-        path: the file; of a symbolic link, what it leads to is changed.
+        path: the file; for a symbolic link, its target.
         patch: the change.
-        before: the stamp of the file that the patch was made for.
-        settle: called once the change is durable and before it cannot be taken back any more: from then on an
-            interruption comes too late.
+        before: stamp of the file that the patch was made for.
+        settle: called when the change is durable but can still be rolled back; an interruption after that comes too
+            late.
 
     Raises:
-        BeingConverted: another process is changing it.
-        SourceChanged: it is not the file any more that the patch was made for.
-        ChangeFailed: the system failed; the file is what it was. Where only the journal could not be removed, it is
-            taken back at the next run.
-        JournalInTheWay: a journal of another file has the name that this one's would have.
-        RollbackFailed: the system failed, and then failed to put back what was there.
+        BeingConverted: if another process is changing the file.
+        SourceChanged: if the file has changed since the patch was made.
+        ChangeFailed: if the system fails; the file is unchanged. If only the journal could not be removed, the next run
+            rolls the change back.
+        JournalInTheWay: if the path of the journal holds the journal of another file.
+        RollbackFailed: if the system fails, and then fails to restore the file.
     """
     journal_file = journal_path(path)
     try:
@@ -80,7 +78,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[
                 _change(fd, patch.writes, patch.size)
                 settle()
             except BaseException:
-                _take_back(path, fd, journal, journal_file)
+                _restore(path, fd, journal, journal_file)
                 raise
             _remove(journal_file)
     except OSError as error:
@@ -88,40 +86,40 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[
 
 
 def roll_back(path: str) -> str:
-    """Take back the change that the journal beside a file tells of; where there is none, there is nothing to do.
+    """Roll back the change that is recorded in the journal of a file, if there is one.
 
     Returns:
-        What was done, as a sentence; empty where there was nothing to do.
+        A message about the action; empty without one.
 
     Raises:
-        BeingConverted: the process that makes the change is still at it.
-        RollbackFailed: the system refuses, or the journal is none of ours.
+        BeingConverted: if the process that makes the change is still running.
+        RollbackFailed: if the system refuses, or the journal has another format.
     """
     journal_file = journal_path(path)
     try:
         with _locked(path) as fd:
             journal = decode(_read(journal_file, {own_user(), os.fstat(fd).st_uid, 0}))
             if journal is None:
-                said = _NOT_BEGUN
+                message = _NOT_BEGUN
             elif journal.name != home_of(path)[1]:
-                return ""  # two names of one checksum, or the file got another name
+                return ""  # two names with the same checksum, or the file was renamed
             elif _fits(fd, journal):
                 _change(fd, journal.old, journal.old_size)
-                said = _UNDONE
+                message = _UNDONE
             else:
-                said = _OUTDATED
+                message = _OUTDATED
             _remove(journal_file)
     except FileNotFoundError:
-        return ""  # whoever made the change has finished it meanwhile, or the file is gone
+        return ""  # the change was finished meanwhile, or the file is gone
     except (OSError, ValueError) as error:
         raise RollbackFailed(path, journal_file, reason_of(error)) from error
-    return said
+    return message
 
 
 @contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """A file, open for reading and writing, that no other process of ours changes."""
-    from filelock import lock_descriptor  # noqa: PLC0415  # only what changes a file waits for it to be imported
+    """Open a file for reading and writing, with its lock against other ckptmove processes."""
+    from filelock import lock_descriptor  # noqa: PLC0415  # imported only to change a file
 
     fd = open_file(path, os.O_RDWR)
     try:
@@ -154,7 +152,7 @@ def _journal_for(fd: int, name: str, size: int, patch: Patch) -> Journal:
 
 
 def _fits(fd: int, journal: Journal) -> bool:
-    """Whether a file is the one that a journal was written for, wherever its change stopped."""
+    """Whether the journal was written for this file, at any point of its change."""
     size = os.fstat(fd).st_size
     is_between = min(journal.old_size, journal.new_size) <= size <= max(journal.old_size, journal.new_size)
     return (
@@ -165,7 +163,7 @@ def _fits(fd: int, journal: Journal) -> bool:
 
 
 def _is_half_changed(found: bytes, run: Run) -> bool:
-    """Whether each byte is the old or the new one, or was lost in a crash, which leaves zeros."""
+    """Whether each byte is the old one, the new one, or one of the zeros that a crash leaves."""
     nbytes = _span_of(run).nbytes
     old, new = run.old.ljust(nbytes, b"\0"), run.new.ljust(nbytes, b"\0")
     known = _LOST.sub(lambda zeros: old[zeros.start() : zeros.end()], found)
@@ -181,7 +179,7 @@ def _crc_of(fd: int, spans: Sequence[Span]) -> int:
 
 
 def _change(fd: int, writes: Sequence[tuple[int, bytes]], size: int) -> None:
-    """Write, and cut off what is behind; nothing is cut off before what was written is durable."""
+    """Write bytes and cut off the rest, which happens only after the written bytes are durable."""
     for begin, data in writes:
         os.lseek(fd, begin, os.SEEK_SET)
         view = memoryview(data)
@@ -193,7 +191,7 @@ def _change(fd: int, writes: Sequence[tuple[int, bytes]], size: int) -> None:
         os.fsync(fd)
 
 
-def _take_back(path: str, fd: int, journal: Journal, journal_file: str) -> None:
+def _restore(path: str, fd: int, journal: Journal, journal_file: str) -> None:
     try:
         _change(fd, journal.old, journal.old_size)
         _remove(journal_file)
@@ -202,7 +200,7 @@ def _take_back(path: str, fd: int, journal: Journal, journal_file: str) -> None:
 
 
 def _create(path: str, data: bytes, mode: int) -> None:
-    """A new file, whole and durable when this returns, and gone when it does not."""
+    """Create a complete and durable file, or none."""
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
@@ -225,7 +223,7 @@ def _remove(path: str) -> None:
 
 
 def _read(path: str, owners: set[int]) -> bytes:
-    """All of a journal; in a folder that others may write to, they could have put one of theirs there."""
+    """Read a journal. In a folder that others can write to, it may have been planted by another user."""
     fd = open_file(path, os.O_RDONLY | UNTRUSTED)
     try:
         found = os.fstat(fd)

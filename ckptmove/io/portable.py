@@ -1,6 +1,6 @@
-"""What operating systems do differently with files, asked for by the names that Python has there.
+"""Wrap file operations that differ between operating systems.
 
-Never asks for the name of a platform: a feature that Python does not name is missing.
+Features are detected by the names that Python defines, not by the name of the platform.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import PurePath
 
-#: Windows changes line ends in what is read and written, unless a file is opened with O_BINARY.
+#: Windows translates line ends unless a file is opened with O_BINARY.
 _AS_BYTES: Final = getattr(os, "O_BINARY", 0)
-#: For what others may have put into a folder: a link is not followed, and a named pipe not waited for.
+#: Flags for files that others may have created: do not follow links, do not wait for named pipes.
 UNTRUSTED: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-#: What a path may end in, or have between two names.
+#: Separators in paths.
 SEPARATORS: Final = os.sep + (os.altsep or "")
 #: Device names of Windows in every folder, with any extension (``ntpath.isreserved``).
 _DEVICES: Final = frozenset({
@@ -30,24 +30,20 @@ _NOT_IN_NAMES: Final = frozenset('"*:<>?|')
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """Open a file for bytes; no child process inherits the descriptor (PEP 446).
-
-    Raises:
-        OSError: the system refuses.
-    """
+    """Open a file in binary mode; child processes do not inherit the descriptor (PEP 446)."""
     return os.open(path, flags | _AS_BYTES, mode)
 
 
 @contextmanager
 def syncing(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
-    """A function that makes renames within a folder durable; it does nothing where a folder cannot be opened.
+    """Yield a function that makes renames in a folder durable; it does nothing on systems that cannot open folders.
 
-    The folder is opened at once, so that one that cannot be opened fails before anything is renamed.
+    The folder is opened at once: if that fails, nothing has been renamed yet.
 
     Raises:
-        OSError: the system refuses.
+        OSError: if the system refuses.
     """
-    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folder; NTFS keeps a journal of its names
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open folders; NTFS has a journal for names
         yield lambda: None
         return
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -58,11 +54,7 @@ def syncing(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Make renames within a folder durable.
-
-    Raises:
-        OSError: the system refuses.
-    """
+    """Make renames in a folder durable."""
     with syncing(folder) as sync:
         sync()
 
@@ -71,22 +63,22 @@ def _sync(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems have nothing to sync in a folder, and say so
+        if error.errno != errno.EINVAL:  # some file systems cannot sync folders
             raise
 
 
 def own_user() -> int:
-    """The user that files of this process belong to; Windows has no such numbers, and says 0 of every file."""
+    """Return the user id of files that this process creates; 0 on Windows, which reports 0 for every file."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 def host_name() -> str:
-    """The name of this machine."""
+    """Return the name of this machine."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
 
 def shared_folder(first: str, second: str) -> str:
-    """The deepest folder that two absolute paths share; empty for paths on two drives of Windows."""
+    """Return the deepest folder that contains two absolute paths; empty for paths on different drives of Windows."""
     try:
         return os.path.commonpath([first, second])
     except ValueError:
@@ -94,10 +86,10 @@ def shared_folder(first: str, second: str) -> str:
 
 
 def is_reserved(path: PurePath) -> bool:
-    """Whether Windows takes the last name of a path for a device, a stream of another file, or no name at all.
+    """Whether Windows interprets the name of a path as a device or as a stream of another file, or does not allow it.
 
-    False for paths of every other system. ``out:cpu.pth`` would go into a stream of the file ``out``, where nobody
-    finds it, and ``run.`` would lose its dot.
+    False for paths of other systems. ``out:cpu.pth`` would write to a hidden stream of the file ``out``, and ``run.``
+    would lose its dot.
     """
     if not isinstance(path, PureWindowsPath):
         return False

@@ -1,6 +1,6 @@
-"""The look for a journal before a checkpoint is opened.
+"""Roll back an interrupted conversion in place before a checkpoint is opened.
 
-Never costs more than that look where there is none, and never takes a change back in silence.
+Without a journal this costs one lookup. A rollback always warns.
 """
 
 from __future__ import annotations
@@ -17,37 +17,34 @@ if TYPE_CHECKING:
 
 
 def recover(path: str) -> str:
-    """Take back what an interrupted conversion in place has left of a file, and warn that it was so.
+    """Roll back an interrupted conversion in place of a file, with a warning.
 
     Returns:
-        What was done; empty where there was nothing to do.
+        The message of the warning; empty without a journal.
 
     Raises:
-        BeingConverted: the conversion is not interrupted, but under way.
-        RollbackFailed: it cannot be taken back.
+        BeingConverted: if the conversion is still running.
+        RollbackFailed: if the rollback fails.
     """
     try:
         if not os.path.lexists(journal_path(path)):
             return ""
     except ValueError:
-        return ""  # a name that no file system can hold: whoever opens it says so
-    from ckptmove.io.patch import roll_back  # noqa: PLC0415  # nobody waits for what only a crash needs
+        return ""  # an invalid name: opening it reports the error
+    from ckptmove.io.patch import roll_back  # noqa: PLC0415  # needed only after a crash
 
-    said = roll_back(path)
-    if said:
-        warnings.warn(f"{path}: {said}", RolledBack, stacklevel=2)
-    return said
+    message = roll_back(path)
+    if message:
+        warnings.warn(f"{path}: {message}", RolledBack, stacklevel=2)
+    return message
 
 
 def recover_listed(folder: str, paths: Sequence[str]) -> bool:
-    """The same for the files of a directory; whether there was something to do.
+    """Recover all files of a directory; return whether any was recovered.
 
     Args:
         folder: the directory.
-        paths: of all files in it, seen from there, parts joined by slashes.
-
-    Raises:
-        As :func:`recover`.
+        paths: relative paths of all files in it, with slashes.
     """
     journals = {path for path in paths if is_journal(path.rpartition("/")[2])}
     if not journals:
@@ -56,5 +53,5 @@ def recover_listed(folder: str, paths: Sequence[str]) -> bool:
     for path in paths:
         home, slash, name = path.rpartition("/")
         if home + slash + journal_name(name) in journals:
-            found = bool(recover(os.path.join(folder, path))) or found  # noqa: PTH118  # the path stays as it was typed
+            found = bool(recover(os.path.join(folder, path))) or found  # noqa: PTH118  # keeps the path as typed
     return found

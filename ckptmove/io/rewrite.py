@@ -1,7 +1,4 @@
-"""Segments of a source to a sink, checked while they pass.
-
-Never knows a format: what stands where, and what its CRC must be, is in the segments.
-"""
+"""Stream segments of a source to a sink, checking CRCs on the way."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import ByteSink, ByteSource, CheckedRange, Progress, Segment
 
-#: A few of them fit the cache that the cores share; with larger ones every step of the way waits for memory.
+#: A few blocks fit the cache that the cores share; with larger blocks every step waits for memory.
 BLOCK: Final = 1 << 20
-#: One is read or written, one is being checked, and one lies between for whoever is ahead.
+#: One is read or written, one is checked, and one is in reserve for the faster side.
 BUFFERS: Final = 3
-#: What the kernel copies in one step; after each one there is progress, and Ctrl-C is heard. Steps end at multiples of
-#: it: blocks on the disk are shared in whole ones.
+#: Bytes that the kernel copies in one step. Progress and Ctrl-C are handled between steps. Steps end at multiples of
+#: this size, because file systems share only whole blocks.
 KERNEL_BLOCK: Final = 8 << 20
 
 
 class _Checker:
-    """Follows the records of a copied span, block by block."""
+    """Checks the CRC of each record in a copied span, block by block."""
 
     def __init__(self, checks: Sequence[CheckedRange], start: int, path: str) -> None:
         self._checks = iter(checks)
@@ -44,10 +41,10 @@ class _Checker:
         self._path = path
 
     def feed(self, block: memoryview) -> None:
-        """Take the next block of the span.
+        """Process the next block of the span.
 
         Raises:
-            CrcMismatch: a record ends in it whose bytes differ from their CRC.
+            CrcMismatch: if a record that ends in the block does not match its CRC.
         """
         start, end = self._position, self._position + len(block)
         while self._check is not None and self._check.span.start < end:
@@ -69,35 +66,36 @@ def write_segments(
     progress: Progress | None = None,
     overflowed: Callable[[int], None] | None = None,
 ) -> int:
-    """Stream segments from a source to a sink; the kernel copies those in which there is nothing to check.
+    """Stream segments from a source to a sink. The kernel copies those without CRC checks.
 
     Args:
-        source: gives the bytes that are kept.
+        source: source of the copied bytes.
         segments: the output from its first byte to its last.
-        sink: takes them; whoever opened it commits it.
+        sink: the output; the code that opened it commits it.
         path: the source, for errors.
-        progress: told after each block.
-        overflowed: told of values that a cast made infinite, as :func:`ckptmove.io.cast.cast_blocks` says.
+        progress: called after each block.
+        overflowed: called with the number of values that a cast made infinite.
 
     Returns:
-        Bytes written.
+        Number of bytes written.
 
     Raises:
-        CrcMismatch: a record's bytes differ from their CRC; raised a few blocks behind the record's end.
-        DamagedArchive, SourceChanged, AccessFailed: as the source.
-        WriteFailed: as the sink, which is asked for room before the first byte is read.
+        CrcMismatch: if a record does not match its CRC; raised up to a few blocks after its end.
+        WriteFailed: if the sink fails; a lack of space is reported before the first byte is read.
     """
     places = [0, *accumulate(map(length, segments))]
     total, done = places[-1], 0
-    is_clone = isinstance(source, FileBacked) and any(map(_stays, segments, places)) and sink.clone(source.fileno())
+    is_clone = (
+        isinstance(source, FileBacked) and any(map(_keeps_offset, segments, places)) and sink.clone(source.fileno())
+    )
     if not is_clone:
         sink.reserve(total)
-    # zlib lets go of the GIL: blocks are checked while others are read and written.
+    # zlib releases the GIL: blocks are checked while others are read and written.
     with ThreadPoolExecutor(max_workers=1) as worker:
         for segment, place in zip(segments, places, strict=False):
-            stays = is_clone and _stays(segment, place)
+            can_skip = is_clone and _keeps_offset(segment, place)
             steps = _steps(source, segment, sink, path, worker, overflowed)
-            for count in _passed_over(segment, sink) if stays else steps:
+            for count in _skipped(segment, sink) if can_skip else steps:
                 done += count
                 if progress is not None:
                     progress(done, total)
@@ -106,13 +104,13 @@ def write_segments(
     return done
 
 
-def _stays(segment: Segment, place: int) -> bool:
-    """Whether bytes come to lie where the source has them, and are compared with nothing."""
+def _keeps_offset(segment: Segment, place: int) -> bool:
+    """Whether the bytes have the same offset in source and output, and no CRC is checked."""
     return isinstance(segment, CopySegment) and not segment.checks and segment.span.start == place
 
 
-def _passed_over(segment: Segment, sink: ByteSink) -> Iterator[int]:
-    sink.pass_over(length(segment))
+def _skipped(segment: Segment, sink: ByteSink) -> Iterator[int]:
+    sink.skip(length(segment))
     yield length(segment)
 
 
@@ -124,7 +122,7 @@ def _steps(
     worker: ThreadPoolExecutor,
     overflowed: Callable[[int], None] | None,
 ) -> Iterator[int]:
-    """Write one segment; gives the bytes of each step when it is done."""
+    """Write one segment; yields the number of bytes after each step."""
     if isinstance(segment, CopySegment) and not segment.checks and isinstance(source, FileBacked):
         start, end = segment.span.start, segment.span.end
         while count := sink.copy(source.fileno(), start, min(KERNEL_BLOCK - start % KERNEL_BLOCK, end - start)):
@@ -148,28 +146,28 @@ def _blocks(
     elif isinstance(segment, InflateSegment):
         yield from inflated_blocks(source, segment, path, BLOCK)
     elif isinstance(segment, CastSegment):
-        yield from cast_blocks(_checked_here(source, segment, path), segment, path, overflowed)
+        yield from cast_blocks(_checked_elements(source, segment, path), segment, path, overflowed)
     else:
-        yield from _checked_beside(source, segment, path, worker)
+        yield from _checked_blocks(source, segment, path, worker)
 
 
-def _checked_here(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
+def _checked_elements(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
     checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
     for block in elements_of(source, segment, path):
         checker.feed(memoryview(block))
         yield block
 
 
-def _checked_beside(
+def _checked_blocks(
     source: ByteSource, segment: CopySegment, path: str, worker: ThreadPoolExecutor
 ) -> Iterator[memoryview]:
-    """Blocks of a few buffers in turn: while one is read or written, those before it are still being checked."""
+    """Yield blocks from a few rotating buffers: while one is read or written, earlier ones are still being checked."""
     checker = _Checker(segment.checks, segment.span.start, path)
     checking: deque[Future[None]] = deque()
     for block in source.blocks(segment.span, BLOCK, BUFFERS):
         checking.append(worker.submit(checker.feed, block))
         yield block
         if len(checking) == BUFFERS:
-            checking.popleft().result()  # its buffer is the next one to be filled
+            checking.popleft().result()  # its buffer is filled next
     for check in checking:
         check.result()

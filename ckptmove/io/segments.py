@@ -1,7 +1,4 @@
-"""Segments as such: how long they are, where they lie in a larger file, and what they give.
-
-Never compares a CRC: whoever streams them to a sink does.
-"""
+"""Measure segments, shift them into a larger file, and read their bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _BLOCK: Final = 1 << 20
 
 
 def length(segment: Segment) -> int:
-    """The number of bytes that a segment gives."""
+    """Return the number of output bytes of a segment."""
     if isinstance(segment, BytesSegment):
         return len(segment.data)
     if isinstance(segment, InflateSegment):
@@ -30,12 +27,12 @@ def length(segment: Segment) -> int:
 
 
 def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
-    """A segment of a file that lies in another one, as a segment of that one.
+    """Convert a segment of a file inside another file to a segment of the outer file.
 
     Args:
-        segment: of the inner file.
-        start: where that begins in the outer one.
-        folder: what leads the names of its records there.
+        segment: segment of the inner file.
+        start: offset of the inner file in the outer one.
+        folder: prefix of its record names in the outer file.
     """
     if isinstance(segment, BytesSegment):
         return segment
@@ -51,23 +48,22 @@ def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
 
 
 def without_checks(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same segments, with no CRC to compare."""
+    """Return the same segments without CRC checks."""
     return tuple(_without_checks(segment) for segment in segments)
 
 
 def blocks_of(
     source: ByteSource, segments: Sequence[Segment], overflowed: Callable[[int], None] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The bytes that segments give, in blocks; of what is copied, no CRC is compared.
+    """Yield the output bytes of segments in blocks, without checking the CRC of copied bytes.
 
     Args:
-        source: gives those that are kept.
-        segments: what is asked for.
-        overflowed: told of values that a cast made infinite.
+        source: source of the copied bytes.
+        segments: the segments to read.
+        overflowed: called with the number of values that a cast made infinite.
 
     Raises:
-        CrcMismatch: bytes that are inflated differ from their CRC.
-        DamagedArchive, SourceChanged, AccessFailed: as the source.
+        CrcMismatch: if inflated bytes do not match their CRC.
     """
     for segment in segments:
         if isinstance(segment, BytesSegment):
@@ -81,7 +77,7 @@ def blocks_of(
 
 
 def elements_of(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
-    """The bytes that a cast begins with, inflated where they have to be, in blocks of whole elements."""
+    """Return the input bytes of a cast, inflated if needed, in blocks of whole elements."""
     if segment.packed is not None:
         return inflated_blocks(source, segment.packed, path, CAST_BLOCK)
     return source.blocks(segment.span, CAST_BLOCK)

@@ -1,6 +1,6 @@
-"""A new file that appears under its name only when it is whole and durable.
+"""Write a new file that appears under its name only when it is complete and durable.
 
-Never writes to the output's own name, and never leaves its temporary file behind an exception.
+Data is written to a temporary file, which is removed on any exception.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import NotDurable, OutputExists, WriteFailed, reason_of
 from ckptmove.io.leftovers import Claim
 from ckptmove.io.new_file import NewFile, write_failed
-from ckptmove.io.outputs import unheard
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import is_reserved, open_file, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-#: What file systems without hard links answer to link(2); EINVAL on Windows.
+#: Errors of link(2) on file systems without hard links; EINVAL on Windows.
 _NO_LINKS: Final = frozenset({
     errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL,
 })  # fmt: skip
 
 
 def same_file(source_path: str, output_path: str) -> bool:
-    """Whether the output is the source itself: by path, through a symbolic link, or as a hard link."""
+    """Whether the output is the source itself: the same path, a symbolic link to it, or a hard link."""
     try:
         return Path(source_path).samefile(output_path)
     except (OSError, ValueError):
@@ -37,19 +37,19 @@ def same_file(source_path: str, output_path: str) -> bool:
 
 
 class FileSink(NewFile):
-    """A file that is written beside its output and renamed onto it.
+    """A file that is written next to its output and renamed to it.
 
-    Without ``force`` the name is taken with link(2), which fails where the name exists: what appears there meanwhile is
-    never lost. Where the file system has no hard links, the name is reserved with an empty file first. With ``force``
-    a regular file is replaced; a symbolic link is replaced itself, not what it points to.
+    Without ``force``, the file gets its name with link(2), which fails if the name exists: a file that appears
+    meanwhile is never lost. On a file system without hard links, the name is reserved with an empty file first. With
+    ``force``, a regular file is replaced. A symbolic link is replaced, not its target.
     """
 
     def __init__(self, output: str, *, force: bool) -> None:
-        """Name the file; nothing is opened yet.
+        """Choose a temporary name, without opening anything.
 
         Args:
-            output: its path.
-            force: whether what is there is replaced.
+            output: path of the file.
+            force: whether an existing output is replaced.
         """
         self._output = Path(output)
         self._force = force
@@ -60,11 +60,11 @@ class FileSink(NewFile):
         """Open the temporary file.
 
         Raises:
-            OutputExists: there is something of that name, and no ``force``.
-            WriteFailed: what is there cannot be replaced (a directory, a device), or the system refuses.
+            OutputExists: if the output exists, without ``force``.
+            WriteFailed: if the existing output cannot be replaced (a directory, a device), or the system refuses.
         """
-        with self._failing():
-            self._look()
+        with self._write_errors():
+            self._check_output()
             self._claim.take()
             self._place = self._claim.names.part
             try:
@@ -84,22 +84,22 @@ class FileSink(NewFile):
             self._place.unlink()
         self._claim.release()
 
-    def commit(self, settle: Callable[[], None] = unheard) -> None:
-        """Make the bytes durable and give the file its name; until then, nobody takes it for a leftover.
+    def commit(self, settle: Callable[[], None] = do_nothing) -> None:
+        """Make the bytes durable and rename the file to its output; the temporary name stays claimed until then.
 
         Args:
-            settle: called right before the name is taken: from then on an interruption comes too late.
+            settle: called right before the rename; an interruption after that comes too late.
 
         Raises:
-            WriteFailed: the system failed.
-            NotDurable: it failed when the file had its name.
-            OutputExists: the name has been taken meanwhile, and there is no ``force``.
+            WriteFailed: if the system fails.
+            NotDurable: if the system fails after the rename.
+            OutputExists: if the output appeared meanwhile, without ``force``.
         """
-        with self._failing():
+        with self._write_errors():
             self.make_durable(None)
-            self._look()
-            self.close()  # Windows renames no open file; the claim holds without it
-            # Opened before the name is taken: a folder that cannot be opened must fail while nothing is there yet.
+            self._check_output()
+            self.close()  # Windows cannot rename an open file; the claim stays valid
+            # Opened before the rename, so that a folder that cannot be opened fails while there is no output yet.
             with syncing(self._output.parent) as sync:
                 settle()
                 if self._force:
@@ -108,7 +108,7 @@ class FileSink(NewFile):
                     self._take_name()
                 sync_name(sync, self._output)
 
-    def _look(self) -> None:
+    def _check_output(self) -> None:
         require_usable(self._output)
         try:
             mode = self._output.lstat().st_mode
@@ -119,7 +119,7 @@ class FileSink(NewFile):
         if not self._force:
             raise OutputExists(str(self._output))
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            # Renaming onto /dev/null would take it away from the whole system.
+            # Renaming to /dev/null would remove it for the whole system.
             raise WriteFailed(str(self._output), "neither a regular file nor a link to one")
 
     def _take_name(self) -> None:
@@ -137,11 +137,11 @@ class FileSink(NewFile):
                 self._output.unlink()
                 raise
         else:
-            with suppress(OSError):  # the file has its name; what is left of the other one, the next run removes
+            with suppress(OSError):  # the output has its name; the next run removes the temporary name
                 self._place.unlink()
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
         try:
             yield
         except FileExistsError as error:
@@ -151,21 +151,13 @@ class FileSink(NewFile):
 
 
 def require_usable(output: Path) -> None:
-    """Refuse a name that Windows reserves.
-
-    Raises:
-        WriteFailed: it does.
-    """
+    """Raise WriteFailed if Windows reserves the name."""
     if is_reserved(output):
         raise WriteFailed(str(output), f"Windows reserves the name '{output.name}'")
 
 
 def sync_name(sync: Callable[[], None], output: Path) -> None:
-    """Make the name durable that an output has taken.
-
-    Raises:
-        NotDurable: the system failed.
-    """
+    """Make the name of an output durable; raises NotDurable if the system fails."""
     try:
         sync()
     except OSError as error:

@@ -1,6 +1,6 @@
-"""A local file as a source of bytes: opened once, read at any offset, in constant memory.
+"""Read a local file as a byte source: opened once, read at any offset, in constant memory.
 
-Never maps the file: a mapped file that shrinks kills the process with SIGBUS, a read one says so.
+The file is never memory-mapped: if a mapped file shrinks, SIGBUS kills the process; a read reports an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Span
 
-#: What a path can name that is no file, by the type bits of its mode.
+#: Kinds of paths that are not regular files, by the type bits of the mode.
 KINDS: Final[dict[int, str]] = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -32,24 +32,18 @@ class FileSource:
     """The bytes of one open regular file.
 
     Attributes:
-        path: the file as it was named.
+        path: the file as given by the user.
         size: its length in bytes when it was opened.
     """
 
     def __init__(self, path: str, file: FileIO) -> None:
         self.path = path
         self._file = file
-        self._stamp = self._look()
+        self._stamp = self._size_and_mtime()
         self.size = self._stamp[0]
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: the span reaches past ``size``, or is none.
-            SourceChanged: the file has become shorter since it was opened.
-            AccessFailed: the system failed to read.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         self._within(start, end)
         pieces: list[bytes] = []
         try:
@@ -65,14 +59,9 @@ class FileSource:
         return b"".join(pieces)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``.
+        """Yield the bytes of a span in blocks of at most ``block_bytes``.
 
-        A block is valid until ``buffers`` more have been asked for.
-
-        Raises:
-            DamagedArchive: the span reaches past ``size``, or is none.
-            SourceChanged: the file has become shorter since it was opened.
-            AccessFailed: the system failed to read.
+        A block is valid until ``buffers`` more blocks have been taken.
         """
         self._within(span.start, span.end)
         rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])
@@ -82,30 +71,25 @@ class FileSource:
             yield block
 
     def fileno(self) -> int:
-        """Its descriptor, as for the kernel to copy from."""
+        """Return the file descriptor, from which the kernel can copy."""
         return self._file.fileno()
 
     def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened; one that only lost its name is what it was.
-
-        Raises:
-            SourceChanged: it was.
-        """
-        if self._look() != self._stamp:
+        """Raise SourceChanged if the file was written to since it was opened; losing its name is no change."""
+        if self._size_and_mtime() != self._stamp:
             raise SourceChanged(self.path)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _look(self) -> tuple[int, int]:
-        """Its size and the time of the last write."""
+    def _size_and_mtime(self) -> tuple[int, int]:
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 
     def _within(self, start: int, end: int) -> None:
         if not 0 <= start <= end <= self.size:
-            raise DamagedArchive(self.path, f"bytes {start} to {end} of a file that has {self.size}")
+            raise DamagedArchive(self.path, f"bytes {start} to {end} of a file of {self.size} bytes")
 
     def _fill(self, view: memoryview, start: int) -> None:
         done = 0
@@ -121,25 +105,25 @@ class FileSource:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path leads to a directory; False, too, where it cannot be looked at."""
-    return os.path.isdir(path)  # noqa: PTH112  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    """Whether a path is a directory; False if it cannot be accessed."""
+    return os.path.isdir(path)  # noqa: PTH112  # keeps the path as typed: a Path would drop "./" and a slash at its end
 
 
 def open_source(path: str) -> FileSource:
     """Open a local file.
 
     Raises:
-        MissingFile: there is nothing at the path.
-        NotACheckpoint: a directory, a pipe, a socket or a device; it is not even opened, for that may block.
-        AccessFailed: the system refuses.
+        MissingFile: if the path does not exist.
+        NotACheckpoint: if it is a directory, a pipe, a socket or a device. It is not opened, because that may block.
+        AccessFailed: if the system refuses.
     """
     try:
-        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  # as in `is_folder`
         if kind is not None:
             raise NotACheckpoint(path, kind)
         return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  # closed by `close`
     except FileNotFoundError as error:
         raise MissingFile(path) from error
     except (OSError, ValueError) as error:
-        # ValueError: a path with a NUL, which no file system can hold.
+        # ValueError: a path with a NUL, which no file system supports.
         raise AccessFailed(path, reason_of(error)) from error

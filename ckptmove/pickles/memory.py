@@ -64,7 +64,7 @@ def _duplicate(machine: Machine, position: int) -> int:
 def _store(machine: Machine, index: int) -> None:
     """Put the top of the stack into the memo at whatever index."""
     memo, starts = machine.memo, machine.memo_starts
-    most = machine.limits.most_memoised(len(machine.data) - machine.begin)
+    most = machine.limits.max_memo_index(len(machine.data) - machine.begin)
     if index > most:
         raise LimitExceeded("the memo index of a pickle", limit=most, actual=index)
     missing = index + 1 - len(memo)

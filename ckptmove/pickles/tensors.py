@@ -33,7 +33,7 @@ from ckptmove.pickles.rebuild_arguments import (
 from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, Tuple
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
-from ckptmove.torch_facts.weights_only import judge
+from ckptmove.torch_facts.weights_only import classify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -132,7 +132,7 @@ class TensorReader:
                 continue
             seen.add(id(node))
             self._looked_at += 1
-            is_unknown = type(node) is Opaque or (type(node) is Call and not judge(node.name).weights_only)
+            is_unknown = type(node) is Opaque or (type(node) is Call and not classify(node.name).weights_only)
             if is_unknown or self._looked_at > _MOST_LOOKED_AT:
                 return True
             stack += node.members()

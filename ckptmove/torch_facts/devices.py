@@ -1,10 +1,10 @@
-"""The grammar of device tags and of ``map_location``: the only place that takes a device's name apart.
+"""Parse and compare device tags and ``map_location``. No other module splits a device name.
 
-Never raises on a tag that a file holds, however odd; only the ``parse_`` functions, which read what a user typed, do.
+Odd tags in a file never raise; the ``parse_`` functions, which read user input, do.
 
-Facts are those of torch 2.13: ``torch/serialization.py`` (``_backend_tag``, ``_cpu_tag``, ``_mps_tag``),
+Facts are from torch 2.13: ``torch/serialization.py`` (``_backend_tag``, ``_cpu_tag``, ``_mps_tag``),
 ``torch/optim/optimizer.py`` (``_get_capturable_supported_devices``) and ``torch/utils/_foreach_utils.py``
-(``_get_fused_kernels_supported_devices``); tests hold the tables against torch.
+(``_get_fused_kernels_supported_devices``). Tests compare the tables with torch.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from typing import Final
 from ckptmove.errors import UnknownDevice, UsageError
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, MPS_DTYPES
 
-#: Stands for the device of a tensor where the format keeps none.
+#: Device of a tensor in a format that does not store devices.
 NO_DEVICE: Final = "unknown"
-#: Device types of torch's own.
+#: Device types that torch itself defines.
 _TORCH_TYPES: Final = frozenset({
     "cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy",
     "vulkan", "mps", "meta", "hpu", "mtia", "privateuseone",
 })  # fmt: skip
-#: Names that vendors give to ``privateuseone`` (``torch.utils.rename_privateuse1_backend``).
+#: Vendors' names for ``privateuseone`` (``torch.utils.rename_privateuse1_backend``).
 _RENAMED: Final = frozenset({
     "npu", "mlu", "musa", "gcu", "sdaa", "ocl", "neuron", "spyre", "rbln", "openreg",
 })  # fmt: skip
 #: Types whose storages ``torch.save`` tags.
 _TAGGED: Final = frozenset({"cpu", "cuda", "mps", "xpu", "hpu", "mtia", "privateuseone"}) | _RENAMED
-#: Types whose tag has no index; ``_backend_tag`` writes the others with one, since a real tensor always has one.
+#: Types whose tag has no index. ``_backend_tag`` writes the others with an index, which every real tensor has.
 _UNINDEXED: Final = frozenset({"cpu", "mps"})
 _CAPTURABLE: Final = frozenset({"cuda", "xpu", "hpu", "xla", "privateuseone"})
 _FUSED: Final = frozenset({"mps", "cuda", "xpu", "hpu", "cpu", "mtia", "privateuseone"})
 
 _NOT_ON_MPS: Final = frozenset(ITEM_BYTES) - MPS_DTYPES
 
-#: torch keeps an index in eight bits; it takes a larger one without a word and makes another index of it.
+#: torch stores an index in eight bits. It accepts a larger one without an error, and changes it.
 _MAX_INDEX: Final = 127
 _GRAMMAR: Final = re.compile(r"([a-z_][a-z0-9_]*)(?::(0|[1-9][0-9]{0,2}))?")
 _WORD: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 _WILDCARDS: Final = frozenset("*?[")
 
-_XLA: Final = "xla tensors are saved as plain values and placed when they are loaded, so there is no tag to write"
+_XLA: Final = "xla tensors are saved as plain values and placed when they are loaded, so files have no tag for it"
 _WHY_NOT: Final[dict[str, str]] = {
     "xla": _XLA,
-    "tpu": f"torch names a TPU xla, and {_XLA}",
-    "meta": "a meta tensor has no values, so nothing can be moved there",
-    "hip": "torch names the devices of ROCm cuda, also in files",
+    "tpu": f"torch calls a TPU xla, and {_XLA}",
+    "meta": "a meta tensor has no values",
+    "hip": "torch calls ROCm devices cuda, also in files",
 }
-#: What people call devices that torch calls otherwise.
+#: Common names for devices, and torch's names.
 _ALIASES: Final[dict[str, str]] = {
     "gpu": "cuda", "gpus": "cuda", "nvidia": "cuda", "rocm": "cuda", "amd": "cuda", "": "cuda",
     "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gaudi": "hpu", "habana": "hpu", "ascend": "npu",
@@ -60,10 +60,10 @@ _ALIASES: Final[dict[str, str]] = {
 
 
 def split(tag: str) -> tuple[str, int | None]:
-    """Take a tag apart.
+    """Split a tag into type and index.
 
     Args:
-        tag: any text; what follows the first colon counts as an index only where it is a plain number.
+        tag: any text; the part after the first colon is an index only if it is a plain number.
 
     Returns:
         The device type, and the index or None.
@@ -73,7 +73,7 @@ def split(tag: str) -> tuple[str, int | None]:
 
 
 def is_device_string(text: str) -> bool:
-    """Whether ``torch.device(text)`` takes it, a renamed ``privateuseone`` included, and keeps its index as it is."""
+    """Whether ``torch.device(text)`` accepts it and keeps its index unchanged; also a renamed ``privateuseone``."""
     match = _GRAMMAR.fullmatch(text)
     return (
         match is not None and match[1] in _TORCH_TYPES | _RENAMED and (match[2] is None or int(match[2]) <= _MAX_INDEX)
@@ -81,61 +81,61 @@ def is_device_string(text: str) -> bool:
 
 
 def same_device(first: str, second: str) -> bool:
-    """Whether two tags name one device; without an index, the first of its type is meant."""
+    """Whether two tags name the same device; a tag without an index means the first device of its type."""
     kind, index = split(first)
     return (kind, index or 0) == (split(second)[0], split(second)[1] or 0)
 
 
 def is_accelerator(tag: str) -> bool:
-    """Whether a tag names a device with memory of its own; a word that torch lacks can only be one of a vendor."""
+    """Whether a tag names a device with its own memory. A type that torch does not know can only be a vendor's."""
     kind, _ = split(tag)
     return _WORD.fullmatch(kind) is not None and kind not in {"cpu", "meta", NO_DEVICE}
 
 
 def supports_capturable(tag: str) -> bool:
-    """Whether an optimizer with ``capturable=True`` can step there (``_get_capturable_supported_devices``)."""
+    """Whether an optimizer with ``capturable=True`` can step on the device (``_get_capturable_supported_devices``)."""
     return _is_listed(tag, _CAPTURABLE)
 
 
 def supports_fused(tag: str) -> bool:
-    """Whether an optimizer with ``fused=True`` can step there (``_get_fused_kernels_supported_devices``)."""
+    """Whether an optimizer with ``fused=True`` can step on the device (``_get_fused_kernels_supported_devices``)."""
     return _is_listed(tag, _FUSED)
 
 
 def _is_listed(tag: str, types: frozenset[str]) -> bool:
-    """Whether a list of torch's has a device; they all take ``privateuseone``, whatever its vendor calls it."""
+    """Whether a list of torch contains a device; all lists contain ``privateuseone``, under any vendor's name."""
     kind, _ = split(tag)
     return kind in types or (kind not in _TORCH_TYPES and _WORD.fullmatch(kind) is not None)
 
 
 def unsupported_dtypes(tag: str) -> frozenset[str]:
-    """The dtypes that a device cannot compute with at all."""
+    """Return the dtypes that a device cannot compute with at all."""
     return _NOT_ON_MPS if split(tag)[0] == "mps" else frozenset()
 
 
 def matches(glob: str, tag: str) -> bool:
-    """Whether the source of a mapping means a tag.
+    """Whether the source glob of a mapping matches a tag.
 
     Args:
-        glob: a glob over tags; without an index and without a wildcard it means every index of its type.
-        tag: a tag; without an index, the first of its type is meant.
+        glob: a glob for tags; without an index and wildcards it matches every index of its type.
+        tag: a tag; without an index it means the first device of its type.
     """
     kind, index = split(tag)
     return fnmatchcase(tag, glob) or glob == kind or (index is None and fnmatchcase(f"{kind}:0", glob))
 
 
 def parse_target(text: str) -> str:
-    """Read the device that a checkpoint is to be moved to.
+    """Parse the target device of a conversion.
 
     Args:
-        text: what the user typed: ``cuda``, ``cuda:1``, ``mps``; a ``torch.device`` reads the same.
+        text: input of the user: ``cuda``, ``cuda:1``, ``mps``; or a ``torch.device``.
 
     Returns:
-        The tag as ``torch.save`` would write it there: ``cuda:0``, ``cuda:1``, ``mps``.
+        The tag that ``torch.save`` writes on that device: ``cuda:0``, ``cuda:1``, ``mps``.
 
     Raises:
-        UnknownDevice: torch knows no such device.
-        UsageError: torch knows it, but no storage in a file can be tagged with it.
+        UnknownDevice: if torch does not know the device.
+        UsageError: if ``torch.save`` has no tag for it.
     """
     text = str(text)
     match = _GRAMMAR.fullmatch(text)
@@ -149,37 +149,34 @@ def parse_target(text: str) -> str:
 
 
 def parse_mapping(text: str) -> tuple[str, str]:
-    """Read one ``SRC=DST`` of ``--map``.
-
-    Args:
-        text: what the user typed: ``cuda:*=cuda:0``.
+    """Parse the ``SRC=DST`` of a ``--map`` option: ``cuda:*=cuda:0``.
 
     Returns:
-        The glob over source tags, and the destination's tag.
+        The glob for source tags, and the destination tag.
 
     Raises:
-        UnknownDevice: torch knows no such device.
-        UsageError: it is no mapping, or the destination cannot be in a file.
+        UnknownDevice: if torch does not know a device.
+        UsageError: if the text is not a mapping, or ``torch.save`` has no tag for the destination.
     """
     source, equals, destination = (part.strip() for part in text.partition("="))
     if not (source and equals and destination):
-        raise UsageError(f"'{text}' is not a mapping of devices, which is written SRC=DST")
+        raise UsageError(f"'{text}' is not a mapping of devices: write SRC=DST")
     return parse_pair(source, destination)
 
 
 def parse_pair(source: str, destination: str) -> tuple[str, str]:
-    """Read one source and its destination, as a ``map_location`` dict pairs them.
+    """Parse a source and its destination, as a ``map_location`` dict pairs them.
 
     Args:
-        source: a tag, or a glob over tags.
+        source: a tag, or a glob for tags.
         destination: a device.
 
     Returns:
-        The glob over source tags, and the destination's tag.
+        The glob for source tags, and the destination tag.
 
     Raises:
-        UnknownDevice: torch knows no such device.
-        UsageError: the destination cannot be in a file.
+        UnknownDevice: if torch does not know a device.
+        UsageError: if ``torch.save`` has no tag for the destination.
     """
     if not is_device_string(source) and _WILDCARDS.isdisjoint(source):
         raise UnknownDevice(source, suggest(source))
@@ -187,14 +184,14 @@ def parse_pair(source: str, destination: str) -> tuple[str, str]:
 
 
 def suggest(text: str) -> str | None:
-    """The target that a word of no meaning to torch comes closest to, or None."""
+    """Return the target most similar to a text that torch does not know, or None."""
     word = "".join(text[:64].lower().split())
     head = re.match(r"[a-z]*", word)
     name = head[0] if head else ""
     rest = word[len(name) :]
     digits = _DIGITS.search(rest)
     if (not name and not digits) or name in _WHY_NOT:
-        return None  # no target is near what is none for a reason of its own
+        return None  # torch knows it, but it cannot be a target
     close = difflib.get_close_matches(name, sorted(_TAGGED), n=1)
     kind = _ALIASES.get(name) or (close[0] if close else None)
     if kind is None or kind in _UNINDEXED:

@@ -1,8 +1,6 @@
-"""The closed table of dtypes and of the storage classes that stand for them in a pickle.
+"""Tables of torch's dtypes, their sizes and their storage classes. Unknown names have no guessed size.
 
-Never guesses: a name that is not here is unknown, and its size is not made up.
-
-From torch/storage.py ``_dtype_to_storage_type_map`` and ``_new_dtypes``; a test holds the table against torch.
+From torch/storage.py ``_dtype_to_storage_type_map`` and ``_new_dtypes``; a test compares the tables with torch.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
 }  # fmt: skip
 
-#: Elements in a byte, for dtypes whose tensors count parts of a byte although torch gives one a size of one byte.
+#: Elements in a byte, for dtypes whose elements are smaller than the item size of one byte that torch reports.
 PACKED: Final[dict[str, int]] = {"quint4x2": 2, "quint2x4": 4}
 
 STORAGE_DTYPE: Final[dict[str, str]] = {
@@ -36,7 +34,7 @@ DTYPE_STORAGE: Final[dict[str, str]] = {
     dtype: storage for storage, dtype in STORAGE_DTYPE.items() if storage != "UntypedStorage"
 }
 
-#: Storage classes that only TorchScript writes, which names them after c10's ScalarType: torch/storage.py has no such.
+#: Storage classes that only TorchScript writes. It names them after c10's ScalarType; torch/storage.py lacks them.
 SCRIPT_STORAGE_DTYPE: Final[dict[str, str]] = {
     "ComplexHalfStorage": "complex32", "UInt16Storage": "uint16", "UInt32Storage": "uint32", "UInt64Storage": "uint64",
     **{
@@ -46,16 +44,16 @@ SCRIPT_STORAGE_DTYPE: Final[dict[str, str]] = {
     },
 }  # fmt: skip
 
-#: The dtypes of mps: the cases of ``getMPSDataType`` in aten/src/ATen/native/mps/OperationUtils.mm that return one, in
-#: torch 2.4 to 2.14; uint16, uint32 and uint64 since 2.9. ``empty_mps`` (aten/src/ATen/mps/EmptyTensor.cpp) refuses
-#: float64, and complex128 since 2.12. It allocates the others, and ``torch.load`` fills them with their bytes, but the
-#: first operation raises, a cast to another dtype too. A quantized tensor is not even made, because
-#: ``_empty_affine_quantized`` has no kernel there. float8_e4m3fn has its first operations in torch 2.15
+#: Dtypes that mps supports: those for which ``getMPSDataType`` in aten/src/ATen/native/mps/OperationUtils.mm returns a
+#: type in torch 2.4 to 2.14; uint16, uint32 and uint64 since 2.9. ``empty_mps`` (aten/src/ATen/mps/EmptyTensor.cpp)
+#: refuses float64, and complex128 since 2.12. It allocates tensors of other dtypes and ``torch.load`` fills them, but
+#: the first operation raises, including a cast to another dtype. Quantized tensors cannot be created, because
+#: ``_empty_affine_quantized`` has no mps kernel. float8_e4m3fn has its first operations in torch 2.15
 #: (pytorch/pytorch#194074).
 MPS_DTYPES: Final = frozenset({
     "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "complex32", "complex64",
 })  # fmt: skip
 
-#: What a device lacks, and the dtype that a cast puts in its place; there is no cast for the others that it lacks.
+#: Unsupported dtypes, and the dtypes that ``--cast`` converts them to. Other unsupported dtypes have no cast.
 CAST_DOWN: Final[dict[str, str]] = {"float64": "float32", "complex128": "complex64"}

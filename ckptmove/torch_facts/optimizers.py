@@ -1,9 +1,7 @@
-"""What is known of each class of ``torch.optim``: the keys that it writes, and what their values are.
+"""Table of the classes in ``torch.optim``: the keys that each writes, and the meaning of their values.
 
-Never imports torch; tests hold the table against the real classes.
-
-Keys of groups and of states as torch 2.4 to 2.14 write them; older ones write fewer group keys, which is why a
-class is found by what it needs and not by what it has.
+Keys of groups and states are those of torch 2.4 to 2.14. Older versions write fewer group keys, so that a class is
+matched by the keys that it requires, not by all that it writes. Tests compare the table with the real classes.
 """
 
 from __future__ import annotations
@@ -24,41 +22,41 @@ class OptimizerFacts(NamedTuple):
     """A class of ``torch.optim``.
 
     Attributes:
-        name: of the class.
-        group: group keys that it always writes and that tell it from the others.
-        state: state keys that every entry has, once a step was made.
-        brought: options that bring a further state key when they are set, each with that key.
-        optional: state keys that some versions write and others do not.
+        name: name of the class.
+        group: group keys that it always writes and that distinguish it from the others.
+        state: state keys that every entry has after a step.
+        state_by_option: pairs of an option and the state key that is added if the option is set.
+        optional: state keys that only some versions write.
         scalars: state keys of 0-d bookkeeping tensors.
-        scalars_on_device: whether torch creates those on the parameter's device rather than on the CPU.
-        lacks: group keys that it never writes, where others that write the same state do.
-        magnitudes: state keys whose values are sums or maxima of squares or magnitudes: none is below zero.
-        begins_elsewhere: state keys that do not begin at zero.
-        update: what the update of an element reads: that ``element`` alone, its whole ``parameter``, or the ``model``.
-        shapes: whether moments have the shape of their ``parameter``, or ``other`` ones.
-        gradients: whether it takes ``dense`` gradients, or ``sparse`` ones alone.
-        holder: whether ``each`` parameter has its own state, or the ``first`` has that of all.
+        scalars_on_device: whether torch creates these on the parameter's device instead of the CPU.
+        absent: group keys that it never writes, unlike others with the same state.
+        magnitudes: state keys whose values are sums or maxima of squares or magnitudes, and so never negative.
+        nonzero_initial: state keys whose initial value is not zero.
+        update: the input for the update of an element: that ``element``, its whole ``parameter``, or the ``model``.
+        shapes: whether moments have the shape of their ``parameter``, or ``other`` shapes.
+        gradients: whether it accepts ``dense`` gradients, or only ``sparse`` ones.
+        state_on: whether ``each`` parameter has its own state, or the ``first`` has the state of all.
     """
 
     name: str
     group: frozenset[str]
     state: frozenset[str]
-    brought: tuple[tuple[str, str], ...]
+    state_by_option: tuple[tuple[str, str], ...]
     optional: frozenset[str]
     scalars: frozenset[str]
     scalars_on_device: bool
-    lacks: frozenset[str]
+    absent: frozenset[str]
     magnitudes: frozenset[str]
-    begins_elsewhere: frozenset[str]
+    nonzero_initial: frozenset[str]
     update: Literal["element", "parameter", "model"]
     shapes: Literal["parameter", "other"]
     gradients: Literal["dense", "sparse"]
-    holder: Literal["each", "first"]
+    state_on: Literal["each", "first"]
 
     @property
     def known_state(self) -> frozenset[str]:
-        """Every state key that it may write."""
-        return self.state | self.optional | self.scalars | {key for _, key in self.brought}
+        """Every state key that the class may write."""
+        return self.state | self.optional | self.scalars | {key for _, key in self.state_by_option}
 
 
 def _row(
@@ -66,94 +64,94 @@ def _row(
     group: str,
     state: str,
     *,
-    brought: tuple[tuple[str, str], ...] = (),
+    state_by_option: tuple[tuple[str, str], ...] = (),
     optional: str = "",
     scalars: str = "step",
     scalars_on_device: bool = False,
-    lacks: str = "",
+    absent: str = "",
     magnitudes: str = "",
-    begins_elsewhere: str = "",
+    nonzero_initial: str = "",
     update: Literal["element", "parameter", "model"] = "element",
     shapes: Literal["parameter", "other"] = "parameter",
     gradients: Literal["dense", "sparse"] = "dense",
-    holder: Literal["each", "first"] = "each",
+    state_on: Literal["each", "first"] = "each",
 ) -> OptimizerFacts:
     return OptimizerFacts(
         name=name,
         group=frozenset(group.split()),
         state=frozenset(state.split()),
-        brought=brought,
+        state_by_option=state_by_option,
         optional=frozenset(optional.split()),
         scalars=frozenset(scalars.split()),
         scalars_on_device=scalars_on_device,
-        lacks=frozenset(lacks.split()),
+        absent=frozenset(absent.split()),
         magnitudes=frozenset(magnitudes.split()),
-        begins_elsewhere=frozenset(begins_elsewhere.split()),
+        nonzero_initial=frozenset(nonzero_initial.split()),
         update=update,
         shapes=shapes,
         gradients=gradients,
-        holder=holder,
+        state_on=state_on,
     )
 
 
 _ADAM: Final = "step exp_avg exp_avg_sq"
 _AMSGRAD: Final = (("amsgrad", "max_exp_avg_sq"),)
 
-#: The more a row asks for, the earlier it stands: the first that fits is the class.
+#: Rows with more required keys come first: the first match is the class.
 TABLE: Final[tuple[OptimizerFacts, ...]] = (
     _row("LBFGS", "max_iter history_size line_search_fn", "n_iter", scalars="", update="model", shapes="other",
-         holder="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
+         state_on="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
     _row("Muon", "ns_coefficients ns_steps", "momentum_buffer", scalars="", update="parameter"),
     _row("Adafactor", "beta2_decay d", "step", optional="row_var col_var variance", update="parameter",
          shapes="other", magnitudes="row_var col_var variance"),
     _row("ASGD", "lambd alpha t0", "step eta mu ax", scalars="step eta mu", scalars_on_device=True,
-         begins_elsewhere="eta mu"),
+         nonzero_initial="eta mu"),
     _row("NAdam", "betas momentum_decay", _ADAM + " mu_product", scalars="step mu_product", magnitudes="exp_avg_sq",
-         begins_elsewhere="mu_product"),
-    _row("Rprop", "etas step_sizes", "step prev step_size", begins_elsewhere="step_size", magnitudes="step_size"),
-    _row("Adagrad", "lr_decay initial_accumulator_value", "step sum", magnitudes="sum", begins_elsewhere="sum"),
+         nonzero_initial="mu_product"),
+    _row("Rprop", "etas step_sizes", "step prev step_size", nonzero_initial="step_size", magnitudes="step_size"),
+    _row("Adagrad", "lr_decay initial_accumulator_value", "step sum", magnitudes="sum", nonzero_initial="sum"),
     _row("Adadelta", "rho eps", "square_avg acc_delta", optional="step", magnitudes="square_avg acc_delta"),
     _row("RMSprop", "alpha centered momentum", "square_avg", optional="step", magnitudes="square_avg",
-         brought=(("momentum", "momentum_buffer"), ("centered", "grad_avg"))),
+         state_by_option=(("momentum", "momentum_buffer"), ("centered", "grad_avg"))),
     _row("Adamax", "betas eps weight_decay", "step exp_avg exp_inf", magnitudes="exp_inf",
-         lacks="amsgrad momentum_decay decoupled_weight_decay"),
-    _row("AdamW", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
-    _row("Adam", "betas eps amsgrad", _ADAM, brought=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
+         absent="amsgrad momentum_decay decoupled_weight_decay"),
+    _row("AdamW", "betas eps amsgrad", _ADAM, state_by_option=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
+    _row("Adam", "betas eps amsgrad", _ADAM, state_by_option=_AMSGRAD, magnitudes="exp_avg_sq max_exp_avg_sq"),
     _row("RAdam", "betas eps weight_decay foreach differentiable", _ADAM, magnitudes="exp_avg_sq",
-         lacks="amsgrad momentum_decay fused"),
-    _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", lacks="weight_decay",
+         absent="amsgrad momentum_decay fused"),
+    _row("SparseAdam", "betas eps maximize", _ADAM, scalars="", magnitudes="exp_avg_sq", absent="weight_decay",
          gradients="sparse"),
-    _row("SGD", "momentum dampening nesterov", "", optional="momentum_buffer", scalars="", lacks="eps"),
+    _row("SGD", "momentum dampening nesterov", "", optional="momentum_buffer", scalars="", absent="eps"),
 )  # fmt: skip
 BY_NAME: Final = {row.name: row for row in TABLE}
 
-#: Group keys of other libraries' optimizers that otherwise look like one of torch's.
+#: Group keys of optimizers in other libraries that otherwise match a class of torch.
 _FOREIGN: Final = frozenset({
     "bias_correction", "correct_bias", "grad_averaging", "trust_coefficient", "decoupled_decay", "lr_in_momentum",
     "weight_decouple", "wd_ratio", "rectify", "degenerated_to_sgd", "n_sma_threshold", "optim_bits", "use_muon",
     "caution", "clip_exp", "corrected_weight_decay", "decouple", "decoupled", "fixed_decay", "max_grad_norm",
 })  # fmt: skip
-#: Group keys that torch's classes have in common since 2.0, and that no other library's are known to have together.
+#: Group keys that all classes of torch have since 2.0; no other library is known to write all of them.
 _TORCH_ONLY: Final = frozenset({"foreach", "differentiable", "maximize"})
-#: Group keys that a step can do without, because ``__setstate__`` fills them in: in every class, and in some.
+#: Group keys that a step does not need, because ``__setstate__`` sets a default: in every class (``""``), or in one.
 _DEFAULTED: Final = {
     "": frozenset({"amsgrad", "centered", "differentiable", "foreach", "maximize", "nesterov"}),
     "RMSprop": frozenset({"momentum"}),
-    # Keys that the constructor alone reads.
+    # Keys that only the constructor reads.
     "Adagrad": frozenset({"initial_accumulator_value"}),
     "Rprop": frozenset({"lr"}),
 }
-#: Second moments by the names that optimizers of other libraries have taken from torch.
+#: State keys of second moments in optimizers of other libraries that use torch's names.
 _BORROWED_MAGNITUDES: Final = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
 
 def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) -> tuple[str, ...]:
-    """The classes of ``torch.optim`` that could have written a state_dict, best first.
+    """Return the classes of ``torch.optim`` that could have written a state_dict, most likely first.
 
-    A class is told by the keys of all groups together and by those that most state entries have: a key that one of
-    them has lost does not make a stranger of the optimizer; :func:`lost_keys` speaks of it.
+    A class is matched by the keys of all groups together, and by the keys that most state entries have. One entry
+    without a key does not change the match; :func:`lost_keys` reports it.
 
-    Old files of Adam and AdamW look alike; with ``decoupled_weight_decay`` in the group there is no doubt.
+    Old files of Adam and AdamW are identical; ``decoupled_weight_decay`` in the groups tells them apart.
     """
     if not groups:
         return ()
@@ -171,29 +169,24 @@ def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) ->
 
 
 def state_keys(entry: StateEntry) -> frozenset[str]:
-    """The state keys of an entry: of a list of tensors (``old_dirs.0``) its own alone."""
+    """Return the state keys of an entry; for a list of tensors (``old_dirs.0``) only the key of the list."""
     return _first_parts(tuple([name for name, _ in (*entry.tensors, *entry.scalars)]))
 
 
 @lru_cache(maxsize=64)
 def _first_parts(names: tuple[str, ...]) -> frozenset[str]:
-    """As a rule, the entries of an optimizer have the same names, all of them."""
+    """First parts of dotted names, cached: usually all entries of an optimizer have the same names."""
     return frozenset(name.partition(".")[0] for name in names)
 
 
 def lost_keys(
     algorithm: str | None, groups: Iterable[ParamGroup], state: Iterable[StateEntry], *, is_flat: bool = False
 ) -> list[str]:
-    """What an optimizer's step needs and the file lacks, as paths below the optimizer: ``state.3.exp_avg_sq``.
+    """Return the missing keys that an optimizer's step needs, relative to the optimizer: ``state.3.exp_avg_sq``.
 
-    Empty for an optimizer that is not known, for entries without any value, which are those of parameters never
-    stepped, and for entries that no group lists. An option whose value is not known brings nothing.
-
-    Args:
-        algorithm: the class.
-        groups: its groups.
-        state: its state.
-        is_flat: whether options stand under the name of their parameter, rather than under the number of their group.
+    Empty for an unknown optimizer, for entries without any value (parameters that were never stepped), and for entries
+    that no group lists. An option with an unknown value is treated as not set. With ``is_flat``, options are stored
+    under the name of their parameter instead of the number of their group.
     """
     row = BY_NAME.get(algorithm or "")
     if row is None:
@@ -205,7 +198,7 @@ def lost_keys(
         needed_options = (row.group | {"lr"}) - _DEFAULTED.get(row.name, frozenset()) - _DEFAULTED[""]
         place = group.params[0] if is_flat else index
         lost += (f"param_groups.{place}.{key}" for key in sorted(needed_options - options.keys()))
-        own = row.state | {key for option, key in row.brought if _is_set(options.get(option))}
+        own = row.state | {key for option, key in row.state_by_option if _is_set(options.get(option))}
         needed.update(dict.fromkeys(group.params, own))
     for entry in state:
         if entry.key in needed and (entry.tensors or any(value is not None for _, value in entry.scalars)):
@@ -218,37 +211,37 @@ def _is_set(option: object) -> bool:
 
 
 def is_elementwise(algorithm: str) -> bool:
-    """Whether each element of a parameter is stepped by itself; not known of a class that torch does not have."""
+    """Whether the update of each element is independent of the others; False for an unknown class."""
     return algorithm in BY_NAME and BY_NAME[algorithm].update == "element"
 
 
 def steps_together(algorithm: str) -> bool:
-    """Whether all parameters of an optimizer have to be stepped at once, as is safe for one that is not known."""
+    """Whether all parameters must be stepped at once; True for an unknown class, to be safe."""
     return algorithm not in BY_NAME or BY_NAME[algorithm].update == "model"
 
 
 def keeps_state_on_first(algorithm: str) -> bool:
-    """Whether the first parameter has the state of all."""
-    return algorithm in BY_NAME and BY_NAME[algorithm].holder == "first"
+    """Whether the first parameter has the state of all parameters."""
+    return algorithm in BY_NAME and BY_NAME[algorithm].state_on == "first"
 
 
 def wants_sparse(algorithm: str) -> bool:
-    """Whether an optimizer takes sparse gradients alone."""
+    """Whether an optimizer accepts only sparse gradients."""
     return algorithm in BY_NAME and BY_NAME[algorithm].gradients == "sparse"
 
 
 def magnitudes(algorithm: str | None) -> frozenset[str]:
-    """The state keys of an optimizer, known or not, whose values cannot be below zero."""
+    """Return the state keys whose values cannot be negative, for an unknown optimizer too."""
     return BY_NAME[algorithm].magnitudes if algorithm in BY_NAME else _BORROWED_MAGNITUDES
 
 
 def _fits(row: OptimizerFacts, options: frozenset[str]) -> bool:
-    return row.group <= options and not options & (_FOREIGN | row.lacks)
+    return row.group <= options and not options & (_FOREIGN | row.absent)
 
 
 def _fits_but_for_one(row: OptimizerFacts, options: frozenset[str], usual: frozenset[str]) -> bool:
-    """Whether only one group key is missing, in groups that torch has written, beside state that fits."""
-    if not options >= _TORCH_ONLY or options & (_FOREIGN | row.lacks):
+    """Whether the state matches, and the groups, written by torch, lack only one group key."""
+    if not options >= _TORCH_ONLY or options & (_FOREIGN | row.absent):
         return False
     return len(row.group - options) == 1 and row.state <= usual <= row.known_state
 
@@ -257,6 +250,6 @@ def _adam_or_adamw(groups: list[dict[str, object]]) -> tuple[str, ...]:
     decoupled = groups[0].get("decoupled_weight_decay")
     if decoupled is not None and decoupled is not OPAQUE:
         return ("AdamW",) if decoupled else ("Adam",)
-    # Without weight decay the two compute the same; the defaults are 1e-2 for AdamW and 0 for Adam.
-    decays = any(group.get("weight_decay") for group in groups)  # often in one group alone: not in that of the biases
+    # Without weight decay both compute the same; the defaults are 1e-2 for AdamW and 0 for Adam.
+    decays = any(group.get("weight_decay") for group in groups)  # often set in one group only, not for the biases
     return ("AdamW", "Adam") if decays else ("Adam", "AdamW")

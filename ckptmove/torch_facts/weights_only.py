@@ -1,8 +1,8 @@
-"""The names that a pickle may import: which torch's weights-only mode takes, and which nothing good needs.
+"""Lists of the names that a pickle may import: those that torch's weights-only mode allows, and dangerous ones.
 
-Never imports one of them. The first list is an allow-list; what is on neither list is said to be unknown.
+Nothing is imported. A name on neither list has the verdict ``unknown``.
 
-From torch/_weights_only_unpickler.py ``_get_allowed_globals``, torch 2.4 to 2.15; a test holds the lists against them.
+From torch/_weights_only_unpickler.py ``_get_allowed_globals``, torch 2.4 to 2.15; a test compares the lists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REBUILDS: Final = (
     "_rebuild_wrapper_subclass",
 )  # fmt: skip
 _STORAGES: Final = tuple(name for name in STORAGE_DTYPE if name != "UntypedStorage")
-#: Storage classes that have no twin in ``torch.cuda``.
+#: Storage classes without a counterpart in ``torch.cuda``.
 _CPU_ONLY: Final = frozenset({"QUInt8Storage", "QInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})
 
 _GLOBALS: Final = frozenset({
@@ -49,7 +49,7 @@ _GLOBALS: Final = frozenset({
     *(f"torch._utils.{name}" for name in _REBUILDS),
 })  # fmt: skip
 
-#: What came to the list after the oldest torch that is supported, and with which.
+#: Names added to the list after the oldest supported torch, by version.
 _ADDED: Final[dict[str, tuple[str, ...]]] = {
     "2.5": ("_codecs.encode", "builtins.bytearray", "torch._utils._rebuild_device_tensor_from_numpy"),
     "2.6": (
@@ -61,15 +61,15 @@ _ADDED: Final[dict[str, tuple[str, ...]]] = {
     "2.14": ("torch.bcomplex32",),
 }  # fmt: skip
 
-#: What was taken off the list, with the first torch that refuses it.
+#: Names removed from the list, with the first torch that refuses them.
 WEIGHTS_ONLY_UNTIL: Final[dict[str, str]] = {"torch._utils._rebuild_nested_tensor": "2.15"}
-#: Every name that weights-only mode takes, with the first torch that takes it.
+#: Every name that weights-only mode allows, with the first torch that allows it.
 WEIGHTS_ONLY_SINCE: Final[dict[str, str]] = {
     **dict.fromkeys(_GLOBALS - {*WEIGHTS_ONLY_UNTIL}, OLDEST_TORCH),
     **{name: version for version, names in _ADDED.items() for name in names},
 }
 
-#: Names that checkpoints hold without harm although weights-only mode refuses them.
+#: Harmless names in checkpoints that weights-only mode refuses.
 _HARMLESS: Final = frozenset({
     "argparse.Namespace", "types.SimpleNamespace", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int",
     "builtins.float", "builtins.bool", "builtins.str", "builtins.frozenset", "builtins.slice", "builtins.range",
@@ -81,7 +81,7 @@ _HARMLESS: Final = frozenset({
     *WEIGHTS_ONLY_UNTIL,
 })  # fmt: skip
 
-#: Whole modules of which no checkpoint needs a name.
+#: Modules whose names no checkpoint needs.
 _DANGEROUS_MODULES: Final = frozenset({
     "os", "posix", "nt", "ntpath", "posixpath", "subprocess", "_posixsubprocess", "sys", "shutil", "socket", "pty",
     "runpy", "importlib", "imp", "pkgutil", "zipimport", "webbrowser", "ctypes", "_ctypes", "signal", "multiprocessing",
@@ -89,9 +89,9 @@ _DANGEROUS_MODULES: Final = frozenset({
     "ftplib", "smtplib", "requests", "popen2", "pip", "pydoc", "doctest", "ensurepip", "venv", "idlelib", "lib2to3",
     "tempfile", "fileinput", "linecache",
 })  # fmt: skip
-#: The same, but people call folders of their own so: ``code.models.Net`` is no name in the standard library's ``code``.
+#: The same, but users have folders with these names: ``code.models.Net`` is not in the standard library's ``code``.
 _DANGEROUS_FILES: Final = frozenset({"code", "timeit", "cProfile", "profile", "trace", "commands", "glob"})
-#: Modules that other modules hold as attributes, and whose names nobody gives to a folder.
+#: Modules that are attributes of other modules, and whose names are not used for folders.
 _REACHED_THROUGH: Final = frozenset(
     {"os", "posix", "nt", "subprocess", "sys", "builtins", "importlib", "ctypes", "pty"}
 )
@@ -106,17 +106,17 @@ _DANGEROUS_NAMES: Final = frozenset({
     "torch.storage._load_from_bytes",
 })  # fmt: skip
 
-#: What leads the number of an extension code, which stands for a name that only the reader's registry has.
+#: Prefix of an extension code. Its number means a name that only the registry of the reading process knows.
 EXTENSION: Final = "copyreg.extension."
-#: What stands for a part of a name that only a run of the pickle would show.
+#: Placeholder for a part of a name that only executing the pickle would compute.
 COMPUTED: Final = "<computed>"
 
 
 @lru_cache(maxsize=4096)
 def modern_name(name: str) -> str:
-    """A full name as Python 3 and torch look it up: ``__builtin__`` of Python 2 is ``builtins``.
+    """Return a full name as Python 3 and torch look it up: ``__builtin__`` of Python 2 becomes ``builtins``.
 
-    From ``_compat_pickle``, as ``pickle`` and torch/_weights_only_unpickler.py (``_read_global_instruction``) have it.
+    From ``_compat_pickle``, as in ``pickle`` and torch/_weights_only_unpickler.py (``_read_global_instruction``).
     """
     module, _, attribute = name.rpartition(".")
     if (module, attribute) in NAME_MAPPING:
@@ -124,11 +124,11 @@ def modern_name(name: str) -> str:
     return f"{IMPORT_MAPPING[module]}.{attribute}" if module in IMPORT_MAPPING else name
 
 
-def judge(name: str) -> GlobalUse:
-    """What loading a pickle with this name means.
+def classify(name: str) -> GlobalUse:
+    """Classify a name that a pickle imports.
 
     Args:
-        name: full name as it stands in the pickle.
+        name: full name as written in the pickle.
     """
     modern = modern_name(name)
     since = WEIGHTS_ONLY_SINCE.get(modern)
@@ -140,12 +140,12 @@ def judge(name: str) -> GlobalUse:
 
 
 def dangerous(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some names that nothing good needs, as torch looks them up."""
-    return tuple(use.name for use in map(judge, names) if use.verdict == "dangerous")
+    """Return the dangerous names among some, as torch looks them up."""
+    return tuple(use.name for use in map(classify, names) if use.verdict == "dangerous")
 
 
 def newest(versions: Iterable[str | None]) -> str:
-    """The newest of some versions of torch (``2.10``), and of the oldest that is supported; None is passed over."""
+    """Return the newest of some versions of torch (``2.10``), at least the oldest supported one; None is ignored."""
     return max((OLDEST_TORCH, *filter(None, versions)), key=lambda version: [int(part) for part in version.split(".")])
 
 
@@ -153,5 +153,5 @@ def _is_dangerous_module(name: str) -> bool:
     top, _, rest = name.partition(".")
     if top in _DANGEROUS_FILES:
         return "." not in rest or rest[0].isupper()
-    # `torch.hub` has imported `os`, so `torch.hub` and `os.system` in STACK_GLOBAL name it too.
+    # `torch.hub` imports `os`, so that `torch.hub` with `os.system` in STACK_GLOBAL names it too.
     return top in _DANGEROUS_MODULES or not _REACHED_THROUGH.isdisjoint(rest.split(".")[:-1])

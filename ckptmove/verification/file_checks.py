@@ -13,7 +13,7 @@ from ckptmove.conversion.keep import dragged_along
 from ckptmove.conversion.plan import plan_for, plan_move
 from ckptmove.conversion.policy import DESTINATION_RULES
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
-from ckptmove.findings.context import Context, within_reach
+from ckptmove.findings.context import Context, available_device
 from ckptmove.model import Severity
 from ckptmove.text import Command, amount, quoted
 from ckptmove.torch_facts.devices import is_accelerator
@@ -116,7 +116,7 @@ def check_placement(
             from its parameter is a finding (D102).
     """
     target = request.to or "cpu"
-    home = within_reach(target, Context(device_count=device_count))
+    home = available_device(target, Context(device_count=device_count))
     mend = f"fix: ckptmove convert {quoted(inventory.path)} --to {home}"
     mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
     try:

@@ -25,8 +25,8 @@ from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_com
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.sampling import choose
+from ckptmove.verification.step.memory_limit import refuse_excess
 from ckptmove.verification.step.optimizers import check_override
-from ckptmove.verification.step.reach import refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

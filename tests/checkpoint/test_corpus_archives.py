@@ -69,8 +69,9 @@ def test_an_agent_there_and_back(path, tmp_path):
 
 
 def test_an_archive_that_holds_nothing_any_more():
-    with pytest.raises(EmptyDirectory, match=r"a zip archive without data\.pkl; .* \(looked at 1\)"):
+    with pytest.raises(EmptyDirectory, match=r"without data\.pkl") as caught:
         ckptmove.inspect(CORPUS / "corrupted-truncated" / "AgileRL__AgileRL__LunarLanderContinuous-v2-DDPG_0.pt")
+    assert caught.value.files == 1
 
 
 @pytest.mark.parametrize("form", ["zip", "deflated", "tar"])

@@ -270,7 +270,7 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
         optimizer.step()
     for key, value in optimizer.state[parameter].items():
         # ASGD's average is the parameter itself at first; Adamax takes the largest of the gradient and eps.
-        if torch.is_tensor(value) and key not in {"step", "ax"} | BY_NAME[name].begins_elsewhere:
+        if torch.is_tensor(value) and key not in {"step", "ax"} | BY_NAME[name].nonzero_initial:
             assert value.abs().max() < 1e-7, key
         if key in BY_NAME[name].magnitudes:
             assert value.min() >= 0

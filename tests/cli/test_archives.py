@@ -85,7 +85,7 @@ def test_a_password_is_asked_for_by_unzip(say, bench, model) -> None:
     model.write_bytes(data)
     said = say("inspect", "model.zip")
     error, hint = said.err.splitlines()
-    assert (said.code, error) == (3, "error: model.zip: not read as it is: member 'best/policy.pth' is encrypted")
+    assert (said.code, error) == (3, "error: model.zip: must be unpacked first: member 'best/policy.pth' is encrypted")
     unzip = "unzip model.zip -d model.zip.unpacked && ckptmove inspect model.zip.unpacked"
     assert hint == f"hint: unpack it, and take the directory: {unzip}"
 

@@ -424,7 +424,7 @@ def test_what_was_written_is_named_where_the_answer_is_lost(monkeypatch, broken,
         monkeypatch.setattr(sys, "stdout", broken(full))
         assert run("convert", "run.pth", "--to", "cpu", "--output", "out.pth", "--force", *extra) == 5
         assert capsys.readouterr().err == (
-            "error: out.pth: the new file is written and whole, but standard output could not be written: "
+            "error: out.pth: the new file is complete, but standard output could not be written: "
             "No space left on device\n"
         )
         assert api.inspect("out.pth").inventory.tensors

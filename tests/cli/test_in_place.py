@@ -287,7 +287,8 @@ def test_a_kill_is_noticed_by_the_next_command(say, ask, bench, place) -> None:
     assert len(names(bench)) == 3
     said = say("inspect", "run.pth", "-q", "--select", "N")
     assert said.code == 0
-    assert said.err.startswith("warning: run.pth: a conversion in place was interrupted")
+    assert said.err.startswith("warning: run.pth: ")
+    assert "interrupted" in said.err
     assert (bench / "run.pth").read_bytes() == before
     assert names(bench) == ["dragged.pth", "run.pth"]
     assert say("inspect", "run.pth", "-q", "--select", "N").err == ""
@@ -320,7 +321,8 @@ def test_verify_notices_too(say, bench, original, simulates) -> None:
         process.communicate()
     said = say("verify", "run.pth", "--to", "cuda:3", "-q")
     assert said.code == 0
-    assert said.err.startswith("warning: run.pth: a conversion in place was interrupted")
+    assert said.err.startswith("warning: run.pth: ")
+    assert "interrupted" in said.err
     assert (bench / "run.pth").read_bytes() == original
 
 

@@ -20,7 +20,7 @@ def test_what_was_undone_already_is_as_it_was(ask, bench, original) -> None:
     ask("convert", "run.pth", "--undo")
     error = ask("convert", "run.pth", "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
-    assert "or it is as it was before that again" in error["message"]
+    assert "restored" in error["message"]
     assert (bench / "run.pth").read_bytes() == original
 
 

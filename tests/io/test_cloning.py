@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import stat
@@ -59,7 +60,7 @@ def clones(monkeypatch):
         made.append(clone)
         return True
 
-    monkeypatch.setattr(cloning, "_made", make)
+    monkeypatch.setattr(cloning, "_cloned", make)
     return made
 
 
@@ -124,7 +125,7 @@ def test_what_moves_is_written(big, clones, written):
 
     cloned = moved(big.with_name("cloned.pt"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cloning, "_made", lambda source, clone: False)
+        patch.setattr(cloning, "_cloned", lambda source, clone: False)
         assert moved(big.with_name("copied.pt")) == cloned
 
 
@@ -142,7 +143,7 @@ def test_a_library_without_a_name_is_not_asked_for_clones(monkeypatch, tmp_path)
 
     monkeypatch.delattr(os, "copy_file_range", raising=False)
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert not cloning._made(0, tmp_path / "clone")
+    assert not cloning._cloned(0, tmp_path / "clone")
 
 
 def test_the_files_of_a_directory_are_clones_too(big, clones, written):
@@ -189,8 +190,9 @@ def test_an_interruption_leaves_no_clone(big, clones, monkeypatch, step):
 def test_a_clone_that_cannot_be_gone_through_is_a_failed_write(tmp_path):
     file = NewFile("out.pt", tmp_path / "new.pt", os.open(tmp_path / "new.pt", os.O_WRONLY | os.O_CREAT))
     file.close()
-    with pytest.raises(WriteFailed, match=r"^out\.pt: could not write: Bad file descriptor"):
-        file.pass_over(1)
+    with pytest.raises(WriteFailed) as caught:
+        file.skip(1)
+    assert (caught.value.path, caught.value.reason) == ("out.pt", os.strerror(errno.EBADF))
 
 
 @pytest.mark.parametrize("system", ["Linux", "without clones", "without libraries"])
@@ -221,8 +223,8 @@ def test_the_call_is_that_of_the_system(tmp_path, big):
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "clone.c"], check=True)
     program = (
         "import os, sys; vars(os).pop('copy_file_range', None)\n"
-        "from ckptmove.io import cloning; real = cloning._made\n"
-        "cloning._made = lambda *given: real(*given) and not print('cloned', file=sys.stderr)\n"
+        "from ckptmove.io import cloning; real = cloning._cloned\n"
+        "cloning._cloned = lambda *given: real(*given) and not print('cloned', file=sys.stderr)\n"
         "from ckptmove.cli.app import main; main()"
     )
     words = ["convert", str(big), "--to", "cpu", "--no-check", "-q"]

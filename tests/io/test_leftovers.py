@@ -55,7 +55,7 @@ def test_names_are_told_apart_from_all_others(tmp_path):
 
 def test_a_file_is_removed(tmp_path, pair):
     pair[0].touch()
-    assert cleared(tmp_path) == [f"{pair[0]}: left by a conversion that was broken off, and removed"]
+    assert cleared(tmp_path) == [f"{pair[0]}: left by an interrupted conversion, and removed"]
     assert names(tmp_path) == []
     assert cleared(tmp_path) == []
 
@@ -71,7 +71,7 @@ def test_what_was_moved_aside_is_put_back(tmp_path, pair):
     pair[1].mkdir()
     filled(pair[1] / "out")
     said = cleared(tmp_path)
-    assert said[0].startswith(f"{tmp_path / 'out'}: a conversion that was to replace it was broken off")
+    assert said[0].startswith(f"{tmp_path / 'out'}: restored; ")
     assert len(said) == 2
     assert names(tmp_path) == ["out", "out/a.txt"]
 
@@ -89,7 +89,7 @@ def test_what_was_replaced_is_removed(tmp_path, pair):
     pair[1].mkdir()
     filled(pair[1] / "out", "old.txt")
     (said,) = cleared(tmp_path)
-    assert said.startswith(f"{pair[1]}: what a conversion had replaced")
+    assert said.startswith(f"{pair[1]}: already replaced ")
     assert names(tmp_path) == ["out", "out/a.txt"]
 
 
@@ -101,7 +101,8 @@ def test_nothing_is_lost_where_the_name_is_taken(tmp_path, pair):
     before = names(tmp_path)
     for _ in range(2):
         (said,) = cleared(tmp_path)
-        assert said.endswith("both are kept")
+        assert said.startswith(f"{pair[1] / 'out'}: ")
+        assert str(tmp_path / "out") in said
         assert names(tmp_path) == before
 
 

@@ -40,7 +40,7 @@ def test_a_disk_that_is_too_small_says_so_with_figures(new, tmp_path, monkeypatc
     with pytest.raises(WriteFailed) as caught:
         new.reserve(3_000_000)
     assert str(caught.value) == (
-        "out.pt: could not write: No space left on device: 3,000,000 bytes are needed, and 8,192 are free"
+        f"out.pt: could not write: {caught.value.reason}: 3,000,000 bytes are needed, and 8,192 are free"
     )
     assert caught.value.reason == os.strerror(errno.ENOSPC)
     assert (tmp_path / "new.pt").stat().st_size == 0

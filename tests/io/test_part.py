@@ -29,7 +29,7 @@ def test_it_is_its_bytes(part):
 
 @pytest.mark.parametrize(("start", "end"), [(0, 21), (-1, 3), (5, 4), (21, 21)])
 def test_it_ends_where_it_ends(part, start, end):
-    with pytest.raises(DamagedArchive, match=f"bytes {start} to {end} of a part that has 20"):
+    with pytest.raises(DamagedArchive, match=f"bytes {start} to {end} .* 20 "):
         part.read(start, end)
     with pytest.raises(DamagedArchive):
         list(part.blocks(Span(start, end), 3))

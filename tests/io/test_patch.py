@@ -14,7 +14,7 @@ import pytest
 
 from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged
 from ckptmove.io import patch as room
-from ckptmove.io.changes import Patch, RolledBack
+from ckptmove.io.changes import UNKNOWN_JOURNAL, Patch, RolledBack
 from ckptmove.io.journal import Journal, Run, decode, is_journal, journal_name, journal_path
 from ckptmove.io.patch import apply_patch, roll_back, stamp
 from ckptmove.io.recovery import recover, recover_listed
@@ -63,7 +63,7 @@ def test_it_changes_what_it_says_and_can_be_taken_back(file, monkeypatch, patch,
     kill_before_the_end(file, monkeypatch, patch)
     assert file.read_bytes() == expected
     assert len(names(file.parent)) == 2
-    assert "again what it was" in roll_back(str(file))
+    assert roll_back(str(file)).endswith("rolled back")
     assert file.read_bytes() == OLD
     assert (file.stat().st_ino, file.stat().st_mode) == (inode, mode)
     change(file, patch)
@@ -112,18 +112,19 @@ def test_two_do_not_change_it_at_once(file, monkeypatch):
 
 def test_a_system_without_locks_is_told(file, monkeypatch):
     def refuse(_fd, _operation):
-        raise OSError(errno.ENOSYS, "Function not implemented")
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(ChangeFailed, match="Function not implemented"):
+    with pytest.raises(ChangeFailed) as caught:
         change(file)
+    assert caught.value.reason == os.strerror(errno.ENOSYS)
     assert file.read_bytes() == OLD
 
 
 def test_a_torn_journal_tells_that_nothing_has_changed(file):
     for data in (b"", b"x" * 10, b"x" * 300):
         Path(journal_path(str(file))).write_bytes(data)
-        assert "before it changed anything" in roll_back(str(file))
+        assert "before" in roll_back(str(file))
         assert file.read_bytes() == OLD
         assert names(file.parent) == ["run.pth"]
 
@@ -132,7 +133,7 @@ def test_a_torn_journal_tells_that_nothing_has_changed(file):
 def test_a_file_that_was_saved_anew_is_not_rolled_back(file, monkeypatch, data):
     kill_before_the_end(file, monkeypatch)
     file.write_bytes(data)
-    assert "written anew" in roll_back(str(file))
+    assert "rewritten" in roll_back(str(file))
     assert file.read_bytes() == data
     assert names(file.parent) == ["run.pth"]
 
@@ -141,7 +142,7 @@ def test_what_lies_behind_a_change_tells_other_files_apart_too(file, monkeypatch
     kill_before_the_end(file, monkeypatch, Patch(((10, b"over"),), 200))
     data = file.read_bytes()[:199] + b"!"
     file.write_bytes(data)
-    assert "written anew" in roll_back(str(file))
+    assert "rewritten" in roll_back(str(file))
     assert file.read_bytes() == data
 
 
@@ -149,7 +150,7 @@ def test_what_lies_before_a_change_amid_a_file_tells_other_files_apart_too(file,
     kill_before_the_end(file, monkeypatch, Patch(((10, b"over"),), 200))
     data = b"!" + file.read_bytes()[1:]
     file.write_bytes(data)
-    assert "written anew" in roll_back(str(file))
+    assert "rewritten" in roll_back(str(file))
     assert file.read_bytes() == data
 
 
@@ -158,7 +159,7 @@ def test_a_byte_that_is_neither_old_nor_new_was_saved_since(file, monkeypatch, d
     kill_before_the_end(file, monkeypatch, Patch(((10, b"over"), (50, b"m")), 200))
     saved = OLD[:10] + data + OLD[10 + len(data) :]
     file.write_bytes(saved)
-    assert "written anew" in roll_back(str(file))
+    assert "rewritten" in roll_back(str(file))
     assert file.read_bytes() == saved
 
 
@@ -175,7 +176,7 @@ def test_the_journal_of_another_name_is_left_alone(file, monkeypatch):
 def test_a_journal_that_is_in_the_way_is_named(file):
     Path(journal_path(str(file))).write_bytes(journal(name="other.pth").encode())
     assert recover(str(file)) == ""
-    with pytest.raises(JournalInTheWay, match=f"{journal_name('run.pth')} is in the way") as caught:
+    with pytest.raises(JournalInTheWay, match=journal_name("run.pth")) as caught:
         change(file)
     assert caught.value.journal == journal_path(str(file))
     assert file.read_bytes() == OLD
@@ -194,7 +195,7 @@ def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
         return os.stat_result(found)
 
     monkeypatch.setattr(os, "fstat", foreign)
-    with pytest.raises(RollbackFailed, match="belongs to another user"):
+    with pytest.raises(RollbackFailed, match="another user"):
         roll_back(str(file))
     assert file.read_bytes() == changed
 
@@ -234,8 +235,9 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize("changes", IMPOSSIBLE)
 def test_a_journal_that_cannot_be_is_refused(file, changes):
     Path(journal_path(str(file))).write_bytes(journal(**changes).encode())
-    with pytest.raises(RollbackFailed, match="none of this version"):
+    with pytest.raises(RollbackFailed) as caught:
         roll_back(str(file))
+    assert caught.value.reason == UNKNOWN_JOURNAL
     assert file.read_bytes() == OLD
 
 
@@ -246,7 +248,7 @@ def test_a_journal_of_a_larger_file_makes_none(file):
         old_size=size, new_size=size, runs=(Run(size - 4, b"xxxx", b"yyyy"),), anchors=anchors, anchor_crc=0
     )
     Path(journal_path(str(file))).write_bytes(wrong.encode())
-    assert "written anew" in roll_back(str(file))
+    assert "rewritten" in roll_back(str(file))
     assert file.read_bytes() == OLD
 
 
@@ -298,7 +300,7 @@ def test_a_change_that_cannot_be_taken_back_either_leaves_its_journal(file, monk
         patches.setattr(os, "write", fail)
         with pytest.raises(RollbackFailed):
             change(file)
-    with pytest.warns(RolledBack, match=f"{file}: .*again what it was"):
+    with pytest.warns(RolledBack, match=f"{file}: .*rolled back"):
         assert recover(str(file))
     assert file.read_bytes() == OLD
     assert names(file.parent) == ["run.pth"]

@@ -66,7 +66,7 @@ def windows_names(monkeypatch):
 
 
 def test_a_file_of_a_reserved_name_is_not_begun(tmp_path, windows_names):
-    with pytest.raises(WriteFailed, match="reserves the name"), FileSink("aux.pth", force=True):
+    with pytest.raises(WriteFailed, match=r"Windows .* 'aux\.pth'"), FileSink("aux.pth", force=True):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -153,9 +153,9 @@ class WindowsError(OSError):
 
 
 def test_an_error_has_the_words_of_errno():
-    assert reason_of(WindowsError(errno.ENOSPC, "There is not enough space on the disk")) == os.strerror(errno.ENOSPC)
-    assert reason_of(OSError(errno.EPERM, "it belongs to another user")) == "it belongs to another user"
-    assert reason_of(ValueError("embedded null byte")) == "embedded null byte"
+    assert reason_of(WindowsError(errno.ENOSPC, "disk-full")) == os.strerror(errno.ENOSPC)
+    assert reason_of(OSError(errno.EPERM, "foreign")) == "foreign"
+    assert reason_of(ValueError("NUL")) == "NUL"
 
 
 def test_where_names_are_missing(monkeypatch):

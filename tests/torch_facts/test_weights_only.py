@@ -16,7 +16,7 @@ from weights_only_lists import numbers
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
-from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, WEIGHTS_ONLY_UNTIL, judge, modern_name, newest
+from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, WEIGHTS_ONLY_UNTIL, classify, modern_name, newest
 
 IMPORT_MAPPING = torch._utils.IMPORT_MAPPING
 NAME_MAPPING = torch._utils.NAME_MAPPING
@@ -60,7 +60,7 @@ def test_versions_are_numbers_and_no_text():
 
 @pytest.mark.parametrize("name", sorted(WEIGHTS_ONLY_SINCE))
 def test_what_torch_allows_is_safe(name):
-    use = judge(name)
+    use = classify(name)
     assert (use.weights_only, use.weights_only_since, use.verdict) == (True, WEIGHTS_ONLY_SINCE[name], "safe")
 
 
@@ -100,7 +100,7 @@ def test_modules_of_python_2_are_looked_up_as_torch_does(module):
     ],
 )
 def test_verdicts(name, modern, verdict):
-    use = judge(name)
+    use = classify(name)
     assert (use.name, use.verdict) == (modern, verdict)
 
 
@@ -119,5 +119,5 @@ def test_the_answer_is_that_of_torch_load(name):
         accepted = True
     except torch.serialization.pickle.UnpicklingError:
         accepted = False
-    since = judge(found).weights_only_since
+    since = classify(found).weights_only_since
     assert accepted is (since is not None and numbers(since) <= numbers(torch.__version__))

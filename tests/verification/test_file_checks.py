@@ -19,7 +19,7 @@ from ckptmove.findings.registry import find_all
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, Severity
 from ckptmove.moves import MoveRequest
-from ckptmove.torch_facts.weights_only import judge
+from ckptmove.torch_facts.weights_only import classify
 from ckptmove.verification.checks import CHECKS, failed, passed
 from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, hold_against
 from ckptmove.verification.step.optimizers import check_override
@@ -63,7 +63,7 @@ def test_what_is_no_fault_of_the_file_does_not_fail_it(make):
 
 def test_a_pickle_that_attacks_fails_the_file(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint:
-        inventory = replace(checkpoint.inventory, globals=(judge("os.system"), judge("torch.Size")))
+        inventory = replace(checkpoint.inventory, globals=(classify("os.system"), classify("torch.Size")))
         check = hold_against(check_file(checkpoint.parts), find_all(inventory, Context()))
     assert check.status == "failed"
     assert "os.system" in check.detail

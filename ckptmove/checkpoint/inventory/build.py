@@ -16,7 +16,7 @@ from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
-from ckptmove.torch_facts.weights_only import dangerous, judge, modern_name
+from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
@@ -83,7 +83,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
 
 def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
     """What loading a file with this name means, in a container that has read the calls of some."""
-    return judge(name)._replace(verdict="unknown") if name in opened else judge(name)
+    return classify(name)._replace(verdict="unknown") if name in opened else classify(name)
 
 
 def _behind(machine: Machine) -> tuple[ArchiveFact, ...]:

@@ -116,7 +116,7 @@ def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensor
         return ""
     row = BY_NAME[algorithm]
     for key, record in entry.tensors:
-        begins_at_zero = key in row.known_state - row.scalars - row.begins_elsewhere
+        begins_at_zero = key in row.known_state - row.scalars - row.nonzero_initial
         if begins_at_zero and stored.place(record) is not None and bool(distinct(stored.tensor(record)).any()):
             return f", and {key} beside it is not zero: the count was lost"
     return ""

@@ -38,7 +38,7 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         tally.stirred.add(member)
     elif piece.elements and trial.recipe.is_foreign:  # torch's own classes pass no gradient over
         tally.untouched.add(member)
-    if member not in tally.moved and member not in tally.untouched and trial.is_idle(piece.group):
+    if member not in tally.moved and member not in tally.untouched and trial.has_zero_rate(piece.group):
         tally.idle.add(member)
     for fault in _state_faults(trial, piece, after):
         tally.faults.add(f"{name}: {fault}")

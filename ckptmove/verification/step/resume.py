@@ -12,7 +12,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
-from ckptmove.findings.context import Context, within_reach
+from ckptmove.findings.context import Context, available_device
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
@@ -145,7 +145,7 @@ def _mend(bench: Bench) -> str:
 
 
 def _command(bench: Bench) -> str:
-    target = within_reach(bench.site.target, Context(device_count=bench.request.devices))
+    target = available_device(bench.site.target, Context(device_count=bench.request.devices))
     return f"ckptmove convert {quoted(bench.request.path)} --to {target}"
 
 

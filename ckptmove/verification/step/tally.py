@@ -41,7 +41,7 @@ class Trial(NamedTuple):
     other: Place
     exact: bool
 
-    def is_idle(self, group: int) -> bool:
+    def has_zero_rate(self, group: int) -> bool:
         """Whether a group has a learning rate of 0, be it a number or a tensor."""
         option = self.recipe.tensors[group].get("lr")
         if option is None:

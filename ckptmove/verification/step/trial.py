@@ -222,7 +222,7 @@ def _note_changes(
         among, at = (drafts, index) if steps_together(name) else ([draft], 0)
         if index in changed or _differs_with_less(trial, among, at):
             tally.changed.add(member)
-        elif trial.is_idle(draft.piece.group) and not trial.recipe.is_foreign:
+        elif trial.has_zero_rate(draft.piece.group) and not trial.recipe.is_foreign:
             tally.bare.setdefault(IDLE, set()).add(member)
         elif not _reads_state(trial, among, at):
             tally.bare.setdefault(IGNORED if trial.recipe.is_foreign else UNREAD, set()).add(member)
@@ -294,7 +294,7 @@ def _bareness(trial: Trial, draft: Draft) -> str:
     count = stored_count(piece, trial.source)
     if count == 0:
         return "saved before the first step"
-    if trial.is_idle(piece.group) and draft.largest == 0:
+    if trial.has_zero_rate(piece.group) and draft.largest == 0:
         return IDLE
     if draft.largest == 0:
         return LOST if count is not None else "with state of zeros"

@@ -523,8 +523,9 @@ def test_a_million_members(archives, form):
     path = getattr(archives, form)({str(number): b"" for number in range(20)})
     with pytest.raises(LimitExceeded, match="members"):
         ckptmove.inspect(path, limits=Limits(entries=19))
-    with pytest.raises(EmptyDirectory, match="looked at 20"):
+    with pytest.raises(EmptyDirectory) as caught:
         ckptmove.inspect(path, limits=Limits(entries=20))
+    assert caught.value.files == 20
 
 
 @pytest.mark.parametrize(
@@ -536,8 +537,9 @@ def test_an_archive_without_a_checkpoint(archives, form, found):
     with pytest.raises(EmptyDirectory) as caught:
         ckptmove.inspect(path)
     assert caught.value.__context__ is None
-    inside = "with another archive in it: 'run/model.zip'"
-    assert caught.value.found == f"{found}, {inside}; by content, none of its files is one (looked at 2)"
+    assert caught.value.found.startswith(f"{found}, ")
+    assert "'run/model.zip'" in caught.value.found
+    assert (caught.value.form, caught.value.inner, caught.value.files) == (form, "run/model.zip", 2)
     with pytest.raises(EmptyDirectory):
         ckptmove.convert(path, to="cpu")
 
@@ -592,9 +594,7 @@ def test_a_member_that_only_unpacking_reads(archives, method, name):
     path = archives.make("sb3")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("log.txt", "hello" * 100, method)
-    with pytest.raises(
-        MustBeUnpacked, match=rf"not read as it is: member 'log\.txt' is compressed with {name}$"
-    ) as caught:
+    with pytest.raises(MustBeUnpacked, match=rf"'log\.txt' is compressed with {name}$") as caught:
         ckptmove.inspect(path)
     assert not caught.value.locked
 

@@ -175,7 +175,7 @@ def test_what_a_save_that_broke_off_has_left_is_passed_over(halves):
 def test_a_file_of_it_alone_is_not_read(distributed, trained, tmp_path):
     single = distributed.save_ranks(tmp_path / "single", {"w": (torch.ones(2), [(0, (0,), (2,))])})
     for path in (trained / "__0_0.distcp", trained / ".metadata", single / "__0_0.distcp"):
-        with pytest.raises(DistributedFile, match="read as a whole"):
+        with pytest.raises(DistributedFile):
             ckptmove.inspect(path)
         with pytest.raises(DistributedFile):
             ckptmove.convert(path, to="cuda:0")
