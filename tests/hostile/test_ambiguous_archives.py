@@ -105,17 +105,17 @@ STRAY = {
         "what follows the end of data.pkl",
     ),
     "between two records": lambda a: (
-        [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "what follows a/byteorder",
+        [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "bytes after a/byteorder",
     ),
     "a record that the directory does not name": lambda a: (
-        [*a.records()[:2], hidden(a), *a.records()[2:]], {}, len(hidden(a)), "what follows a/byteorder",
+        [*a.records()[:2], hidden(a), *a.records()[2:]], {}, len(hidden(a)), "bytes after a/byteorder",
     ),
-    "before the directory": lambda a: ([*a.records(), b"G" * 5000], {}, 5000, "what follows a/version"),
+    "before the directory": lambda a: ([*a.records(), b"G" * 5000], {}, 5000, "bytes after a/version"),
     "before the first record": lambda a: (
-        [hidden(a), *a.records()], {}, len(hidden(a)), "what stands before the records",
+        [hidden(a), *a.records()], {}, len(hidden(a)), "bytes before the records",
     ),
-    "behind the directory": lambda a: (a.records(), {"behind": b"more"}, 4, "what follows the directory"),
-    "a comment": lambda a: (a.records(), {"comment": b"a comment"}, 9, "what follows the directory"),
+    "behind the directory": lambda a: (a.records(), {"behind": b"more"}, 4, "bytes after the directory"),
+    "a comment": lambda a: (a.records(), {"comment": b"a comment"}, 9, "bytes after the directory"),
 }  # fmt: skip
 
 
@@ -180,4 +180,4 @@ def test_a_stream_is_read_as_torch_reads_it_whatever_follows(file_of) -> None:
     torch.save({"weight": torch.arange(4.0)}, stream, _use_new_zipfile_serialization=False)
     found = ckptmove.inspect(file_of(stream.getvalue() + stream.getvalue()))
     [finding] = [one for one in found.findings if one.code == "F804"]
-    assert finding.where == ("what follows the last storage",)
+    assert finding.where == ("bytes after the last storage",)
