@@ -178,6 +178,20 @@ def test_headers_that_are_elsewhere(tmp_path, offset, detail, opened):
             container.lay_out(PICKLE, {})
 
 
+def test_data_that_overlaps_the_directory(tmp_path, opened):
+    data = build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/data/0", b"1234", {"flags": 8}, b"")])
+    entry = data.rfind(b"PK\x01\x02")
+    data = patched(patched(data, entry + 20, "<L", 5000), entry + 24, "<L", 5000)
+    (tmp_path / "a.pt").write_bytes(data)
+    with opened(tmp_path / "a.pt") as container:
+        assert [fact.nbytes for fact in container.locate(()) if fact.kind == "past-end"] == [
+            5000 - 4 - len(b"a/data/0")
+        ]
+        for use in (lambda: container.storage_span("0"), container.check, lambda: container.lay_out(PICKLE, {})):
+            with pytest.raises(DamagedArchive, match="record 'a/data/0' overlaps"):
+                use()
+
+
 @pytest.mark.parametrize("word", [b"", b"0", b"many", b"99999999", b"6" * 100, b"\xb2"])
 def test_an_alignment_that_cannot_be_is_torchs_own(tmp_path, word, rewrite):
     pieces = [
