@@ -1,6 +1,6 @@
-"""A bare pickle, as ``pickle.dump`` writes it: its tensors are streams of ``torch.save`` inside of the pickle.
+"""Read and lay out a plain pickle of ``pickle.dump``: its tensors are ``torch.save`` streams inside the pickle.
 
-Never runs it, and never reads the bytes of a tensor or an array.
+The bytes of tensors and arrays are not read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, UneditablePickle
 from ckptmove.formats.contract import Container
-from ckptmove.formats.nested_streams import find_streams, graft, name_long_keys, opened_calls, shared_streams
+from ckptmove.formats.nested_streams import find_streams, insert_streams, name_long_keys, opened_calls, shared_streams
 from ckptmove.formats.pickle_outline import read_outlines
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.segments import length, shifted
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
 
 _BLOCK: Final = 1 << 20
-_AS_TEXT: Final = "tensors written as text, as pickle protocols 0 to 2 write bytes,"
+_AS_TEXT: Final = "tensors as text, the form of bytes in pickle protocols 0 to 2,"
 
 
 class BarePickle(Container):
@@ -38,8 +38,8 @@ class BarePickle(Container):
 
     Attributes:
         name: ``pickle``.
-        source: its bytes.
-        byteorder: of the elements of its storages: that of the streams in it, ``little`` without any.
+        source: bytes of the file.
+        byteorder: byte order of the storage elements in the streams; ``little`` without any stream.
     """
 
     name: ContainerName = "pickle"
@@ -58,12 +58,12 @@ class BarePickle(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the pickle, and those of the streams in it.
+        """Read the pickle, and the pickles of the streams in it.
 
         Raises:
-            DamagedPickle: one of them is none.
-            DamagedArchive: a stream is none of torch's.
-            LimitExceeded: they ask for more than the limits allow.
+            DamagedPickle: if one of them is not a valid pickle.
+            DamagedArchive: if a stream is not a ``torch.save`` stream.
+            LimitExceeded: if they need more than the limits allow.
         """
         self.source, self.limits = source, limits
         outlines = read_outlines(source, limits)
@@ -75,7 +75,7 @@ class BarePickle(Container):
             offset = self._outline.file_offset(error.offset)
             raise DamagedPickle(error.detail, offset=offset, runs=error.runs) from error
         self._streams = find_streams(self._machine.root, self._outline, source, limits)
-        graft(self._machine, self._streams, limits)
+        insert_streams(self._machine, self._streams, limits)
         self.opened = opened_calls(self._machine)
         name_long_keys(self._machine.root, self._outline)
         self._note_rest(outlines)
@@ -83,14 +83,14 @@ class BarePickle(Container):
         self.byteorder = next((stream.container.byteorder for stream in self._streams), "little")
 
     def _note_rest(self, outlines: Iterator[PickleOutline]) -> None:
-        """Remember the names in the pickles that follow: who calls ``pickle.load`` again runs them.
+        """Collect the names in later pickles of the file, which further calls of ``pickle.load`` run.
 
-        What follows may be anything: the names before the first damage count.
+        Any bytes may follow the first pickle: only names before the first damage are collected.
         """
         try:
             for outline in outlines:
                 machine = interpret(outline.data, self.limits)
-                graft(machine, find_streams(machine.root, outline, self.source, self.limits), self.limits)
+                insert_streams(machine, find_streams(machine.root, outline, self.source, self.limits), self.limits)
                 self.opened &= opened_calls(machine)
                 self._machine.note_names(machine)
         except (DamagedPickle, DamagedArchive) as error:
@@ -98,15 +98,15 @@ class BarePickle(Container):
                 self._machine.globals.setdefault(name, 0)
 
     def read(self) -> Machine:
-        """The machine that has read :meth:`object_pickle`, the storages of the streams in the places of their calls."""
+        """The machine that has read :meth:`object_pickle`; the streams' storages replace the calls that load them."""
         return self._machine
 
     def object_pickle(self) -> bytes:
-        """The pickle without its long strings, and behind it the object pickles of the streams in it."""
+        """The pickle without its long strings, followed by the object pickles of the streams in it."""
         return self._pickle
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
-        """The long strings that are no streams, in the order of the file: only marks of them stand in the tree."""
+        """The long strings that are not streams, in file order: the tree holds only their placeholders."""
         streams = {stream.string for stream in self._streams}
         for place, string in enumerate(self._outline.strings):
             if place not in streams:
@@ -119,7 +119,7 @@ class BarePickle(Container):
         """Find the bytes of the storages in the streams.
 
         Args:
-            storages: every storage by the place of its stream and the key that it has there, ``0:KEY``.
+            storages: every storage; its key is ``0:KEY``, with the place of its stream and its key there.
 
         Raises:
             DamagedArchive: as the streams.
@@ -133,18 +133,18 @@ class BarePickle(Container):
             else:
                 own[at].append(storage._replace(key=key))
         for place, (stream, named) in enumerate(zip(self._streams, own, strict=True)):
-            # Deflated bytes deceive who maps a file, and nobody maps a stream inside of a pickle.
+            # Deflated bytes are a problem only for mmap=True, which cannot map a stream inside a pickle.
             found = [fact for fact in stream.container.locate(named) if fact.kind != "compressed-storage"]
             facts += [replace(fact, record=f"{place}:{fact.storage_key}") for fact in found]
             if stream.string is None:
                 facts += [ArchiveFact("encoded-storage", f"{place}:{storage.key}", storage.nbytes) for storage in named]
         if self._outline.end < self.source.size:
             rest = self.source.size - self._outline.end
-            facts.append(ArchiveFact("orphan-record", "what follows the pickle", rest))
+            facts.append(ArchiveFact("orphan-record", "bytes after the pickle", rest))
         return tuple(facts)
 
     def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where they are not there, or written as text."""
+        """Span of a storage's bytes in the source; None if they are missing, or written as text."""
         place, inner = self._split(key)
         if place is None or self._streams[place].string is None:
             return None
@@ -153,7 +153,7 @@ class BarePickle(Container):
         return Span(stream.start + span.start, stream.start + span.end) if span is not None else None
 
     def check(self) -> tuple[ArchiveFact, ...]:
-        """Compare the CRCs of the streams that have any: those that are zip archives."""
+        """Compare the CRCs of the streams that are zip archives; the others have none."""
         return tuple(
             replace(fact, record=f"{place}:{fact.storage_key}")
             for place, stream in enumerate(self._streams)
@@ -161,19 +161,19 @@ class BarePickle(Container):
         )
 
     def has_checksums(self) -> bool:
-        """Whether every stream holds CRCs; those that pickling a tensor makes hold none."""
+        """Whether every stream holds CRCs; pickling a tensor writes a stream without CRCs."""
         return bool(self._streams) and all(stream.container.has_checksums() for stream in self._streams)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The file with other pickles in the places of its own, all else as it is.
+        """The file with new pickles; everything else unchanged.
 
         Args:
-            pickle: the new pickles, as many as :meth:`object_pickle` gives.
-            casts: storages by key that change dtype: before and after.
+            pickle: the new pickles, as many as :meth:`object_pickle` returns.
+            casts: storages by key that change dtype: the dtype before and after.
 
         Raises:
             DamagedArchive: as the streams.
-            UneditablePickle: a stream would have to change that is written as text, or read back as bytes.
+            UneditablePickle: if a stream that changes is written as text, or its bytes are used elsewhere too.
         """
         if pickle == self._pickle and not casts:
             return (CopySegment(Span(0, self.source.size)),)
@@ -189,7 +189,7 @@ class BarePickle(Container):
             if one == stream.container.object_pickle() and not own:
                 continue
             if stream.string is None or place in shared:
-                detail = _AS_TEXT if stream.string is None else "the bytes of a tensor with another use"
+                detail = _AS_TEXT if stream.string is None else "bytes that are a tensor and another value,"
                 raise UneditablePickle(detail, offset=self._outline.file_offset(stream.call.args_start))
             segments = [shifted(segment, stream.start) for segment in stream.container.lay_out(one, own)]
             new[stream.string] = segments, sum(map(length, segments))
@@ -197,14 +197,14 @@ class BarePickle(Container):
         return *self._outline.expand(outer, new.get), rest
 
     def _split(self, key: str) -> tuple[int | None, str]:
-        """The place of a stream, None where there is no such stream, and the key of a storage in it."""
+        """The place of a stream, or None if there is no such stream, and the key of a storage in it."""
         place, _, inner = key.partition(":")
         known = place.isdecimal() and place.isascii() and int(place) < len(self._streams)
         return int(place) if known else None, inner
 
 
 def _split_pickles(data: bytes) -> list[bytes]:
-    """Pickles that lie one after another."""
+    """Pickles that are stored one after the other."""
     pickles: list[bytes] = []
     begin = 0
     while begin < len(data):

@@ -1,6 +1,6 @@
-"""The chunks that a distributed tensor is saved in: boxes that lie side by side.
+"""Chunks of a distributed tensor: boxes that must not overlap.
 
-Never compares each with each: a sharded tensor may have thousands.
+Overlaps are found by a sweep, not by comparing all pairs: a sharded tensor may have thousands of chunks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ckptmove.errors import LimitExceeded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Far more than a grid of shards asks for.
+#: Far more than a grid of shards needs.
 _MOST_COMPARISONS: Final = 2_000_000
 
 
@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     """A part of a tensor.
 
     Attributes:
-        offsets: where it begins in the tensor, in elements along each axis.
+        offsets: start of the part in the tensor, in elements along each axis.
         sizes: its shape.
     """
 
@@ -30,15 +30,15 @@ class Chunk(NamedTuple):
 
     @property
     def volume(self) -> int:
-        """Number of its elements."""
+        """Number of elements."""
         return prod(self.sizes)
 
     def end(self, axis: int) -> int:
-        """Where it ends along an axis (exclusive)."""
+        """End of the part along an axis (exclusive)."""
         return self.offsets[axis] + self.sizes[axis]
 
     def meets(self, other: Chunk) -> bool:
-        """Whether both have an element in common; neither is empty."""
+        """Whether two non-empty chunks have an element in common."""
         return all(
             self.offsets[axis] < other.end(axis) and other.offsets[axis] < self.end(axis)
             for axis in range(len(self.offsets))
@@ -46,24 +46,24 @@ class Chunk(NamedTuple):
 
 
 def flaw_of(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> str:
-    """What keeps chunks from being parts of one tensor, up to its name; empty where nothing does.
+    """Why chunks cannot be parts of one tensor, to be followed by its name; empty if they can.
 
-    Every rank may have saved a tensor without axes: as torch does, none of them is looked at.
+    Every rank may save a tensor without axes, so chunks without axes may overlap, as in torch.
 
     Raises:
-        LimitExceeded: they lie so that the question takes too long.
+        LimitExceeded: if the search for overlaps takes too many comparisons.
     """
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
-            return "a chunk does not have the axes of"
+            return "a chunk has another number of axes than"
         if any(chunk.end(axis) > size for axis, size in enumerate(shape)):
-            return "a chunk reaches out of"
-    solid = [chunk for chunk in chunks if chunk.volume]
-    return "chunks overlap in" if shape and len(solid) > 1 and _overlap(solid) else ""
+            return "a chunk reaches past the end of"
+    nonempty = [chunk for chunk in chunks if chunk.volume]
+    return "chunks overlap in" if shape and len(nonempty) > 1 and _overlap(nonempty) else ""
 
 
 def _overlap(chunks: list[Chunk]) -> bool:
-    """Sweep along the axis that parts them best, as torch's ``_validate_global_plan`` does along the longest."""
+    """Sweep along the axis with the most distinct offsets; torch's ``_validate_global_plan`` takes the longest axis."""
     axes = range(len(chunks[0].offsets))
     axis = max(axes, key=lambda axis: len({chunk.offsets[axis] for chunk in chunks}))
     open_ones: list[Chunk] = []

@@ -1,6 +1,6 @@
-"""The contract of every container: a checkpoint in one file, as a tree and as the bytes of its storages.
+"""The base class of every format that stores a checkpoint in one file.
 
-Never knows a format. What a format lacks (checksums, code, a writer's name) has its answer here.
+A format overrides what it has; the defaults here answer for a format without checksums, code or a producer.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ if TYPE_CHECKING:
 
 
 class Container(ABC):
-    """A checkpoint in one file: an object pickle, where the format has one, and the bytes of its storages.
+    """A checkpoint in one file: its object pickle and the bytes of its storages.
+
+    Some formats have no pickle. They build the same tree from their own metadata, as if a machine had read a pickle.
 
     Attributes:
-        name: what it is, in the public contract.
-        source: its bytes.
-        limits: what it may ask for.
-        byteorder: ``little`` or ``big``: of the elements of its storages.
-        torch_version: version of torch that wrote it, where it says so.
-        producer: who else wrote it, where it says so.
+        name: name of the format in the JSON output.
+        source: bytes of the file.
+        limits: resource limits for reading it.
+        byteorder: byte order of the storage elements, ``little`` or ``big``.
+        torch_version: version of torch that wrote the file, if the file records it.
+        producer: another program that wrote the file, if the file records it.
         has_devices: whether the format stores a device for each storage.
-        why_no_devices: the reason for people where it stores none.
+        why_no_devices: the reason why it stores none, for messages.
         has_code: whether it holds code that relies on the dtypes of its tensors.
         is_torch_save: whether ``torch.save`` writes it, in a form that ``torch.load`` has read since 0.1.10.
         is_editable: whether ``convert`` can change it.
         is_mappable: whether ``torch.load(mmap=True)`` maps it.
         loader: the function or the library that reads its tensors.
-        weights_only: the argument that loads it: False where weights-only mode refuses the format itself; None where
-            the function has no such argument.
-        not_weights_only: the reason for people where ``torch.load(weights_only=True)`` refuses the format itself.
-        opened: names of functions whose every call was read as data: what a load of the file would run is known.
-        placeholder: what begins a string in the tree that stands for a long one; empty where there are none.
+        weights_only: value of this argument that loads the file. False if weights-only mode rejects the format. None
+            if the loader has no such argument.
+        not_weights_only: the reason why ``torch.load(weights_only=True)`` rejects the format, for messages.
+        opened: names of loader functions whose every call was parsed as data, so that their effect is known.
+            A finding does not report them as unknown globals.
+        placeholder: prefix of the strings in the tree that replace long strings; empty if no string is replaced.
     """
 
     name: ContainerName
@@ -91,93 +94,92 @@ class Container(ABC):
 
     @abstractmethod
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object, or all of them in a row; no bytes where the format has none.
+        """The pickle of the saved object, or several pickles one after the other; empty if the format has no pickle.
 
         Raises:
-            LimitExceeded: it is larger than the limits allow.
-            CrcMismatch: its bytes differ from their CRC.
+            LimitExceeded: if it is larger than the limits allow.
+            CrcMismatch: if its bytes differ from their CRC.
         """
 
     def read(self) -> Machine:
-        """The machine that has read :meth:`object_pickle`: its root is the tree of the saved object.
+        """Interpret :meth:`object_pickle`; the root of the returned machine is the tree of the saved object.
 
         Raises:
-            DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
-            LimitExceeded: it asks for more than the limits allow.
-            CrcMismatch: its bytes differ from their CRC.
+            DamagedPickle: if the bytes are not a valid pickle of protocol 0 to 5.
+            LimitExceeded: if it needs more than the limits allow.
+            CrcMismatch: if its bytes differ from their CRC.
         """
         return interpret(self.object_pickle(), self.limits)
 
     def code(self) -> Iterable[tuple[str, str]]:
-        """Each piece of code that comes with the object, with its name.
+        """Name and text of each source file that is stored with the object.
 
         Raises:
-            LimitExceeded: it is larger than the limits allow.
-            CrcMismatch: its bytes differ from their CRC.
+            LimitExceeded: if the code is larger than the limits allow.
+            CrcMismatch: if its bytes differ from their CRC.
         """
         return ()
 
     def extras(self) -> Iterable[tuple[str, bytes]]:
-        """The SHA-256 of each part of the checkpoint that is neither in its tree nor in a storage, by its name.
+        """Name and SHA-256 of each part of the checkpoint that is neither in the tree nor in a storage.
 
         Raises:
-            CrcMismatch: the bytes of one differ from their CRC.
+            CrcMismatch: if the bytes of a part differ from their CRC.
             SourceChanged, AccessFailed: as the source.
         """
         return ()
 
     @abstractmethod
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Find the bytes of the storages, once, before anything else is asked about them; no storage is read.
+        """Find the bytes of all storages. Call it once, before :meth:`storage_span`; it reads no storage.
 
-        Where one of them lies may hang on the sizes of all the others.
+        In some formats the place of a storage depends on the sizes of all the others.
 
         Args:
-            storages: every storage that the object pickle names, whether a tensor views it or not.
+            storages: every storage in the object pickle, with or without a tensor that views it.
 
         Returns:
-            What is amiss with their bytes.
+            Problems with the bytes of the storages.
 
         Raises:
-            DamagedArchive: the pickle and the file cannot both be right about where they lie.
+            DamagedArchive: if the pickle and the file contradict each other about the places.
         """
 
     @abstractmethod
     def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none, or they are not stored plainly."""
+        """Span of a storage's bytes in the source; None if they are missing or not stored plainly."""
 
     def check(self) -> tuple[ArchiveFact, ...]:
-        """Read every record and compare it with its CRC: one ``crc-mismatch`` for each that differs."""
+        """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs."""
         return ()
 
     def has_checksums(self) -> bool:
-        """Whether the file holds CRCs; torch can be told to leave them out."""
+        """Whether the file holds CRCs. torch can be configured to leave them out."""
         return False
 
     @abstractmethod
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The output with another object pickle in place of this one, all else as it is.
+        """The output file: a new object pickle, and everything else unchanged.
 
         Args:
             pickle: the new object pickle.
-            casts: storages by key that change dtype: before and after.
+            casts: storages by key that change dtype: the dtype before and after.
 
         Returns:
-            Segments that make up the output from its first byte to its last; storages keep the alignment that the
-            format gives them.
+            Segments of the output from its first byte to its last. Storages keep the alignment of the format.
 
         Raises:
-            DamagedArchive: the bytes that are to be copied or cast are not all there.
+            DamagedArchive: if bytes to copy or to cast are missing.
         """
 
     def patch(self, pickle: bytes) -> Patch:
-        """The change of the file itself that puts another object pickle in place of this one; no storage moves.
+        """The writes that put a new object pickle into the file itself; no storage moves.
 
         Args:
             pickle: the new object pickle.
 
         Raises:
-            InPlaceImpossible: the format has no room for it: here, it has another length.
+            InPlaceImpossible: if the format has no room for it; here, if its length differs.
             DamagedArchive, UneditablePickle: as :meth:`lay_out`.
         """
         writes: list[tuple[int, bytes]] = []
@@ -193,15 +195,15 @@ class Container(ABC):
             else:
                 break
         if position != self.source.size:
-            reason = "its new pickle has another length, and everything behind it would have to move"
+            reason = "its new pickle has another length, and all bytes after it would move"
             raise InPlaceImpossible(self.source.path, reason)
         return Patch(tuple(writes), position)
 
     def undo(self) -> Patch:
-        """The change that makes the file what it was before its first conversion in place.
+        """The writes that restore the file as it was before its first in-place conversion.
 
         Raises:
-            NothingToUndo: the file does not say what it was: only an archive has a place for that. What stands behind
-                the end of a stream is the next object to a program that saved several into one.
+            NothingToUndo: if the file does not record its earlier state. Only an archive has room for it: bytes after
+                the end of a stream are the next object to a program that saved several objects into one file.
         """
-        raise NothingToUndo(self.source.path, f"a {self.name} file has no place to keep what it was")
+        raise NothingToUndo(self.source.path, f"a {self.name} file does not record its earlier state")

@@ -1,8 +1,8 @@
-"""Names in JSON that ``torch.export.load``, or the program that it returns, looks up or calls.
+"""Find the names that ``torch.export.load``, or the program that it returns, looks up or calls.
 
-Never evaluates a text: it is parsed, and nothing more.
+Texts are parsed, and never evaluated.
 
-From torch/_export/serde/serialize.py: ``_parse_sym_expr`` hands ``expr_str`` to ``sympy.sympify``, which evaluates it;
+From torch/_export/serde/serialize.py: ``_parse_sym_expr`` passes ``expr_str`` to ``sympy.sympify``, which evaluates it;
 ``deserialize_operator`` looks any target up in ``torch``, ``math`` or ``operator``. From torch/export/_unlift.py:
 ``guards_code`` is executed.
 """
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 _EVAL: Final = "builtins.eval"
 _LONGEST: Final = 1 << 14
-#: Targets that are operators, or functions of numbers. ``torch.ops.load_library`` is neither.
+#: Targets that are operators or functions of numbers. ``torch.ops.load_library`` is not one.
 _OPERATOR: Final = re.compile(
     r"torch\.ops\.(?!__)\w+(?:\.\w+)+|torch\._?sym_\w+|torch\._C\._functorch\.\w+|math\.(?!__)\w+"
     r"|_operator\.(?!__|methodcaller$|attrgetter$|itemgetter$|call$)\w+"
 )
 _MODULES: Final = ("torch", "math", "_operator")
-#: Functions of sympy and of torch/utils/_sympy/functions.py begin with a capital letter, but for these.
+#: Functions of sympy and of torch/utils/_sympy/functions.py start with a capital letter, except these.
 _FUNCTIONS: Final = frozenset({
     "abs", "acos", "asin", "atan", "atan2", "bool", "ceil", "ceiling", "cos", "cosh", "exp", "float", "floor", "int",
     "isinstance", "len", "list", "log", "log2", "max", "min", "round", "sin", "sinh", "sqrt", "tan", "tanh", "tuple",
     "type",
 })  # fmt: skip
-#: Methods of tensors that guards ask, and functions of ``math``.
+#: Methods of tensors in guards, and functions of ``math``.
 _METHODS: Final = frozenset({
     "ceil", "dim", "floor", "isinf", "isnan", "item", "ndimension", "numel", "pow", "size", "sqrt", "storage_offset",
     "stride", "trunc",
@@ -38,15 +38,15 @@ _METHODS: Final = frozenset({
 
 
 def called_names(expressions: Iterable[str], guards: Iterable[str], targets: Iterable[str]) -> tuple[str, ...]:
-    """Full names that are looked up or called, besides torch's operators and the functions of shapes.
+    """Full names that are looked up or called, without torch's operators and the functions of shapes.
 
     Args:
         expressions: texts of symbolic sizes.
         guards: texts of guards.
-        targets: of nodes.
+        targets: targets of nodes.
 
     Returns:
-        Each name once. ``builtins.eval`` stands for a text that is more than a calculation.
+        Each name once. ``builtins.eval`` replaces a text that is more than a calculation.
     """
     found: dict[str, None] = {}
     for text in (*expressions, *guards):
@@ -87,7 +87,7 @@ def _calls_of(node: ast.AST) -> Iterator[str]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """``a.b`` of a name and its attributes; empty where it is more than that, but for a method that is allowed."""
+    """``a.b`` for a name and its attributes; else empty, or the name of an allowed method."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -1,9 +1,9 @@
-"""JSON of a ``torch.export`` archive: its values, the devices in it, and its text with other devices.
+"""Parse the JSON of a ``torch.export`` archive, and replace devices in its text.
 
-Never writes the text anew: only the bytes of a device that changes are replaced.
+Only the bytes of a changed device are replaced; the rest of the text stays.
 
 From torch/_export/serde/schema.py: a ``Device`` is ``{"type": "cuda", "index": 0}``, the only object with these two
-keys. Where torch/export/passes ``move_to_device_pass`` has been, an argument called ``device`` is a string instead:
+keys. After torch/export/passes ``move_to_device_pass``, an argument with the name ``device`` is a string instead:
 ``{"as_string": "cuda:0"}``.
 """
 
@@ -19,17 +19,17 @@ from ckptmove.torch_facts.devices import is_device_string, split
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Bytes of all JSON of an archive, and of what is inflated besides; and objects, lists and values in the JSON. A graph
-#: of 60,000 nodes has 84 MB and about 4 million values.
+#: Maximum number of bytes of JSON and inflated pickles of an archive; and of objects, lists and values in the JSON. A
+#: graph of 60,000 nodes has 84 MB and about 4 million values.
 _MOST_BYTES: Final = 1 << 27
 _MOST_VALUES: Final = 1 << 22
-#: In valid JSON the brace is never inside a string: the quote behind it would end that, and a name cannot follow.
+#: In valid JSON the brace is never inside a string: the quote after it would end the string, and a name cannot follow.
 _DEVICE: Final = re.compile(
     rb'\{\s*(?:"type"\s*:\s*(?P<type>"[^"\\]*")\s*,\s*"index"\s*:\s*(?P<index>null|-?\d+)'
     rb'|"index"\s*:\s*(?P<index2>null|-?\d+)\s*,\s*"type"\s*:\s*(?P<type2>"[^"\\]*")'
     rb'|"as_string"\s*:\s*(?P<text>"[^"\\]*"))\s*\}'
 )
-#: In the order of the text.
+#: Groups in the order of the text.
 _GROUPS: Final = ("type", "index", "index2", "type2", "text")
 #: torch names mps tensors ``mps:0`` in a graph, and ``mps`` in a file of ``torch.save``.
 _WITHOUT_INDEX: Final = "mps"
@@ -42,30 +42,30 @@ class Device:
     """A device in the text.
 
     Attributes:
-        place: which of the devices of the text it is.
+        place: index of the device in the text.
         tag: as ``torch.save`` would write it: ``cuda:0``.
-        is_value: whether it is that of a tensor's metadata; else a node's argument.
-        is_word: whether it is a string that may mean something else: ``torch.autocast`` keeps its device so.
+        is_value: whether it is in a tensor's metadata; otherwise it is a node's argument.
+        is_string: whether it is a string that may have another meaning: ``torch.autocast`` stores its device so.
     """
 
-    __slots__ = ("is_value", "is_word", "place", "tag")
+    __slots__ = ("is_string", "is_value", "place", "tag")
 
-    def __init__(self, place: int, kind: str, index: int | None, *, is_word: bool = False) -> None:
+    def __init__(self, place: int, kind: str, index: int | None, *, is_string: bool = False) -> None:
         self.place = place
         self.tag = kind if index is None or (kind, index) == (_WITHOUT_INDEX, 0) else f"{kind}:{index}"
         self.is_value = False
-        self.is_word = is_word
+        self.is_string = is_string
 
 
 class JsonBudget:
-    """What the records of one archive may hold in memory at once, all together."""
+    """Limits on the memory for all records of one archive together."""
 
     def __init__(self, path: str, factor: int) -> None:
-        """Begin with nothing taken.
+        """Start with nothing counted.
 
         Args:
             path: of the file, for errors.
-            factor: how many times as much as usual is allowed.
+            factor: factor of the limits.
         """
         self._path, self._factor = path, factor
         self._taken = {"bytes": 0, "values": 0}
@@ -74,7 +74,7 @@ class JsonBudget:
         """Count ``bytes`` or ``values``.
 
         Raises:
-            LimitExceeded: they are more than are left.
+            LimitExceeded: if the total is over the limit.
         """
         for what, count in counts.items():
             self._taken[what] += count
@@ -88,25 +88,25 @@ class ExportJson:
     """A JSON record.
 
     Attributes:
-        name: of the record.
+        name: name of the record.
         text: its bytes.
-        value: what it says; a :class:`Device` in the place of each device.
+        value: its parsed value, with a :class:`Device` for each device.
         devices: in the order of the text.
-        strings: by key, the different texts that stand under it; kept for ``expr_str`` and ``target``.
+        strings: the distinct strings under the keys ``expr_str`` and ``target``.
     """
 
     def __init__(self, name: str, text: bytes, path: str, budget: JsonBudget) -> None:
-        """Read it.
+        """Parse a record.
 
         Args:
-            name: of the record.
+            name: name of the record.
             text: its bytes.
             path: of the file, for errors.
-            budget: what the archive may hold; this record is counted.
+            budget: limits of the archive; this record is counted.
 
         Raises:
-            DamagedArchive: it is not JSON, nests too deep, or has one key twice.
-            LimitExceeded: it holds too many values.
+            DamagedArchive: if it is not JSON, is nested too deeply, or has a duplicate key.
+            LimitExceeded: if it holds too many values.
         """
         self.name, self.text, self._path = name, text, path
         budget.take(values=sum(text.count(mark) for mark in (b"{", b"[", b",")))
@@ -115,7 +115,7 @@ class ExportJson:
         try:
             self.value: Any = json.loads(text.decode("utf-8"), object_pairs_hook=self._object, parse_constant=_refuse)
         except RecursionError as error:
-            raise self.damage("nests too deep") from error
+            raise self.damage("is nested too deeply") from error
         except ValueError as error:
             raise self.damage("is not JSON as torch writes it") from error
 
@@ -126,7 +126,7 @@ class ExportJson:
             changes: new tags by the places of the devices.
 
         Raises:
-            DamagedArchive: the devices are not where torch writes them.
+            DamagedArchive: if the devices are not written as torch writes them.
         """
         matches = [match for match in _DEVICE.finditer(self.text) if match["text"] is None or _is_device(match["text"])]
         if len(matches) != len(self.devices):
@@ -146,19 +146,19 @@ class ExportJson:
         return b"".join((*pieces, self.text[position:]))
 
     def without_devices(self) -> bytes:
-        """The text with nothing in the place of each device."""
+        """The text without its devices."""
         return _DEVICE.sub(
             lambda match: match[0] if match["text"] and not _is_device(match["text"]) else b"", self.text
         )
 
     def damage(self, detail: str) -> DamagedArchive:
-        """The error for a record that is not as torch writes it."""
+        """The error for a record that torch would not write."""
         return DamagedArchive(self._path, f"{self.name} {detail}")
 
     def _object(self, pairs: list[tuple[str, Any]]) -> Any:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError("one key twice")
+            raise ValueError("duplicate key")
         if found.keys() == {"type", "index"}:
             kind, index = found["type"], found["index"]
             is_index = index is None or (type(index) is int and 0 <= index <= _MOST_INDEX)
@@ -166,13 +166,13 @@ class ExportJson:
                 self.devices.append(Device(len(self.devices), kind, index))
                 return self.devices[-1]
         if len(found) == 1 and type(text := found.get("as_string")) is str and _is_device(json.dumps(text).encode()):
-            self.devices.append(Device(len(self.devices), *split(text), is_word=True))
+            self.devices.append(Device(len(self.devices), *split(text), is_string=True))
             return self.devices[-1]
         device, argument = found.get("device"), found.get("arg")
         if type(device) is Device and "sizes" in found:
             device.is_value = True
         if type(argument) is Device and found.get("name") == "device":
-            argument.is_word = False
+            argument.is_string = False
         for key, texts in self.strings.items():
             if type(found.get(key)) is str:
                 texts.add(found[key])
@@ -180,7 +180,7 @@ class ExportJson:
 
 
 def _is_device(text: bytes) -> bool:
-    """Whether a string names a device, in its quotes."""
+    """Whether a quoted string names a device."""
     return is_device_string(text[1:-1].decode("utf-8", "replace"))
 
 

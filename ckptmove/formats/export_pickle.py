@@ -1,6 +1,6 @@
-"""The pickle that ``torch.save`` would have written for a ``torch.export`` archive, and the devices read back from it.
+"""Build a pickle like that of ``torch.save`` for a ``torch.export`` archive, and read devices back from it.
 
-Never written to a file: it is the form in which a plan knows where each device is said.
+The pickle is never written to a file. A plan edits it as any other pickle; the edited devices then go into the JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ckptmove.formats.export_json import Device, ExportJson
 
-#: BINUNICODE; and what torch writes for a small number: BININT1, BININT2, BININT.
+#: BINUNICODE; and the opcodes of small numbers: BININT1, BININT2, BININT.
 _TEXT: Final = ord("X")
 _TEXT_HEAD: Final = 5
 _NUMBERS: Final = frozenset(b"KMJ")
@@ -29,7 +29,7 @@ class ExportPickle:
 
     Attributes:
         data: its bytes so far.
-        slots: for each device in it: which of its strings begins the device, and what is edited with it.
+        slots: for each device in it: index of its string in the pickle, its tag, and its places in the JSON.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,16 @@ class ExportPickle:
         self.text(text)
         self.data += b"tR"
 
-    def device(self, tag: str, said: Sequence[tuple[ExportJson, Device]]) -> None:
+    def device(self, tag: str, places: Sequence[tuple[ExportJson, Device]]) -> None:
         """Push a ``torch.device``, as Python pickles one.
 
         Args:
-            tag: of the device.
-            said: the places in JSON that say it.
+            tag: tag of the device.
+            places: its places in the JSON.
         """
         kind, index = split(tag)
         self.data += b"ctorch\ndevice\n"
-        self._tag(kind, tag, said)
+        self._tag(kind, tag, places)
         self.data += b"\x85R" if index is None else b"M" + struct.pack("<H", index) + b"\x86R"
 
     def tensor(
@@ -73,21 +73,21 @@ class ExportPickle:
         *,
         requires_grad: bool,
         is_parameter: bool,
-        said: Sequence[tuple[ExportJson, Device]],
+        places: Sequence[tuple[ExportJson, Device]],
     ) -> None:
         """Push a dense tensor.
 
         Args:
-            key: of its storage.
-            tag: of the device of its storage.
+            key: key of its storage.
+            tag: tag of the device of its storage.
             dtype: torch's name without ``torch.``.
-            numel: elements of the storage.
-            offset: of the tensor in it, in elements.
+            numel: number of elements of the storage.
+            offset: of the tensor in the storage, in elements.
             shape: its sizes.
-            stride: its steps, in elements.
+            stride: its strides, in elements.
             requires_grad: as saved.
             is_parameter: whether it is a Parameter.
-            said: the places in JSON that say the device.
+            places: places of the device in the JSON.
         """
         storage = DTYPE_STORAGE.get(dtype)
         flag = b"\x88" if requires_grad else b"\x89"
@@ -96,14 +96,14 @@ class ExportPickle:
         self.text("storage")
         self.data += f"ctorch\n{storage}\n".encode() if storage else b"ctorch.storage\nUntypedStorage\n"
         self.text(key)
-        self._tag(tag, tag, said)
+        self._tag(tag, tag, places)
         self.data += _number(numel if storage else numel * ITEM_BYTES[dtype]) + b"tQ"
         self.data += _number(offset) + _numbers(shape) + _numbers(stride) + flag + _HOOKS
         self.data += b"tR" if storage else f"ctorch\n{dtype}\ntR".encode()
         self.data += flag + _HOOKS + b"tR" if is_parameter else b""
 
-    def _tag(self, text: str, tag: str, said: Sequence[tuple[ExportJson, Device]]) -> None:
-        self.slots.append((self._strings, tag, tuple((record, device.place) for record, device in said)))
+    def _tag(self, text: str, tag: str, places: Sequence[tuple[ExportJson, Device]]) -> None:
+        self.slots.append((self._strings, tag, tuple((record, device.place) for record, device in places)))
         self.text(text)
 
 
@@ -112,7 +112,7 @@ def tags_of(data: bytes, strings: Iterable[int]) -> Iterator[str]:
 
     Args:
         data: the pickle.
-        strings: which of its strings begin the devices, in order.
+        strings: indices of the strings that start the devices, in order.
     """
     wanted = iter((*strings, -1))
     place, count, text = next(wanted), 0, ""

@@ -1,7 +1,4 @@
-"""Several pickles as one tree: what others stand for, put into the places where the first one names it.
-
-Never reads a pickle: it joins what machines have read of one run of bytes.
-"""
+"""Merge the trees of several pickles into one tree."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def merge(machine: Machine, inner: Machine) -> None:
-    """Make a machine know what another one has read of the same run of bytes.
+    """Add the results of one machine to another; both have read pickles of the same bytes.
 
     Args:
-        machine: the machine that has read the first pickle.
-        inner: the one that has read another pickle.
+        machine: has read the first pickle; it is changed.
+        inner: has read another pickle.
     """
     machine.reads += inner.reads
     machine.reread |= inner.reread
@@ -34,7 +31,12 @@ def merge(machine: Machine, inner: Machine) -> None:
 
 
 def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
-    """Put other values into the places of nodes of the tree, which are named by their ``id``."""
+    """Replace nodes of the tree.
+
+    Args:
+        machine: its tree is changed.
+        new: the new values, by ``id`` of the node.
+    """
 
     def change(value: Value) -> Value:
         return new.get(id(value), value)
@@ -45,7 +47,7 @@ def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
 
 
 def nodes(root: Value) -> Iterator[Node]:
-    """Every node of a tree, once."""
+    """Iterate over the nodes of a tree, each once."""
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -57,7 +59,6 @@ def nodes(root: Value) -> Iterator[Node]:
 
 
 def _replace(node: Node, change: Callable[[Value], Value]) -> None:
-    """Put other values in the places of a node's own."""
     if isinstance(node, Tuple):
         node.items = tuple(map(change, node.items))
     elif isinstance(node, Sequence):

@@ -1,8 +1,8 @@
-"""The archive of ``torch.jit.save`` from 1.0 to 1.2: the module and its tensors are listed in ``model.json``.
+"""Read the archive that ``torch.jit.save`` wrote from 1.0 to 1.2: ``model.json`` lists the module and its tensors.
 
-Never edits it: torch itself has given up reading this form, so that nothing could prove the result.
+It is read-only: torch no longer reads this form, so that an edited file could not be verified.
 
-Fields from caffe2/proto/torch.proto ``ModelDef``, as protobuf writes it in JSON, with its numbers as strings.
+Fields from caffe2/proto/torch.proto ``ModelDef``, in protobuf's JSON form, where numbers are strings.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _STORAGES: Final[dict[str, str]] = {
     "INT16": "ShortStorage", "INT64": "LongStorage", "FLOAT16": "HalfStorage", "DOUBLE": "DoubleStorage",
     "BOOL": "BoolStorage",
 }  # fmt: skip
-#: What a tensor may take as pickle operations: any module may name it once more.
+#: Maximum length of a tensor's pickle operations; several modules may repeat them.
 _TENSOR_BYTES: Final = 1 << 12
-#: What all of it may take so. What torch writes takes fewer bytes than the text that says it.
+#: Maximum length of the pickle: a constant, and an allowance for each byte of the JSON. For a file of torch it is
+#: shorter than the JSON.
 _PICKLE_BYTES: Final = 1 << 20
 _PICKLE_BYTES_PER_BYTE: Final = 8
 _ITEM_BYTES: Final[dict[str, int]] = {
@@ -47,9 +48,9 @@ class ModelJson(TorchScript):
 
     Attributes:
         name: ``torchscript``.
-        source: its bytes.
-        byteorder: of the elements of its storages.
-        torch_version: of the torch that wrote it, as ``model.json`` says.
+        source: bytes of the file.
+        byteorder: byte order of the storage elements.
+        torch_version: version of torch in ``model.json``.
     """
 
     _main = _LIST
@@ -66,8 +67,8 @@ class ModelJson(TorchScript):
         """Read ``model.json``.
 
         Raises:
-            DamagedArchive: it is not as torch writes it.
-            LimitExceeded, CrcMismatch: as they say.
+            DamagedArchive: if torch would not write it.
+            LimitExceeded, CrcMismatch: as :class:`TorchScript`.
         """
         super().__init__(source, directory, limits)
         self._storages = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
@@ -79,53 +80,48 @@ class ModelJson(TorchScript):
         try:
             model = json.loads(text)
             self.torch_version = str(model["producerVersion"])[:40] if "producerVersion" in model else None
-            said = _module(model["mainModule"], _Tensors(model, self._storages))
-            self._pickle = b"\x80\x02" + self._joined(said, len(text)) + b"."
+            pieces = _module(model["mainModule"], _Tensors(model, self._storages))
+            self._pickle = b"\x80\x02" + self._joined(pieces, len(text)) + b"."
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
             raise DamagedArchive(source.path, "its model.json is not as torch writes it") from error
 
-    def _joined(self, said: Iterator[bytes], text_bytes: int) -> bytes:
-        """What is said in so many bytes: any number of modules may name one tensor, which takes kilobytes each time."""
+    def _joined(self, pieces: Iterator[bytes], text_bytes: int) -> bytes:
+        """Join the pieces, with a limit: any number of modules may name one tensor, which takes kilobytes each time."""
         limit = min(
             self.limits.pickle_bytes, self.limits.factor * (_PICKLE_BYTES + _PICKLE_BYTES_PER_BYTE * text_bytes)
         )
         pickle = bytearray()
-        for piece in said:
+        for piece in pieces:
             pickle += piece
             if len(pickle) > limit:
                 raise LimitExceeded("the size of a pickle in bytes", limit=limit, actual=len(pickle))
         return bytes(pickle)
 
     def object_pickle(self) -> bytes:
-        """What ``model.json`` says, as the pickle that torch from 1.3 on would have written for it."""
+        """The module in ``model.json``, as the pickle that torch 1.3 would have written for it."""
         return self._pickle
 
     def _parts(self) -> tuple[PicklePart, ...]:
-        """That pickle alone."""
         return (PicklePart(Span(0, len(self._pickle)), _LIST),)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The same archive.
 
         Raises:
-            UneditablePickle: anything is to change.
+            UneditablePickle: if anything changes.
         """
         if casts or pickle != self._pickle:
             raise UneditablePickle(_ONLY_READ, offset=0)
         return super().lay_out(pickle, casts)
 
     def patch(self, pickle: bytes) -> Patch:
-        """None.
-
-        Raises:
-            UneditablePickle: always.
-        """
+        """Raise UneditablePickle: this form is read-only."""
         del pickle
         raise UneditablePickle(_ONLY_READ, offset=0)
 
 
 class _Tensors:
-    """The tensors of ``model.json`` as pickle operations, and which of them no module has by name."""
+    """The tensors of ``model.json`` as pickle operations; it tracks which of them a module names."""
 
     def __init__(self, model: Any, records: Mapping[str, ZipRecord]) -> None:
         self._tensors: list[Any] = model.get("tensors", [])
@@ -133,12 +129,12 @@ class _Tensors:
         self._named: set[int] = set()
 
     def by_name(self, index: int) -> bytes:
-        """A tensor that a module has."""
+        """A tensor that a module names."""
         self._named.add(index)
         return self._rebuild(self._tensors[index])
 
     def constants(self) -> Iterator[bytes]:
-        """The others, by the names that the code has for them."""
+        """The other tensors, by the names that the code has for them."""
         for index, tensor in enumerate(self._tensors):
             if index not in self._named:
                 yield _text(f"c{index}") + self._rebuild(tensor)

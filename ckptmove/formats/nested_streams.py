@@ -1,8 +1,8 @@
-"""The streams of ``torch.save`` inside of a pickle, and the tree with what they hold in their places.
+"""Find ``torch.save`` streams inside a pickle, and put their contents into its tree.
 
-Never runs ``torch.storage._load_from_bytes``: it reads the bytes as it would read a file.
+``torch.storage._load_from_bytes`` is never run: the stream is read as a file would be.
 
-From torch/storage.py: ``TypedStorage.__reduce__`` saves itself into bytes, ``_load_from_bytes`` is ``torch.load``.
+From torch/storage.py: ``TypedStorage.__reduce__`` saves itself into bytes; ``_load_from_bytes`` is ``torch.load``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _DROPPING: Final = frozenset(b"01")
 
 
 class NestedStream(NamedTuple):
-    """A stream inside of the pickle.
+    """A stream inside the pickle.
 
     Attributes:
         call: the call that loads it.
-        container: what it is.
-        string: place, among the long strings of the outline, of the one that holds it; None where it is written as
-            text, as the pickles of protocols 0 to 2 do: such bytes do not lie in the file as they are.
+        container: the opened stream.
+        string: index of the long string in the outline that holds it; None if it is written as text, as pickle
+            protocols 0 to 2 write bytes. Such a stream has no span in the file.
         start: offset of the stream in the file; 0 for text.
     """
 
@@ -52,13 +52,13 @@ class NestedStream(NamedTuple):
 
 
 def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits: Limits) -> tuple[NestedStream, ...]:
-    """The streams that a pickle loads, in the order of the tree.
+    """The streams that a pickle loads, in file order.
 
     Args:
-        root: the tree of the outline.
+        root: tree of the outline.
         outline: the pickle without its long strings.
         source: the file.
-        limits: what each stream may ask for.
+        limits: resource limits for reading each stream.
 
     Raises:
         DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
@@ -80,16 +80,15 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
     return tuple(sorted(found, key=lambda stream: stream.call.args_start))
 
 
-def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -> None:
-    """Read the object pickles of the streams, and put what they stand for into the tree.
+def insert_streams(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -> None:
+    """Read the object pickles of the streams, and replace the calls that load them by their trees.
 
-    Afterwards the machine is one that has read all of them: its ``data`` are the pickles one after the other, and every
-    start in it an offset there.
+    Afterwards the machine's ``data`` holds all pickles one after the other, and every start is an offset in it.
 
     Args:
-        machine: the machine that has read the outline.
-        streams: the streams in it. A storage of one gets the stream's place and a colon before its key.
-        limits: what each pickle may ask for.
+        machine: has read the outline; it is changed.
+        streams: the streams in it. The keys of their storages get the stream's index and a colon as a prefix.
+        limits: resource limits for reading each pickle.
     """
     pickles = [machine.data, *(stream.container.object_pickle() for stream in streams)]
     machine.data = b"".join(pickles)
@@ -98,7 +97,7 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
     for place, stream in enumerate(streams):
         inner = interpret(machine.data, limits, begin, machine.excess)
         if inner.end != begin + len(pickles[place + 1]):
-            raise DamagedArchive(stream.container.source.path, "bytes stand behind the pickle of a tensor in it")
+            raise DamagedArchive(stream.container.source.path, "unexpected bytes after the pickle of a tensor")
         for persistent in inner.persistents:
             _rename(persistent, place)
         roots[id(stream.call)] = inner.root
@@ -110,10 +109,10 @@ def graft(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -
 
 
 def opened_calls(machine: Machine) -> frozenset[str]:
-    """The loader of streams, where every call of it was found and read.
+    """The loader of streams, if all calls of it were found and read; else nothing.
 
     Args:
-        machine: the machine after :func:`graft`. A call that an opcode drops from the stack is in no tree.
+        machine: the machine after :func:`insert_streams`. A call that an opcode drops from the stack is in no tree.
     """
     calls = (type(node) is Global and node.full_name == _LOADER for node in nodes(machine.root))
     is_opened = machine.foreign.keys().isdisjoint(_DROPPING) and not any(calls)
@@ -121,11 +120,11 @@ def opened_calls(machine: Machine) -> frozenset[str]:
 
 
 def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> frozenset[int]:
-    """The places of those streams whose bytes, or arguments, are read back: as a key of a dict, for one.
+    """Indices of the streams whose bytes, or arguments, are read through the memo: for example as a key of a dict.
 
     Args:
-        streams: what :func:`find_streams` found.
-        machine: the machine that has read the outline.
+        streams: result of :func:`find_streams`.
+        machine: has read the outline.
     """
     read = frozenset(machine.reads)  # a ``str`` of Python 2
     return frozenset(
@@ -136,8 +135,8 @@ def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> froze
 
 
 def name_long_keys(root: Value, outline: PickleOutline) -> None:
-    """Call the long strings that are keys of a dict by their place and length: the marks of an outline are no names."""
-    tuples: dict[int, tuple[Tuple, Tuple]] = {}  # one may be a key of many dicts; it lives on, and so its id is its own
+    """Rename dict keys that are long strings: their index and length replace the placeholder of the outline."""
+    tuples: dict[int, tuple[Tuple, Tuple]] = {}  # one may be a key of many dicts; keeping it alive keeps its id unique
 
     def named(key: Value) -> Value:
         if type(key) is not Tuple:
@@ -157,7 +156,7 @@ def _key_name(key: Value, outline: PickleOutline) -> Value:
 
 
 def open_stream(source: ByteSource, limits: Limits) -> Container:
-    """The stream of ``torch.save`` that some bytes are, opened.
+    """Open a ``torch.save`` stream.
 
     Raises:
         DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
@@ -165,16 +164,16 @@ def open_stream(source: ByteSource, limits: Limits) -> Container:
     if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
         directory = read_directory(source, limits)
         if directory.shift:
-            raise DamagedArchive(source.path, f"{directory.shift} bytes stand before the records of a tensor in it")
+            raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before the archive of a tensor")
         return TorchZip(source, directory, limits)
     return TorchLegacy(source, limits)
 
 
 def _refuse_payload(source: ByteSource, limits: Limits) -> None:
-    """Refuse bytes that are too short for a stream of torch's, where they name something dangerous.
+    """Raise an error if bytes that are too short for a stream of torch name something dangerous.
 
     Raises:
-        DamagedArchive, DamagedPickle: a load of them could run that before it fails.
+        DamagedArchive, DamagedPickle: loading them could run that name before it fails.
     """
     try:
         open_stream(source, limits)
@@ -193,16 +192,16 @@ def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:
             return source.read(span.start, span.end).decode("utf-8").encode("latin-1")
         return text.encode("latin-1") if type(text) is str else b""
     except UnicodeError as error:
-        raise DamagedArchive(source.path, "the text of a tensor's bytes holds what is no byte") from error
+        raise DamagedArchive(source.path, "the text of a tensor holds a character that is not a byte") from error
 
 
 def _text_of(call: Call) -> Value:
-    """What is encoded."""
+    """The text that a call encodes."""
     return call.args.items[0] if type(call.args) is Tuple and call.args.items else None
 
 
 def _rename(node: Persistent, place: int) -> None:
-    """Tell apart the storages of several streams: each calls its own by an address that another may use again."""
+    """Add the stream's index to a storage key: the key is an address, which several streams may use."""
     pid = node.pid
     if type(pid) is Tuple and len(pid.items) > _KEY_FIELD and type(pid.items[_KEY_FIELD]) is str:
         key = f"{place}:{pid.items[_KEY_FIELD]}"

@@ -1,6 +1,6 @@
-"""The container that bytes turn out to be, opened.
+"""Open a file as the container of its format.
 
-Never imports a format before a file has it: most people have one.
+A format's module is imported when a file has that format, not before.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:
-    """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
+    """Open a checkpoint that is one file. The caller closes the container's ``source``.
 
     Args:
         path: the file.
-        limits: what it may ask for.
-        source: its bytes, where they are at hand.
+        limits: resource limits for reading it.
+        source: its bytes, if the file is already open.
 
     Raises:
-        MissingFile, AccessFailed: as they say.
+        MissingFile, AccessFailed: as :func:`ckptmove.io.source.open_source`.
         As :func:`container_of`.
     """
     source = open_source(path) if source is None else source
@@ -39,13 +39,13 @@ def open_container(path: str, limits: Limits, source: ByteSource | None = None) 
 
 
 def container_of(source: ByteSource, limits: Limits) -> Container:
-    """The container that the bytes are, opened.
+    """Open a source as the container of its format.
 
     Raises:
-        DistributedFile: a file that is not read alone.
-        UnsupportedContainer: it has a dtype that torch lacks, or is a form of ``torch.export`` that is not read.
-        ArchiveOfFiles: a zip or a tar of files, which may be checkpoints.
-        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as they say.
+        DistributedFile: if it is one file of a distributed checkpoint.
+        UnsupportedContainer: if it has a dtype that torch lacks, or is an unsupported form of ``torch.export``.
+        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
+        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as the formats.
     """
     name, directory = examine(source, limits)
     return container_class(name).open(source, directory, limits)

@@ -1,6 +1,6 @@
-"""A pickle without its long strings: what is read of a file whose tensors lie inside of the pickle itself.
+"""Read a pickle without its long strings: for files whose tensors are inside the pickle itself.
 
-Never reads a long string: it passes over it, and leaves a short mark in its place.
+A long string is skipped, not read; the outline holds a short placeholder instead.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
 
-    #: The bytes of a long string in the output, or None where they stay.
+    #: New bytes of a long string in the output, or None to keep the old.
     Contents: TypeAlias = Callable[[int], "tuple[Sequence[Segment], int] | None"]
 
 _WINDOW: Final = 1 << 16
 _FRAME: Final = 0x95
 _FRAME_HEAD: Final = 9
-#: Bytes of the count that leads a string. Text is BINUNICODE, BINUNICODE8; the rest are bytes, and the ``str`` of
-#: Python 2: BINBYTES, SHORT_BINBYTES, BINBYTES8, BYTEARRAY8, BINSTRING, SHORT_BINSTRING.
+#: Width in bytes of a string's length, by opcode. Text: BINUNICODE, BINUNICODE8. Bytes and the ``str`` of Python 2:
+#: BINBYTES, SHORT_BINBYTES, BINBYTES8, BYTEARRAY8, BINSTRING, SHORT_BINSTRING.
 _TEXT_WIDTHS: Final = {ord("X"): 4, 0x8D: 8}
 _WIDTHS: Final = _TEXT_WIDTHS | {ord("B"): 4, ord("C"): 1, 0x8E: 8, 0x96: 8, ord("T"): 4, ord("U"): 1}
-#: The same with a wider count.
+#: Opcode of the same type with a wider length.
 _WIDER: Final = {ord("C"): ord("B"), ord("B"): 0x8E, ord("U"): ord("T"), ord("T"): 0x8E}
-#: Less than the shortest stream of torch.
+#: Minimum lengths of a long string. The shortest stream of torch is longer.
 _LONG_BYTES: Final = 128
 _LONG_TEXT: Final = 1 << 16
 _DIGITS: Final = 12
@@ -43,10 +43,10 @@ _HASH_BYTES: Final = 16
 
 
 class LongString(NamedTuple):
-    """A string that was passed over.
+    """A string that was skipped.
 
     Attributes:
-        opcode: that pushes it.
+        opcode: opcode that pushes it.
         start: offset of that operation in the file.
         span: its bytes in the file.
     """
@@ -62,13 +62,14 @@ class LongString(NamedTuple):
 
 
 class PickleOutline(NamedTuple):
-    """A pickle of which the long strings are marked only.
+    """A pickle with placeholders for its long strings.
 
     Attributes:
-        data: the pickle, a mark in the place of each long string; its frames are as long as what is in them.
-        strings: the long strings, in the order of the file.
+        data: the pickle with placeholders; frame lengths are adapted.
+        strings: the long strings, in file order.
         end: offset after its STOP in the file.
-        marks: what tells the marks from all else in ``data``: each is this and the place in ``strings``, in digits.
+        marks: prefix of all placeholders, unique in ``data``. A placeholder is this prefix and the index in
+            ``strings``, in digits.
     """
 
     data: bytes
@@ -77,29 +78,30 @@ class PickleOutline(NamedTuple):
     marks: bytes
 
     def find(self, value: object) -> int | None:
-        """The place of the long string that a value of the tree stands for, or None."""
+        """Index of the long string whose placeholder is a value of the tree, or None."""
         raw = value.encode("utf-8", "surrogatepass") if type(value) is str else value
         if not isinstance(raw, bytes) or not raw.startswith(self.marks) or len(raw) != len(self.marks) + _DIGITS:
             return None
         return int(raw[len(self.marks) :])
 
     def file_offset(self, offset: int) -> int:
-        """Where an operation of ``data`` stands in the file."""
+        """Offset in the file of an operation of ``data``."""
         passed = (place for place, start, _ in self._marked(self.data) if start < offset)
         return offset + sum(self.strings[place].span.nbytes - len(self.marks) - _DIGITS for place in passed)
 
     def _marked(self, data: bytes) -> Iterator[tuple[int, int, int]]:
-        """Each mark in an outline: the place of its string, and start and end of the operation that pushes it."""
+        """Each placeholder in an outline: index of its string, and start and end of the operation that pushes it."""
         for match in re.finditer(re.escape(self.marks) + rb"(\d{%d})" % _DIGITS, data):
             place = int(match[1])
             yield place, match.start() - _WIDTHS[self.strings[place].opcode] - 1, match.end()
 
     def expand(self, data: bytes, contents: Contents) -> list[Segment]:
-        """A file from an outline.
+        """Segments of the file for an outline.
 
         Args:
             data: this outline's ``data``, edited or not.
-            contents: by the place of a long string, its new bytes as segments and how many they are.
+            contents: returns the new bytes of a long string by its index, as segments and their number; None keeps
+                the old ones.
         """
         changes: list[tuple[int, int, list[Segment]]] = []
         starts: list[int] = []
@@ -119,11 +121,11 @@ class PickleOutline(NamedTuple):
 
 
 def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]:
-    """Read the pickles of a file one after another, but for their long strings.
+    """Read the pickles of a file one after the other, without their long strings.
 
     Raises:
-        DamagedPickle: no such opcode, the file ends before STOP, or a frame ends inside of a string.
-        LimitExceeded: it, or a string in it, is larger than the limits allow.
+        DamagedPickle: if an opcode is unknown, the file ends before STOP, or a frame ends inside a string.
+        LimitExceeded: if a pickle, or a string in it, is larger than the limits allow.
         SourceChanged, AccessFailed: as the source.
     """
     reader = _Reader(source, limits)
@@ -138,13 +140,13 @@ def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]
         yield outline
         if outline.end == source.size:
             return
-        reader.begin_anew()
+        reader.start_next()
 
 
 class _Reader:
     """A walk over the operations of a file.
 
-    ``_data`` is what is kept up to ``_at``, and behind it what has been read of the rest.
+    ``_data`` up to ``_at`` is the outline so far; the rest of it was read ahead.
     """
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
@@ -154,33 +156,33 @@ class _Reader:
         self._at = 0
         self._read = 0
         self._strings: list[LongString] = []
-        #: Where the content of each mark begins in ``_data``, before they are marked with anything but their number.
+        #: Offset in ``_data`` of each placeholder, which is inserted at the end.
         self._places: list[int] = []
         self._frames: list[tuple[int, Span]] = []
 
     @property
     def _offset(self) -> int:
-        """Offset in the file of what comes next."""
+        """Offset in the file of the next operation."""
         return self._read - (len(self._data) - self._at)
 
     def taken(self) -> bytes:
-        """What is kept of the pickle so far, without what was read ahead."""
+        """The outline of the pickle so far."""
         return bytes(self._data[: self._at])
 
-    def begin_anew(self) -> None:
-        """Go on with the pickle behind the one that has ended."""
+    def start_next(self) -> None:
+        """Start with the next pickle."""
         del self._data[: self._at]
         self._at = 0
         self._strings, self._places, self._frames = [], [], []
 
     def step(self) -> bool:
-        """Go over one operation; whether it was STOP."""
+        """Go over one operation; return whether it was STOP."""
         self._require(1)
         code = self._data[self._at]
         shape = SHAPE_OF.get(code)
         if shape is None:
             raise DamagedPickle(f"no such opcode 0x{code:02x}", offset=self._offset)
-        if code in _WIDTHS and self._pass_over(code, _WIDTHS[code]):
+        if code in _WIDTHS and self._skip(code, _WIDTHS[code]):
             return False
         end = self._end(shape)
         if code == _FRAME:
@@ -192,16 +194,16 @@ class _Reader:
         return code == STOP
 
     def outline(self) -> PickleOutline:
-        """What was read."""
+        """The outline of the pickle that has ended."""
         end, data = self._offset, self._data[: self._at]
-        # Nobody can write a file that holds its own hash.
+        # No file can contain its own hash.
         marks = hashlib.sha256(data).hexdigest()[: 2 * _HASH_BYTES].encode()
         ends = [string.span.end for string in self._strings]
         saved = [0, *accumulate(one.span.nbytes - _DIGITS - len(marks) for one in self._strings)]
         for place, frame in self._frames:
             first, last = bisect_left(ends, frame.start), bisect_left(ends, frame.end + 1)
             if last < len(ends) and self._strings[last].start < frame.end:
-                raise DamagedPickle("a frame ends inside of a string", offset=frame.start - _FRAME_HEAD)
+                raise DamagedPickle("a frame ends inside a string", offset=frame.start - _FRAME_HEAD)
             length = frame.nbytes - saved[last] + saved[first]
             data[place + 1 : place + _FRAME_HEAD] = length.to_bytes(8, "little")
         pieces: list[bytes | bytearray] = []
@@ -212,8 +214,8 @@ class _Reader:
             position = place
         return PickleOutline(b"".join([*pieces, data[position:]]), tuple(self._strings), end, marks)
 
-    def _pass_over(self, code: int, width: int) -> bool:
-        """Leave a string out, if it is a long one."""
+    def _skip(self, code: int, width: int) -> bool:
+        """Skip a string if it is long."""
         self._require(1 + width)
         begin = self._at + 1 + width
         nbytes = int.from_bytes(self._data[self._at + 1 : begin], "little")
@@ -233,7 +235,7 @@ class _Reader:
         return True
 
     def _end(self, shape: int) -> int:
-        """Where the operation ends in ``_data``, which then has it whole."""
+        """End of the operation in ``_data``; the whole operation is read."""
         if shape >= 0:
             self._require(1 + shape)
             return self._at + 1 + shape
@@ -245,14 +247,14 @@ class _Reader:
                 raise LimitExceeded("the size of a string in bytes", limit=limit, actual=nbytes)
             if 0 < end <= len(self._data):
                 return end
-            # A line may end anywhere: twice as much is looked at each time.
+            # A line may end anywhere: each attempt reads twice as much.
             self._require(nbytes if end else 2 * nbytes, whole=end > 0)
 
     def _require(self, nbytes: int, *, whole: bool = True) -> None:
-        """Have so many bytes from here on at hand.
+        """Read ahead until this number of bytes is available.
 
         Raises:
-            DamagedPickle: the file ends before.
+            DamagedPickle: if the file ends before.
         """
         missing = nbytes - (len(self._data) - self._at)
         if missing <= 0:
@@ -265,7 +267,7 @@ class _Reader:
 
 
 def _head(opcode: int, nbytes: int) -> bytes:
-    """Opcode and count of a string; a wider count where the opcode's own is too narrow for it."""
+    """Opcode and length of a string; an opcode with a wider length if the original's is too narrow."""
     while nbytes >= 1 << 8 * _WIDTHS[opcode]:
         opcode = _WIDER[opcode]
     return bytes([opcode]) + nbytes.to_bytes(_WIDTHS[opcode], "little")

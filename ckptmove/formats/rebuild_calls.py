@@ -1,6 +1,6 @@
-"""The calls that a pickle would have for tensors of formats that have none, nor a device for any tensor.
+"""Build the tree nodes of tensors for formats that have no pickle and no device.
 
-Never belongs to a place in any file: an edit finds nothing in them.
+The nodes have no place in any file, so that an edit cannot touch them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], *, requires_grad: bool = False) -> Call:
-    """The call that rebuilds a contiguous tensor, over a storage that has its name.
+    """The call that rebuilds a contiguous tensor; its storage has the same name.
 
     Args:
-        name: of the tensor and its storage.
+        name: name of the tensor and of its storage.
         dtype: torch's name without ``torch.``.
-        shape: its sizes.
+        shape: sizes of the tensor.
         requires_grad: as saved.
     """
     storage = DTYPE_STORAGE.get(dtype)
     numel = prod(shape)
     count = numel if storage else numel * ITEM_BYTES[dtype]
-    home = Global("torch", storage) if storage else Global("torch.storage", "UntypedStorage")
-    pid = _tuple("storage", home, name, NO_DEVICE, count)
+    storage_class = Global("torch", storage) if storage else Global("torch.storage", "UntypedStorage")
+    pid = _tuple("storage", storage_class, name, NO_DEVICE, count)
     arguments: list[Value] = [Persistent(pid, -1), 0, _tuple(*shape), _tuple(*contiguous(shape))]
     arguments += requires_grad, None
     if storage is None:

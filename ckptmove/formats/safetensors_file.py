@@ -1,9 +1,9 @@
-"""A safetensors file: a table of names, dtypes, shapes and offsets in JSON, then the bytes of the tensors.
+"""Read a safetensors file: a JSON table of names, dtypes, shapes and offsets, then the bytes of the tensors.
 
-Never reads a tensor's bytes, and never takes a table that does not cover the file exactly once.
+Tensors are not read. The table must cover the file exactly once.
 
 From the format's description and ``safetensors/src/tensor.rs`` (``Metadata::validate``, ``Dtype``). The library itself
-does not say where a tensor's bytes lie.
+does not return offsets.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _LONGEST_PRODUCER: Final = 40
 #: The shortest row, '"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}', has three objects and lists in 49 bytes.
 _BYTES_PER_OPENING: Final = 16
 _OPENINGS: Final = b"{["
-#: What a row has: its own object and two lists, its name, three keys and a dtype.
+#: Contents of a row: an object and two lists; its name, three keys and a dtype.
 _OPENINGS_PER_ROW: Final = 3
 _STRINGS_PER_ROW: Final = 5
-#: Those of the metadata, two for each entry: more entries than any file has tensors, which they may be about.
+#: Maximum number of strings in the metadata, two for each entry: enough for one entry per tensor.
 _OTHER_STRINGS: Final = 1 << 19
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(_OPENINGS + b'"'))
-#: Openings, or a string with what stands in it.
+#: Openings, or a string with its content.
 _RUN: Final = re.compile(rb'([{\[]+)|"[^"]*"?')
 _DTYPES: Final[dict[str, str]] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -57,7 +57,7 @@ _DTYPES: Final[dict[str, str]] = {
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn_x2",
 }  # fmt: skip
-#: Numbers that one element of torch's dtype stands for: the table counts numbers, torch counts bytes.
+#: Numbers in one element of torch's dtype: the table counts numbers, torch counts bytes.
 _NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
 
 
@@ -67,8 +67,8 @@ class _Tensor(NamedTuple):
     Attributes:
         name: as written.
         dtype: torch's name.
-        shape: as torch has it.
-        span: its bytes, seen from the end of the header.
+        shape: as in torch.
+        span: its bytes, relative to the end of the header.
     """
 
     name: str
@@ -82,9 +82,9 @@ class SafetensorsFile(Container):
 
     Attributes:
         name: ``safetensors``.
-        source: its bytes.
-        byteorder: ``little``, always.
-        producer: the ``format`` in its metadata: ``pt`` where torch wrote it.
+        source: bytes of the file.
+        byteorder: always ``little``.
+        producer: the ``format`` in its metadata; ``pt`` for torch.
     """
 
     name: ContainerName = "safetensors"
@@ -102,17 +102,17 @@ class SafetensorsFile(Container):
         """Read the header.
 
         Raises:
-            DamagedArchive: it is no table of tensors, or does not fit the file.
-            UnsupportedContainer: it names a dtype that torch does not have.
-            LimitExceeded: it has more tensors than the limits allow, more objects and lists than a table can have, or
-                more strings beside those of its rows than any metadata.
+            DamagedArchive: if it is not a table of tensors, or does not fit the file.
+            UnsupportedContainer: if it names a dtype that torch lacks.
+            LimitExceeded: if it has more tensors than the limits allow, more objects and lists than its rows need, or
+                more strings than rows and metadata need.
         """
         self.source = source
         self.limits = limits
         length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")
         self._data_start = _LENGTH_BYTES + length
         if self._data_start > source.size:
-            raise self._damage(f"its header takes {length} bytes, and the file ends before")
+            raise self._damage(f"its header has {length} bytes, but the file ends before")
         header = self._parse(source.read(_LENGTH_BYTES, self._data_start))
         self._metadata = header.pop(_METADATA, None)
         self.producer = self._format(self._metadata)
@@ -126,7 +126,7 @@ class SafetensorsFile(Container):
         }
 
     def read(self) -> Machine:
-        """The tree that ``load_file(path)`` would return, without a place in any pickle: a state_dict."""
+        """The tree that ``load_file(path)`` would return: a state_dict, without a place in any pickle."""
         flat: list[Value] = []
         for tensor in self._tensors:
             flat += tensor.name, rebuild_call(tensor.name, tensor.dtype, tensor.shape)
@@ -138,19 +138,19 @@ class SafetensorsFile(Container):
         return machine
 
     def object_pickle(self) -> bytes:
-        """Nothing: there is no pickle in the format."""
+        """Empty: the format has no pickle."""
         return b""
 
     def extras(self) -> tuple[tuple[str, bytes], ...]:
-        """The metadata: strings by strings, beside the tensors."""
+        """The metadata: a dict of strings."""
         text = json.dumps(self._metadata, sort_keys=True)
         return ((_METADATA, hashlib.sha256(text.encode()).digest()),) if self._metadata else ()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Nothing is amiss with the tensors of the file: its table has been checked.
+        """Storages that the file lacks; the table itself is already checked.
 
         Args:
-            storages: every tensor by name, and what else is asked for.
+            storages: every tensor by name, and any other storage.
         """
         return tuple(
             ArchiveFact("missing-storage", storage.key, storage.nbytes)
@@ -159,15 +159,15 @@ class SafetensorsFile(Container):
         )
 
     def storage_span(self, key: str) -> Span | None:
-        """Where a tensor's bytes lie in the source; None for a name that the file does not have."""
+        """Span of a tensor's bytes in the source; None if the file has no tensor of this name."""
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The file as it is: no device stands in it that could be another one.
+        """The file unchanged: it stores no device.
 
         Args:
-            pickle: nothing.
-            casts: none.
+            pickle: ignored.
+            casts: ignored.
         """
         del pickle, casts
         return (CopySegment(Span(0, self.source.size)),)
@@ -183,36 +183,36 @@ class SafetensorsFile(Container):
                 parse_constant=_refuse,
             )
         except RecursionError as error:
-            raise self._damage("its header nests too deep") from error
+            raise self._damage("its header is nested too deeply") from error
         except ValueError as error:
-            raise self._damage(f"its header is no JSON of safetensors: {error}") from error
-        return header  # which begins with a brace, else the file would pass for something else
+            raise self._damage(f"its header is not JSON of safetensors: {error}") from error
+        return header  # starts with a brace: otherwise the file would be of another format
 
     def _bound(self, raw: bytes) -> None:
-        """Refuse what would take far more memory than its bytes: objects, lists and strings are Python's, each of them.
+        """Check the header before parsing: objects, lists and strings take far more memory in Python than in the file.
 
         Raises:
-            LimitExceeded: there are more of them than rows of tensors have, and metadata.
+            LimitExceeded: if it has more of them than rows of tensors and metadata need.
         """
         openings, strings = sum(raw.count(opening) for opening in (b"{", b"[")), raw.count(b'"') // 2
         most = len(raw) // _BYTES_PER_OPENING + len(_OPENINGS)
         factor = self.limits.factor
-        if openings > factor * most or strings > factor * _OTHER_STRINGS:  # or they stand in the texts of the metadata
+        if openings > factor * most or strings > factor * _OTHER_STRINGS:  # or they are inside strings
             openings, strings = _count(raw)
             self._require("objects and lists in the header", openings, factor * most)
             others = strings - _STRINGS_PER_ROW * (openings // _OPENINGS_PER_ROW)
-            self._require("strings in the header that are of no tensor", others, factor * _OTHER_STRINGS)
+            self._require("strings in the header outside of tensors", others, factor * _OTHER_STRINGS)
 
     def _require(self, what: str, actual: int, most: int) -> None:
         if actual > most:
             raise LimitExceeded(f"the number of {what}", limit=most, actual=actual, path=self.source.path)
 
     def _format(self, metadata: object) -> str | None:
-        """The library that the metadata names; they are strings by strings, or not there."""
+        """The library that the metadata names."""
         if metadata is None:
             return None
         if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
-            raise self._damage(f"its {_METADATA} are not strings by strings")
+            raise self._damage(f"its {_METADATA} is not a dict of strings")
         name = metadata.get("format")
         return f"format {name[:_LONGEST_PRODUCER]}" if name else None
 
@@ -223,38 +223,38 @@ class SafetensorsFile(Container):
             case _:
                 raise self._damage(f"the row of tensor {name[:40]!r} is not as safetensors writes it")
         if len(shape) > _MOST_AXES or any(type(size) is not int or size < 0 for size in (*shape, start, end)):
-            raise self._damage(f"a size or an offset of tensor {name[:40]!r} is none")
+            raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
         dtype = _DTYPES.get(code)
         if dtype is None:
             raise UnsupportedContainer(self.source.path, self.name, f"a safetensors file with dtype {code[:40]!r}")
         numbers = _NUMBERS.get(dtype, 1)
         nbytes, rest = divmod(prod(shape) * ITEM_BYTES[dtype], numbers)
         if rest or nbytes != end - start or (numbers > 1 and shape[-1] % numbers):
-            raise self._damage(f"tensor {name[:40]!r} takes {end - start} bytes, which its shape does not need")
+            raise self._damage(f"tensor {name[:40]!r} has {end - start} bytes, which do not match its shape")
         if numbers > 1:
             shape[-1] //= numbers
         return _Tensor(name, dtype, tuple(shape), Span(start, end))
 
     def _check_cover(self) -> None:
-        """Every byte after the header belongs to one tensor."""
+        """Raise DamagedArchive unless every byte after the header belongs to exactly one tensor."""
         position = 0
         for tensor in sorted(self._tensors, key=lambda one: (one.span.start, one.span.end)):
             if tensor.span.start != position:
-                what = "overlaps the one before it" if tensor.span.start < position else "leaves a hole before it"
+                what = "overlaps the one before it" if tensor.span.start < position else "has a hole before it"
                 raise self._damage(f"tensor {tensor.name[:40]!r} {what}")
             position = tensor.span.end
         there = self.source.size - self._data_start
         if there != position:
-            raise self._damage(f"its tensors take {position} bytes, and the file has {there}")
+            raise self._damage(f"its tensors have {position} bytes, but the file has {there}")
 
     def _damage(self, detail: str) -> DamagedArchive:
         return DamagedArchive(self.source.path, detail)
 
 
 def _count(raw: bytes) -> tuple[int, int]:
-    """How many objects and lists begin in JSON, outside of its strings, and how many strings it has."""
+    """Number of objects and lists in JSON, and number of strings."""
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Where one string ends and the next begins, or nothing is in one, two quotes are next to each other: both can go.
+    # Two adjacent quotes are an empty string, or the end of one string and the start of the next: remove both.
     structure = unescaped.translate(None, _NOT_STRUCTURE)
     runs = _RUN.finditer(structure.replace(b'""', b""))
     return sum(len(run[1] or b"") for run in runs), structure.count(b'"') // 2
@@ -263,9 +263,9 @@ def _count(raw: bytes) -> tuple[int, int]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
-        key.encode("utf-8")  # half a surrogate pair is no text, says Rust
+        key.encode("utf-8")  # Rust rejects half a surrogate pair
         if key in found:
-            raise ValueError(f"{key[:40]!r} stands in it twice")
+            raise ValueError(f"duplicate key {key[:40]!r}")
         found[key] = value
     return found
 
@@ -275,4 +275,4 @@ def _integer(text: str) -> int:
 
 
 def _refuse(text: str) -> int:
-    raise ValueError(f"{text[:40]} is no size")
+    raise ValueError(f"{text[:40]} is not a size")

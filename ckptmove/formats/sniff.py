@@ -1,6 +1,6 @@
-"""What the bytes of a file are, by the bytes alone.
+"""Detect the format of a file from its bytes.
 
-Never looks at a file's name: ``.pt``, ``.bin`` and ``.ckpt`` are worn by a dozen formats.
+File names are ignored: a dozen formats use ``.pt``, ``.bin`` and ``.ckpt``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptmove.model import ContainerName
 
 _HEAD: Final = 4096
-#: What other programs put at the start of their files.
+#: Signatures of formats that are not checkpoints.
 _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\x1f\x8b", "a gzip file"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
@@ -34,54 +34,54 @@ _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"PK\x05\x06", "an empty zip archive"),
     (b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
 )
-#: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as the text of protocols 0 and 1.
+#: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as text in protocols 0 and 1.
 _LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _LEGACY_WITHIN: Final = 32
-#: Module of the class at the root of ``.metadata``: the first name in it, after PROTO and FRAME at most.
+#: Module of the root class of ``.metadata``: its first name, after PROTO and FRAME at most.
 _DISTRIBUTED: Final = b"torch.distributed.checkpoint.metadata"
 _DISTRIBUTED_WITHIN: Final = 16
-#: PROTO and its argument, from protocol 2 on.
+#: PROTO and its argument, written since protocol 2.
 _NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
-#: What a pickle of protocol 0 or 1 with a container or an object at its root begins with.
+#: First opcodes of a pickle of protocol 0 or 1 whose root is a container or an object.
 _OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
 #: ``MAX_HEADER_SIZE`` of safetensors.
 _MOST_HEADER_BYTES: Final = 100_000_000
-#: In the folder of a TorchScript archive, besides ``code/``; ``model.json`` in its version 1.0.
+#: Records of a TorchScript archive, next to ``code/``; ``model.json`` in version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
-#: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs, behind the offset of the root.
+#: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs; the offset of the root comes first.
 _FLATBUFFER: Final = b"PTMF"
-#: zlib's word for deflate in gzip's frame; and the length of tar's header.
+#: ``wbits`` that makes zlib read the gzip format; and the length of a tar header.
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _TAR_HEADER: Final = 512
-#: Each costs a copy of what follows it.
+#: Each member costs a copy of the bytes after it.
 _GZIP_MEMBERS: Final = 64
 _HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
-#: What ``save_pretrained`` of transformers writes beside the files: ``weight_map`` stands behind ``metadata``.
+#: The index that ``save_pretrained`` of transformers writes next to the shards: ``metadata``, then ``weight_map``.
 _INDEX: Final = re.compile(rb"\s*\{.*\"weight_map\"\s*:", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def recognise(source: ByteSource) -> ContainerName:
-    """The container that the bytes are.
+    """The format of the file.
 
     Raises:
-        ArchiveOfFiles: they are a zip or a tar of files, which may be checkpoints.
-        NotACheckpoint: they are something else; it says what.
-        DamagedArchive: they begin as a zip archive does, and do not end as one.
+        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
+        NotACheckpoint: if it is something else; the error names it.
+        DamagedArchive: if it starts as a zip archive but does not end as one.
         SourceChanged, AccessFailed: as the source.
     """
     return examine(source, Limits())[0]
 
 
 def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirectory | None]:
-    """As :func:`recognise`, and the directory of what is a zip archive.
+    """The format of the file, and the directory of a zip archive.
 
     Args:
-        source: the bytes.
-        limits: what a zip or a tar archive may ask for.
+        source: bytes of the file.
+        limits: resource limits for reading a zip or a tar archive.
 
     Raises:
-        LimitExceeded: it asks for more.
+        LimitExceeded: if the archive needs more than the limits allow.
         As :func:`recognise`.
     """
     if source.size == 0:
@@ -97,7 +97,7 @@ def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirec
         raise NotACheckpoint(source.path, "a mobile module in FlatBuffer form")
     if head[257:262] == b"ustar":
         from ckptmove.formats.tar_index import iterate_members  # noqa: PLC0415  # tars are rare
-        from ckptmove.formats.torch_tar import MEMBERS  # noqa: PLC0415  # those of torch the rarest
+        from ckptmove.formats.torch_tar import MEMBERS  # noqa: PLC0415  # and tars of torch rarer still
 
         first = next(iterate_members(source, limits), None)
         if first is not None and first.name.removeprefix("./") in MEMBERS:
@@ -113,13 +113,13 @@ def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirec
 
 
 def gunzipped(data: bytes, most: int) -> bytes | None:
-    """What a gzip file holds, at most so many bytes of it; None where it is none.
+    """The first bytes of a gzip file, decompressed; None if it is not a gzip file.
 
-    Like every reader of gzip it takes members in a row for one file; of a great many, only the first are looked at.
+    Members in a row count as one file, as in every gzip reader. Only the first 64 members are decompressed.
 
     Args:
-        data: the beginning of the file; of what is cut off in a member, that much is inflated.
-        most: bytes of the result.
+        data: the start of the file; a member may be cut off.
+        most: maximum length of the result, in bytes.
     """
     found = b""
     for _ in range(_GZIP_MEMBERS):
@@ -135,7 +135,7 @@ def gunzipped(data: bytes, most: int) -> bytes | None:
 
 
 def _is_tar_in_gzip(head: bytes) -> bool:
-    """Whether a file that begins so is a tar archive, compressed with gzip."""
+    """Whether a file with this head is a tar archive compressed with gzip."""
     return (gunzipped(head, _TAR_HEADER) or b"")[257:262] == b"ustar"
 
 
@@ -152,16 +152,19 @@ def _zip_kind(directory: ZipDirectory, source: ByteSource) -> ContainerName:
     if directory.shift == 0:
         return "torch-zip"
     if first.endswith("/data.pkl"):
-        # torch.distributed.checkpoint's FileSystemWriter appends one torch.save after the other: where one begins, one
-        # has ended. Else it is the last whole file in an archive of such.
+        # FileSystemWriter of torch.distributed.checkpoint appends one torch.save after the other: the archive before
+        # this one ends where it starts. Otherwise it is the last whole member of a truncated archive.
         if source.read(max(0, directory.shift - END_BYTES), directory.shift).startswith(END_SIGNATURE):
             return "dcp"
-        raise DamagedArchive(path, "truncated: the directory at its end is missing")
-    raise DamagedArchive(path, f"{directory.shift} bytes stand before its first record")
+        raise DamagedArchive(path, "truncated: the central directory at its end is missing")
+    raise DamagedArchive(path, f"{directory.shift} unexpected bytes before its first record")
 
 
 def _is_script(inside: set[str]) -> bool:
-    """Whether the names in a zip's folder are those of a TorchScript archive, whole or not: sources have code/, too."""
+    """Whether the names in a zip's folder are those of a TorchScript archive, complete or not.
+
+    ``code/`` alone is not enough: an archive of sources has it too.
+    """
     return not _SCRIPT_RECORDS.isdisjoint(inside) or (
         "data.pkl" in inside and any(name.startswith("code/") for name in inside)
     )
@@ -180,7 +183,7 @@ def _is_pickle(head: bytes, source: ByteSource) -> bool:
             if opcode.proto > 1:
                 return False
     except ValueError:
-        # Of a longer pickle only the beginning was looked at: it breaks off at the end of what was read, not before.
+        # Only the head of a longer pickle was read: its opcodes must be valid up to the end of the head.
         return source.size > len(head) and stream.tell() == len(head)
     return True
 

@@ -1,10 +1,10 @@
-"""The members of a tar archive: where the header and the bytes of each lie, and a header for bytes of another length.
+"""List the members of a tar archive with the spans of their headers and bytes, and resize a header.
 
-Never reads the bytes of a member, never follows a link, and never makes a file of a name.
+Members are not read, links are not followed, and names are not used as paths.
 
-Formats as in POSIX.1-2008 (ustar and pax) and GNU tar. Python's ``tarfile`` reads the blocks, but not the archive: it
-ends in silence at a header that is none, reads an extension of any size, and recurses from one to the next. Where two
-readers could take one archive for two different things, it is refused here.
+Formats as in POSIX.1-2008 (ustar and pax) and GNU tar. Python's ``tarfile`` parses only the blocks here: its reader of
+archives ends silently at an invalid header, reads an extension of any size, and recurses from one extension to the
+next. An archive that two readers could understand differently is an error here.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 TarKind: TypeAlias = Literal["file", "folder", "link", "symlink", "sparse", "other"]
 
 BLOCK: Final = tarfile.BLOCKSIZE
-#: Far more than the longest path of any system, and than what goes with it.
+#: Far more than the longest path of any system and its attributes.
 _MOST_EXTENSION_BYTES: Final = 1 << 20
 _MOST_NAME_LETTERS: Final = 1 << 12
 _SIZE: Final = slice(124, 136)
 _CHECKSUM: Final = slice(148, 156)
 _SPARSE_MORE: Final = 482
 _SPARSE_NEXT_MORE: Final = 504
-#: From this size on the octal digits of a header do not suffice.
+#: First size that does not fit into the octal digits of a header.
 _OCTAL_END: Final = 8**11
 _BASE_256: Final = 0x80
-#: Digits of the length that leads a pax record.
+#: Maximum digits of the length of a pax record.
 _MOST_DIGITS: Final = 20
 _PAX: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSIONS: Final = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE)
@@ -47,7 +47,7 @@ _KINDS: Final[dict[bytes, TarKind]] = {
     tarfile.SYMTYPE: "symlink",
     tarfile.GNUTYPE_SPARSE: "sparse",
 }
-#: These have no bytes. Where their header states a size, some readers believe it and some do not.
+#: Types without bytes. If their header has a size, some readers use it and some ignore it.
 _WITHOUT_BYTES: Final = (
     tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
 )  # fmt: skip
@@ -57,10 +57,10 @@ class TarMember(NamedTuple):
     """A member of the archive.
 
     Attributes:
-        name: decoded, as written: it may be absolute, or lead out of a folder, or stand there twice.
-        kind: ``file``, or what else it is: a ``link`` is a hard one, ``other`` a device, a pipe or an unknown type.
-        header: its header, with the extensions of pax or GNU tar that lead it.
-        span: its bytes as they are stored, without what fills up their last block.
+        name: decoded, as written: it may be absolute, contain ``..``, or occur twice.
+        kind: ``file``, or the type of another member: ``link`` is a hard link, ``other`` a device, a pipe or unknown.
+        header: its header, with the extensions of pax or GNU tar before it.
+        span: its bytes as stored, without the padding of the last block.
     """
 
     name: str
@@ -70,7 +70,7 @@ class TarMember(NamedTuple):
 
 
 def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
-    """List the members, in the order of the archive.
+    """List the members in the order of the archive.
 
     Arguments and errors as of :func:`iterate_members`.
     """
@@ -78,15 +78,15 @@ def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
 
 
 def read_to_end(source: ByteSource, limits: Limits) -> tuple[tuple[TarMember, ...], int]:
-    """List the members, and count what the end of the archive lacks.
+    """List the members, and check the end of the archive.
 
-    Two blocks of zeros end it, says POSIX. GNU tar warns where there is only one, and takes an archive without any for
-    a whole one, as ``tarfile`` does: cut off between two members, it only looks shorter. One block is an end here.
+    POSIX ends an archive with two blocks of zeros. GNU tar warns if there is only one, and accepts an archive without
+    any, as ``tarfile`` does: an archive cut off between two members only looks shorter. One block is an end here.
 
     Arguments and errors as of :func:`iterate_members`.
 
     Returns:
-        The members, and the number of bytes that are missing of a block of zeros behind them: 0 where it has one.
+        The members, and the number of bytes missing from the block of zeros after them; 0 if the block is complete.
     """
     ends: list[int] = []
 
@@ -98,15 +98,15 @@ def read_to_end(source: ByteSource, limits: Limits) -> tuple[tuple[TarMember, ..
 
 
 def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, None, int]:
-    """The members one by one, up to the first block of zeros or the end of the file; it returns where that is.
+    """Iterate over the members up to the first block of zeros or the end of the file; return its offset.
 
     Args:
         source: the archive, not compressed.
-        limits: what it may ask for: ``entries`` bounds the number of members.
+        limits: resource limits for reading it; ``entries`` limits the number of members.
 
     Raises:
-        DamagedArchive: a header is none, contradicts itself, or asks for more bytes than the file has.
-        LimitExceeded: it has more members, or a longer header, than the limits allow.
+        DamagedArchive: if a header is invalid, contradicts itself, or needs more bytes than the file has.
+        LimitExceeded: if it has more members, or a longer header, than the limits allow.
         SourceChanged, AccessFailed: as the source.
     """
     extensions: dict[bytes, bytes] = {}
@@ -131,17 +131,17 @@ def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, 
         start = position = padded(member.span.end)
         extensions = {}
     if extensions:
-        raise DamagedArchive(source.path, f"the header at byte {start} has an extension, and no member")
+        raise DamagedArchive(source.path, f"the header at byte {start} has an extension, but no member")
     return position
 
 
 def padded(nbytes: int) -> int:
-    """The number of bytes in as many whole blocks as these bytes take."""
+    """A number of bytes, rounded up to whole blocks."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 def resized_header(header: bytes, nbytes: int) -> bytes:
-    """The header of a member whose bytes have another length, all else as it was; the way back gives the old one.
+    """The header of a member with a new length; everything else unchanged. Restoring the length restores the header.
 
     Args:
         header: the bytes of :attr:`TarMember.header`, of a member that is not sparse.
@@ -162,7 +162,7 @@ def resized_header(header: bytes, nbytes: int) -> bytes:
         else:
             pieces.append(header[begin - BLOCK : position])
     main = header[-BLOCK:]
-    # What a pax record says counts; the field that it stands for is left at what its writer puts there.
+    # A pax record overrides the size field, which keeps the value of its writer.
     return b"".join(pieces) + (main if in_pax else _resized_block(main, nbytes))
 
 
@@ -177,9 +177,9 @@ def _read_header(source: ByteSource, position: int) -> tarfile.TarInfo | None:
     try:
         info = _parse(block)
     except tarfile.HeaderError as error:
-        raise DamagedArchive(source.path, f"no header of a tar stands at byte {position}") from error
+        raise DamagedArchive(source.path, f"no valid tar header at byte {position}") from error
     if info.size < 0:
-        raise DamagedArchive(source.path, f"the header at byte {position} states a size below zero")
+        raise DamagedArchive(source.path, f"the header at byte {position} has a negative size")
     return info
 
 
@@ -198,10 +198,10 @@ def _read_extension(source: ByteSource, position: int, info: tarfile.TarInfo) ->
 
 
 def _check_global(source: ByteSource, data: bytes) -> None:
-    """What holds for all members is not a size or a name."""
+    """Raise DamagedArchive if a pax header for all members has a size or a name."""
     for keyword, _ in _records_of(source, data):
         if keyword in {b"size", b"path"} or keyword.startswith(b"GNU.sparse."):
-            raise DamagedArchive(source.path, f"it gives all its members one {keyword.decode('ascii')}")
+            raise DamagedArchive(source.path, f"it has one {keyword.decode('ascii')} for all members")
 
 
 def _member(source: ByteSource, info: tarfile.TarInfo, header: Span, extensions: dict[bytes, bytes]) -> TarMember:
@@ -220,9 +220,9 @@ def _member(source: ByteSource, info: tarfile.TarInfo, header: Span, extensions:
     if kind == "folder":
         name = name.rstrip("/")
     if "\0" in name or len(name) > _MOST_NAME_LETTERS or (long_name is not None and dict(pax).keys() & {b"path"}):
-        raise DamagedArchive(source.path, f"the header at byte {header.start} has no name, or two, or one too long")
+        raise DamagedArchive(source.path, f"the header at byte {header.start} has an invalid name, or two names")
     if size and info.type in _WITHOUT_BYTES:
-        raise DamagedArchive(source.path, f"member '{name:.80}' is a {kind}, and has a size")
+        raise DamagedArchive(source.path, f"member '{name:.80}' is a {kind}, but has a size")
     begin = _after_sparse_map(source, header.end) if info.type == tarfile.GNUTYPE_SPARSE else header.end
     if begin + padded(size) > source.size:
         raise DamagedArchive(source.path, f"it ends before the end of member '{name:.80}'")
@@ -231,12 +231,12 @@ def _member(source: ByteSource, info: tarfile.TarInfo, header: Span, extensions:
 
 def _decimal(source: ByteSource, value: bytes, header: Span) -> int:
     if not value.isdigit() or len(value) > _MOST_DIGITS:
-        raise DamagedArchive(source.path, f"the header at byte {header.start} states a size that is no number")
+        raise DamagedArchive(source.path, f"the header at byte {header.start} has a size that is not a number")
     return int(value)
 
 
 def _after_sparse_map(source: ByteSource, position: int) -> int:
-    """Where the bytes of a member begin that lists its holes in more blocks than one, as old GNU tar does."""
+    """Offset of the bytes of a sparse member, after the blocks that list its holes (old GNU tar)."""
     more = source.read(position - BLOCK, position)[_SPARSE_MORE]
     while more and position + BLOCK <= source.size:
         more = source.read(position, position + BLOCK)[_SPARSE_NEXT_MORE]
@@ -248,14 +248,14 @@ def _records_of(source: ByteSource, data: bytes) -> list[tuple[bytes, bytes]]:
     try:
         return _pax_records(data)
     except ValueError as error:
-        raise DamagedArchive(source.path, "a pax header in it has a record that is none") from error
+        raise DamagedArchive(source.path, "a pax header in it has an invalid record") from error
 
 
 def _pax_records(data: bytes) -> list[tuple[bytes, bytes]]:
-    """The keywords and values of records ``LENGTH KEYWORD=VALUE``, each with its line feed.
+    """Keywords and values of records ``LENGTH KEYWORD=VALUE``, each ended by a line feed.
 
     Raises:
-        ValueError: they are not written so, or do not fill the header.
+        ValueError: if a record is invalid, or they do not fill the header.
     """
     records: list[tuple[bytes, bytes]] = []
     position = 0
@@ -274,7 +274,7 @@ def _pax_records(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _pax_record(keyword: bytes, value: bytes) -> bytes:
-    """A record, whose length counts its own digits."""
+    """A record; its length counts its own digits."""
     body = b" " + keyword + b"=" + value + b"\n"
     nbytes = len(body)
     while nbytes != len(body) + len(b"%d" % nbytes):
@@ -283,9 +283,9 @@ def _pax_record(keyword: bytes, value: bytes) -> bytes:
 
 
 def _resized_block(block: bytes, nbytes: int) -> bytes:
-    """A header block with another size, and the checksum for it."""
+    """A header block with another size, and its checksum."""
     field = block[_SIZE]
-    # GNU tar writes a size that octal digits can state as digits; other writers keep to what they began with.
+    # GNU tar writes a size in octal digits if it fits; other writers keep the form they started with.
     keeps_base = field[0] == _BASE_256 and int.from_bytes(field[1:], "big") < _OCTAL_END
     wide = nbytes >= _OCTAL_END or keeps_base
     size = bytes([_BASE_256]) + nbytes.to_bytes(len(field) - 1, "big") if wide else _octal(field, nbytes)
@@ -295,7 +295,7 @@ def _resized_block(block: bytes, nbytes: int) -> bytes:
 
 
 def _octal(field: bytes, value: int) -> bytes:
-    """Octal digits in the style of those that they take the place of: what leads them, and what ends them."""
+    """Octal digits with the same leading and trailing characters as the field had."""
     body = field.rstrip(b"\0 ")
     digits = b"%o" % value
     if field[0] == _BASE_256 or len(digits) > len(body):

@@ -1,6 +1,6 @@
-"""The members ``storages`` and ``tensors`` of a tar of torch 0.1: pickles in a row, with raw bytes between them.
+"""Parse the members ``storages`` and ``tensors`` of a tar of torch 0.1: pickles, with raw bytes between them.
 
-Never runs a pickle, and never reads a storage: only the count of elements that stands before each.
+The elements of a storage are not read, only their number.
 
 From torch/serialization.py ``legacy_load``, and torch/csrc/serialization.cpp ``THPStorage_readFileRaw``.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.pickles.tree import Value
 
-#: Storages, views or tensors of one file: each costs a pickle of its own.
+#: Maximum number of storages, views or tensors: each has a pickle of its own.
 _MOST_ENTRIES: Final = 1 << 18
 _MOST_AXES: Final = 1000
 _COUNT_BYTES: Final = 8
@@ -37,7 +37,7 @@ class TarPickle(NamedTuple):
 
     Attributes:
         data: its bytes.
-        span: where they lie in the file.
+        span: their span in the file.
     """
 
     data: bytes
@@ -48,10 +48,10 @@ class TarStorage(NamedTuple):
     """A storage; its pickle is ``(key, location, class)``.
 
     Attributes:
-        key: the address that it had when it was saved: its name.
-        numel: number of its elements.
+        key: its key: the address at the time of saving.
+        numel: number of elements.
         span: its bytes in the file.
-        place: place of its pickle among those of the member.
+        place: index of its pickle in the member.
     """
 
     key: int
@@ -61,13 +61,13 @@ class TarStorage(NamedTuple):
 
 
 class TarView(NamedTuple):
-    """A storage that is a part of another one.
+    """A storage that is a part of another storage.
 
     Attributes:
-        key: its name.
-        root: name of the storage that it is a part of.
-        offset: its first element there.
-        numel: number of its elements.
+        key: its key.
+        root: key of the other storage.
+        offset: its first element in the other storage.
+        numel: number of elements.
     """
 
     key: int
@@ -80,12 +80,12 @@ class TarTensor(NamedTuple):
     """A tensor; its pickle is ``(key, storage, class)``.
 
     Attributes:
-        key: its name.
-        storage: name of its storage, or of a view.
-        shape: its sizes, as they stand there.
-        stride: its steps in elements, as they stand there.
-        offset: its first element in the storage, as it stands there.
-        place: place of its pickle among those of the member.
+        key: its key.
+        storage: key of its storage, or of a view.
+        shape: sizes, not validated.
+        stride: strides in elements, not validated.
+        offset: first element in the storage, not validated.
+        place: index of its pickle in the member.
     """
 
     key: int
@@ -97,13 +97,13 @@ class TarTensor(NamedTuple):
 
 
 class StorageTable(NamedTuple):
-    """The member ``storages``.
+    """Contents of the member ``storages``.
 
     Attributes:
         pickles: all of its pickles, in order: the number of storages, one for each, and the list of views.
         storages: the storages.
         views: the views.
-        rest: bytes behind the last pickle.
+        rest: number of bytes after the last pickle.
     """
 
     pickles: tuple[TarPickle, ...]
@@ -113,12 +113,12 @@ class StorageTable(NamedTuple):
 
 
 class TensorTable(NamedTuple):
-    """The member ``tensors``.
+    """Contents of the member ``tensors``.
 
     Attributes:
         pickles: all of its pickles, in order: the number of tensors, and one for each.
         tensors: the tensors.
-        rest: bytes behind the last tensor.
+        rest: number of bytes after the last tensor.
     """
 
     pickles: tuple[TarPickle, ...]
@@ -130,7 +130,7 @@ class MemberReader:
     """Reads a member from its beginning, pickle by pickle.
 
     Attributes:
-        pickles: those that were read.
+        pickles: the pickles so far.
     """
 
     def __init__(self, source: ByteSource, member: TarMember, limits: Limits) -> None:
@@ -139,31 +139,31 @@ class MemberReader:
         self._member = member
         self._limits = limits
         self._position = 0
-        #: What its pickles name.
+        #: Global names in its pickles.
         self._names: dict[str, int] = {}
 
     @property
     def rest(self) -> int:
-        """Bytes that have not been read."""
+        """Number of bytes that have not been read."""
         return self._source.size - self._position
 
     def read_pickle(self) -> bytes:
-        """The next pickle, not interpreted.
+        """Read the next pickle without interpreting it.
 
         Raises:
-            DamagedPickle: there is none.
-            LimitExceeded: it is larger than the limits allow.
+            DamagedPickle: if the bytes are not a valid pickle.
+            LimitExceeded: if it is larger than the limits allow.
         """
         data = read_pickle(self._source, self._position, self._limits)
-        self.pickles.append(TarPickle(data, self.pass_over(len(data))))
+        self.pickles.append(TarPickle(data, self.skip(len(data))))
         return data
 
     def read_value(self) -> Value:
-        """What the next pickle stands for.
+        """Read and interpret the next pickle.
 
         Raises:
-            DamagedArchive: there is none.
-            LimitExceeded: it asks for more than the limits allow.
+            DamagedArchive: if the bytes are not a valid pickle.
+            LimitExceeded: if it needs more than the limits allow.
         """
         begin = self._position
         try:
@@ -174,10 +174,10 @@ class MemberReader:
         return machine.root
 
     def read_count(self) -> int:
-        """The number of entries that follow."""
+        """Read the number of entries that follow."""
         count = self.read_value()
         if type(count) is not int or count < 0:
-            raise self.damage("it does not begin with a number")
+            raise self.damage("it does not start with a number")
         limit = self._limits.factor * _MOST_ENTRIES
         if count > limit:
             resource = f"entries of member '{self._member.name}'"
@@ -185,29 +185,29 @@ class MemberReader:
         return count
 
     def read_entry(self, what: str) -> tuple[int, Value, Value]:
-        """The three things in the next pickle, of which the first is a key."""
+        """Read a pickle of three values; the first is a key."""
         root = self.read_value()
         if type(root) is not Tuple or len(root.items) != 3:  # noqa: PLR2004  # as both members have them
-            raise self.damage(f"what should be a {what} is none")
+            raise self.damage(f"the pickle of a {what} is invalid")
         key, second, third = root.items
         return self.as_key(key), second, third
 
     def as_key(self, value: Value) -> int:
-        """An address: a number as torch writes it."""
+        """Validate a key: torch writes an address, which is a number."""
         if type(value) is not int or value < 0:
-            raise self.damage("a key in it is no number")
+            raise self.damage("a key in it is not a number")
         return value
 
     def read_raw(self, nbytes: int) -> bytes:
-        """The next bytes."""
+        """Read the next bytes."""
         if nbytes > self.rest:
             raise self.damage("it ends too early")
         begin = self._position
         self._position += nbytes
         return self._source.read(begin, self._position)
 
-    def pass_over(self, nbytes: int) -> Span:
-        """Where the next bytes lie in the file; they are not read."""
+    def skip(self, nbytes: int) -> Span:
+        """Skip the next bytes, and return their span in the file."""
         if nbytes > self.rest:
             raise self.damage("it ends too early")
         begin = self._member.span.start + self._position
@@ -215,11 +215,11 @@ class MemberReader:
         return Span(begin, begin + nbytes)
 
     def damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
-        """What is wrong with the member.
+        """An error about the member.
 
         Args:
-            detail: in what way.
-            runs: dangerous names in the pickle that is read, besides those of the pickles before it.
+            detail: the problem.
+            runs: dangerous names in the current pickle; those of the pickles before it are added.
         """
         runs = (*dangerous(self._names), *runs)
         return DamagedArchive(self._source.path, f"member '{self._member.name}': {detail}", runs=runs)
@@ -229,8 +229,8 @@ def read_storages(source: ByteSource, member: TarMember, limits: Limits) -> Stor
     """Read the member ``storages``.
 
     Raises:
-        DamagedArchive: it is not what torch writes, or ends too early.
-        LimitExceeded: it asks for more than the limits allow.
+        DamagedArchive: if torch would not write it, or it ends too early.
+        LimitExceeded: if it needs more than the limits allow.
     """
     reader = MemberReader(source, member, limits)
     storages: dict[int, TarStorage] = {}
@@ -239,20 +239,20 @@ def read_storages(source: ByteSource, member: TarMember, limits: Limits) -> Stor
         key, location, kind = reader.read_entry("storage")
         dtype = STORAGE_DTYPE.get(kind.name) if type(kind) is Global else None
         if dtype is None or type(location) is not str or key in storages:
-            raise reader.damage(f"storage '{key}' has no class or no device, or is there twice")
+            raise reader.damage(f"storage '{key}' has no class or no device, or exists twice")
         numel = int.from_bytes(reader.read_raw(_COUNT_BYTES), "little", signed=True)
         if numel < 0:
             raise reader.damage(f"storage '{key}' has {numel} elements")
-        storages[key] = TarStorage(key, numel, reader.pass_over(numel * ITEM_BYTES[dtype]), place)
+        storages[key] = TarStorage(key, numel, reader.skip(numel * ITEM_BYTES[dtype]), place)
     views = _read_views(reader, storages)
     return StorageTable(tuple(reader.pickles), tuple(storages.values()), views, reader.rest)
 
 
 def _read_views(reader: MemberReader, storages: dict[int, TarStorage]) -> tuple[TarView, ...]:
-    """The list of ``(key, root, offset, numel)`` behind the storages."""
+    """Read the list of ``(key, root, offset, numel)`` after the storages."""
     root = reader.read_value()
     if not isinstance(root, Sequence):
-        raise reader.damage("what should be a list of views is none")
+        raise reader.damage("the list of views is invalid")
     views: dict[int, TarView] = {}
     for item in root.items:
         fields = item.items if type(item) is Tuple and len(item.items) == _VIEW_FIELDS else ()
@@ -260,9 +260,9 @@ def _read_views(reader: MemberReader, storages: dict[int, TarStorage]) -> tuple[
         view = TarView(*numbers) if numbers else None
         whole = storages.get(view.root) if view is not None else None
         if view is None or whole is None or view.offset + view.numel > whole.numel:
-            raise reader.damage("a view in it is not a part of a storage")
+            raise reader.damage("a view in it is not part of a storage")
         if view.key in views or view.key in storages:
-            raise reader.damage(f"storage '{view.key}' is there twice")
+            raise reader.damage(f"storage '{view.key}' exists twice")
         views[view.key] = view
     return tuple(views.values())
 
@@ -271,17 +271,17 @@ def read_tensors(source: ByteSource, member: TarMember, limits: Limits) -> Tenso
     """Read the member ``tensors``: after each pickle, the number of axes, sizes, strides and offset.
 
     Raises:
-        DamagedArchive: it is not what torch writes, or ends too early.
-        LimitExceeded: it asks for more than the limits allow.
+        DamagedArchive: if torch would not write it, or it ends too early.
+        LimitExceeded: if it needs more than the limits allow.
     """
     reader = MemberReader(source, member, limits)
     tensors: dict[int, TarTensor] = {}
     for _ in range(reader.read_count()):
         place = len(reader.pickles)
         key, storage, _ = reader.read_entry("tensor")
-        axes: int = struct.unpack("<i4x", reader.read_raw(8))[0]  # as long as a C long, of which torch reads half
+        axes: int = struct.unpack("<i4x", reader.read_raw(8))[0]  # a C long, and torch reads only its lower half
         if not 0 <= axes <= _MOST_AXES or key in tensors:
-            raise reader.damage(f"tensor '{key}' has {axes} axes, or is there twice")
+            raise reader.damage(f"tensor '{key}' has {axes} axes, or exists twice")
         *sizes, offset = struct.unpack(f"<{2 * axes + 1}q", reader.read_raw(8 * (2 * axes + 1)))
         tensors[key] = TarTensor(key, reader.as_key(storage), tuple(sizes[:axes]), tuple(sizes[axes:]), offset, place)
     return TensorTable(tuple(reader.pickles), tuple(tensors.values()), reader.rest)

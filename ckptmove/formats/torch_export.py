@@ -1,10 +1,10 @@
-"""The archive that ``torch.export.save`` writes since 2.8: weights as raw bytes, their metadata and the graph as JSON.
+"""Read and lay out the archive that ``torch.export.save`` writes since 2.8: raw weights, and metadata as JSON.
 
-Never runs, imports or evaluates what is in it: ``torch.export.load`` does all three.
+Its content is never run, imported or evaluated; ``torch.export.load`` does all three.
 
 Record names from torch/csrc/export/pt2_archive_constants.h, their contents from torch/export/pt2_archive/_package.py.
-The archive is the zip of ``torch.save`` with other records. A device stands in it in up to four places: in the metadata
-of each weight, in that of each value of the graph, in arguments of nodes, and in the pickles of the sample inputs.
+The archive is the zip of ``torch.save`` with other records. A device occurs in up to four places: in the metadata of
+each weight, in the metadata of each value of the graph, in arguments of nodes, and in the pickles of the sample inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckptmove.formats.export_code import called_names
 from ckptmove.formats.export_json import Device, ExportJson, JsonBudget
 from ckptmove.formats.export_pickle import ExportPickle, tags_of
 from ckptmove.formats.merge_pickles import nodes
-from ckptmove.formats.nested_streams import NestedStream, graft, open_stream
+from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED
 from ckptmove.formats.zip_archive.names import EXPORT_RECORD, export_form
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
 
 _VERSION: Final = "0"
-#: ``SCHEMA_VERSION`` in torch/_export/serde/schema.py: another first number is another schema.
+#: Major number of ``SCHEMA_VERSION`` in torch/_export/serde/schema.py.
 _SCHEMA: Final = 8
 _MODEL: Final = re.compile(r"models/(.+)\.json")
-#: Folders in ``data/``, each with the attribute of the program that its payloads are.
+#: Folders in ``data/``, each with the program's attribute for its payloads.
 _FOLDERS: Final = (("weights", "state_dict"), ("constants", "constants"))
 _RAW: Final = re.compile(r"weights/weight_\d{1,9}|constants/tensor_\d{1,9}")
 _OBJECTS: Final = ("custom_obj_", "opaque_obj_")
 _OPAQUE: Final = "opaque_obj_"
-#: The one layout whose bytes are the elements in a row.
+#: The only layout whose bytes are the elements in order.
 _STRIDED: Final = 7
 #: torch/_export/serde/schema.py ``ScalarType``.
 _DTYPES: Final[dict[int, str]] = {
@@ -61,9 +61,9 @@ _DTYPES: Final[dict[int, str]] = {
     9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",
     30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu", 34: "uint32", 35: "uint64",
 }  # fmt: skip
-#: A pickled payload that changes is made in memory.
+#: A pickled payload that changes is rewritten in memory.
 _MOST_PICKLED_BYTES: Final = 1 << 28
-#: Operators of one kind of device: a decomposed graph has them.
+#: Operators for one type of device; a decomposed graph has them.
 _BOUND: Final = re.compile(
     r"torch\.ops\.(?:mkldnn|mkldnn_prepacked|onednn|quantized|xnnpack|fbgemm|cudnn|miopen)\."
     r"|cudnn|miopen|mkldnn|_for_cpu|_for_mps|flash_attention|efficient_attention|_cuda\b|_mps\b|_thnn_fused"
@@ -76,9 +76,9 @@ class _Payload(NamedTuple):
 
     Attributes:
         name: its full name in the program.
-        config: the JSON that tells of it.
-        device: that its row says; where several rows share a payload, that of the first.
-        is_pickled: whether its bytes are a pickle, which says its device once more.
+        config: the JSON with its metadata.
+        device: the device of its row; if several rows share a payload, the device of the first.
+        is_pickled: whether its bytes are a pickle, which stores the device too.
     """
 
     name: str
@@ -92,9 +92,9 @@ class TorchExport(TorchZip):
 
     Attributes:
         name: ``torch-export``.
-        source: its bytes.
-        byteorder: of the elements of its storages.
-        torch_version: of the torch that wrote it, as the graph says.
+        source: bytes of the file.
+        byteorder: byte order of the storage elements.
+        torch_version: version of torch in the graph.
     """
 
     name: ContainerName = "torch-export"
@@ -111,12 +111,12 @@ class TorchExport(TorchZip):
         return f"torch.export.load({file}"  # it has no map_location
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Read the JSON of the programs, and the pickles in it.
+        """Read the JSON of the programs, and the pickles.
 
         Raises:
-            UnsupportedContainer: it is of another version, or compiled, or has a weight of an unknown layout.
-            DamagedArchive: its JSON is not as torch writes it.
-            LimitExceeded, CrcMismatch, DamagedPickle: as they say.
+            UnsupportedContainer: if it has another version, is compiled, or has a weight of an unknown layout.
+            DamagedArchive: if torch would not write its JSON.
+            LimitExceeded, CrcMismatch, DamagedPickle: as :class:`TorchZip`.
         """
         self.source = source
         form = export_form(directory)
@@ -124,9 +124,9 @@ class TorchExport(TorchZip):
             raise self._unsupported(form)
         folder = directory.records[0].name.partition("/")[0] + "/"
         if directory.shift:
-            raise DamagedArchive(source.path, f"{directory.shift} bytes stand before its first record")
+            raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before its first record")
         super().__init__(source, directory, limits, folder)
-        kind, version = (self._word(self._inside.get(name)) for name in (EXPORT_RECORD, "archive_version"))
+        kind, version = (self._short_text(self._inside.get(name)) for name in (EXPORT_RECORD, "archive_version"))
         if (kind, version) != ("pt2", _VERSION):
             raise self._unsupported(f"a torch.export archive of version {version!r}")
         self._storages = {key: record for key, record in self._within("data/").items() if _RAW.fullmatch(key)}
@@ -138,7 +138,7 @@ class TorchExport(TorchZip):
         self._payloads: dict[str, list[_Payload]] = {}
         self._graphs: dict[str, ExportJson] = {}
         self._objects: dict[str, str] = {}
-        #: Weights, each with the device on which a graph takes it.
+        #: Weights, each with its device in a graph.
         self._expected: list[tuple[_Payload, ExportJson, Device]] = []
         self._called: tuple[str, ...] = ()
         self._pickle = ExportPickle()
@@ -157,11 +157,11 @@ class TorchExport(TorchZip):
         self._machine = self._join()
 
     def object_pickle(self) -> bytes:
-        """The pickle that stands for the JSON, and behind it the pickles of the archive."""
+        """A pickle built from the JSON, followed by the pickles of the archive."""
         return self._machine.data
 
     def read(self) -> Machine:
-        """The machine that has read :meth:`object_pickle`: its tree has the names of an ``ExportedProgram``."""
+        """The machine that has read :meth:`object_pickle`; its tree has the names of an ``ExportedProgram``."""
         return self._machine
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
@@ -174,13 +174,13 @@ class TorchExport(TorchZip):
                 yield name, hashlib.sha256(self._read(record, "record bytes")).digest()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """What is amiss with the records of the storages, and with the devices that the graphs take them on.
+        """Problems with the records of the storages, and weights on another device than their graph expects.
 
         Args:
-            storages: every storage, those of a pickle by its place and the key that it has there, ``0:KEY``.
+            storages: every storage; in a pickle, its key is ``0:KEY``, with the place of the pickle and its key there.
 
         Raises:
-            DamagedArchive: records share bytes.
+            DamagedArchive: if records share bytes.
         """
         inner: list[list[StorageRef]] = [[] for _ in self._streams]
         own: list[StorageRef] = []
@@ -197,7 +197,7 @@ class TorchExport(TorchZip):
         return tuple(facts)
 
     def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none, or they are deflated."""
+        """Span of a storage's bytes in the source; None if they are missing or deflated."""
         place, inner = self._split(key)
         if place is None:
             return super().storage_span(key)
@@ -205,7 +205,7 @@ class TorchExport(TorchZip):
         span = stream.container.storage_span(inner) if stream.string is not None else None
         return None if span is None else Span(stream.start + span.start, stream.start + span.end)
 
-    # --- what it holds -----------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def _unsupported(self, what: str) -> UnsupportedContainer:
         return UnsupportedContainer(self.source.path, self.name, what)
@@ -232,14 +232,14 @@ class TorchExport(TorchZip):
             self._pickle.text("example_inputs")
             self._pickled(f"sample_inputs/{model}.pt")
             self._pickle.text("graph")
-            self._say_devices(model)
+            self._push_devices(model)
             placed = {one.name: one for one in self._payloads[model]}
             values = graph.value["graph_module"]["graph"]["tensor_values"]
             for weight, value in _inputs(graph):
                 if weight in placed:
                     self._expected.append((placed[weight], graph, _device(values[value])))
         except _DEFECTS as error:
-            raise graph.damage("or one that belongs to it is not as torch writes it") from error
+            raise graph.damage("or a record of the same program is not as torch writes it") from error
 
     def _read_graph(self, graph: ExportJson) -> None:
         schema = graph.value["schema_version"]["major"]
@@ -264,7 +264,7 @@ class TorchExport(TorchZip):
                 continue
             record, meta = f"{folder}/{path}", row["tensor_meta"]
             if not _RAW.fullmatch(record):
-                raise DamagedArchive(self.source.path, f"'{name:.80}' points at '{path:.80}', which is not a payload")
+                raise DamagedArchive(self.source.path, f"'{name:.80}' points to '{path:.80}', which is not a payload")
             if row["use_pickle"]:
                 self._pickled(record)
                 self._payloads[model].append(_Payload(name, config, _device(meta), is_pickled=True))
@@ -277,12 +277,12 @@ class TorchExport(TorchZip):
     def _tensor(
         self, record: str, row: dict[str, Any], config: ExportJson, first: dict[str, tuple[str, Device]]
     ) -> Device:
-        """Push a tensor. As in ``_build_file_map`` the first row of a payload gives the dtype and device of all."""
+        """Push a tensor. The first row of a payload sets dtype and device for all, as in ``_build_file_map``."""
         meta = row["tensor_meta"]
         device, shape, stride = _device(meta), _integers(meta["sizes"]), _integers(meta["strides"])
         if len(shape) != len(stride):
             raise ValueError(record)
-        dtype, home = first.setdefault(record, (_DTYPES.get(meta["dtype"], ""), device))
+        dtype, storage_device = first.setdefault(record, (_DTYPES.get(meta["dtype"], ""), device))
         if not dtype:
             raise self._unsupported(f"a torch.export archive with dtype {meta['dtype']!r:.20}")
         held, item = self._inside.get(f"data/{record}"), ITEM_BYTES[dtype]
@@ -293,16 +293,16 @@ class TorchExport(TorchZip):
             raise ValueError(record)
         if held is not None:
             if held.nbytes % item:
-                raise DamagedArchive(self.source.path, f"record '{record}' is no whole number of {dtype} elements")
+                raise DamagedArchive(self.source.path, f"record '{record}' is not a whole number of {dtype} elements")
             numel = held.nbytes // item or numel
         self._pickle.tensor(
-            record, home.tag, dtype, numel, offset, shape, stride,
-            requires_grad=bool(meta["requires_grad"]), is_parameter=bool(row["is_param"]), said=[(config, device)],
+            record, storage_device.tag, dtype, numel, offset, shape, stride,
+            requires_grad=bool(meta["requires_grad"]), is_parameter=bool(row["is_param"]), places=[(config, device)],
         )  # fmt: skip
-        return home
+        return storage_device
 
     def _pickled(self, record: str) -> None:
-        """Leave a place for what a pickle stands for; ``torch.export.save`` writes no bytes for no sample inputs."""
+        """Push a call, to be replaced by the pickle's tree; without sample inputs, torch writes an empty record."""
         held = self._inside.get(f"data/{record}")
         if held is None:
             raise DamagedArchive(self.source.path, f"it has no data/{record}")
@@ -312,13 +312,13 @@ class TorchExport(TorchZip):
         else:
             self._pickle.data += b"N"
 
-    def _say_devices(self, model: str) -> None:
-        """Push the devices of a program that no storage says, each once for all places that say it."""
+    def _push_devices(self, model: str) -> None:
+        """Push the devices of a program that are in no storage: each once, for all of its places."""
         groups: dict[str, dict[str, list[tuple[ExportJson, Device]]]] = {"values": {}, "arguments": {}, "payloads": {}}
         graph = self._graphs[model]
-        said = [("values" if one.is_value else "arguments", graph, one) for one in graph.devices if not one.is_word]
-        said += [("payloads", one.config, one.device) for one in self._payloads[model] if one.is_pickled]
-        for group, record, device in said:
+        found = [("values" if one.is_value else "arguments", graph, one) for one in graph.devices if not one.is_string]
+        found += [("payloads", one.config, one.device) for one in self._payloads[model] if one.is_pickled]
+        for group, record, device in found:
             groups[group].setdefault(device.tag, []).append((record, device))
         self._pickle.data += b"}("
         for group, tags in groups.items():
@@ -331,20 +331,20 @@ class TorchExport(TorchZip):
         self._pickle.data += b"u"
 
     def _join(self) -> Machine:
-        """Read all pickles, and put what they stand for into the tree."""
+        """Read all pickles, and put their trees into one tree."""
         machine = interpret(bytes(self._pickle.data), self.limits)
         self._own_bytes = len(machine.data)
-        machine.globals.clear()  # what stands for JSON imports nothing
+        machine.globals.clear()  # the JSON imports nothing
         streams: dict[str, NestedStream] = {}
         for node in nodes(machine.root):
             if type(node) is Call and node.name == "torch.load" and type(node.args) is Tuple:
                 name = str(node.args.items[0])
                 if name in streams:
-                    raise DamagedArchive(self.source.path, f"two names point at data/{name}")
+                    raise DamagedArchive(self.source.path, f"two names point to data/{name}")
                 streams[name] = self._stream(node, self._inside[f"data/{name}"])
         self._stream_records = {name: self._inside[f"data/{name}"] for name in sorted(streams)}
         self._streams = tuple(streams[name] for name in self._stream_records)
-        graft(machine, self._streams, self.limits)
+        insert_streams(machine, self._streams, self.limits)
         for name in self._called:
             machine.globals.setdefault(name, 0)
         for path in self._objects.values():
@@ -360,7 +360,7 @@ class TorchExport(TorchZip):
         return NestedStream(call, open_stream(MemorySource(self.source.path, data), self.limits), None, 0)
 
     def _scan(self, path: str, machine: Machine) -> None:
-        """Note what an opaque object would import: ``pickle.loads`` reads it. A script object is read by C++."""
+        """Note the names that an opaque object would import: ``pickle.loads`` reads it. C++ reads a script object."""
         record = self._inside.get(f"data/constants/{path}")
         if record is None:
             raise DamagedArchive(self.source.path, f"it has no data/constants/{path:.80}")
@@ -371,19 +371,19 @@ class TorchExport(TorchZip):
                 machine.globals.setdefault(name, 0)
 
     def _split(self, key: str) -> tuple[int | None, str]:
-        """The place of a pickle, None where there is no such one, and the key of a storage in it."""
+        """The place of a pickle, or None if there is no such pickle, and the key of a storage in it."""
         place, colon, inner = key.partition(":")
         known = bool(colon) and place.isdecimal() and place.isascii() and int(place) < len(self._streams)
         return int(place) if known else None, inner
 
-    # --- what changes ------------------------------------------------------------------------------------------------
+    # --- editing -----------------------------------------------------------------------------------------------------
 
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
-        """The records that say a device, and those of the pickles, that differ, by their places in the directory.
+        """New records for the JSON and the pickles that differ, by their places in the directory.
 
         Raises:
-            UneditableGraph: the program would not run where it goes.
-            LimitExceeded: a pickle that changes does not fit in memory.
+            UneditableGraph: if the program would not run on the new device.
+            LimitExceeded: if a pickle that changes does not fit in memory.
         """
         outer, *inner = split_parts(pickle, 1 + len(self._streams))
         tags = tags_of(outer, [string for string, _, _ in self._pickle.slots])
@@ -394,7 +394,7 @@ class TorchExport(TorchZip):
                 kinds |= {split(before)[0]} if split(before)[0] != split(after)[0] else set()
                 for record, place in places:
                     changes.setdefault(record.name, (record, {}))[1][place] = after
-        self._refuse_bound(kinds, {name: own for name, (_, own) in changes.items()})
+        self._require_movable(kinds, {name: own for name, (_, own) in changes.items()})
         new = {self._inside[name].place: self._new(record.edited(own)) for name, (record, own) in changes.items()}
         for stream, held, one in zip(self._streams, self._stream_records.values(), inner, strict=True):
             if one != stream.container.object_pickle():
@@ -406,43 +406,43 @@ class TorchExport(TorchZip):
                 new[held.place] = self._new(data)
         return new
 
-    def _refuse_bound(self, kinds: set[str], changes: Mapping[str, Mapping[int, str]]) -> None:
-        """Refuse what does not follow the devices of the graph.
+    def _require_movable(self, kinds: set[str], changes: Mapping[str, Mapping[int, str]]) -> None:
+        """Raise UneditableGraph if a part of the program does not follow the devices of the graph.
 
         Args:
-            kinds: types of the devices that are left for one of another type.
+            kinds: types of devices that are replaced by another type.
             changes: new tags by the names of JSON records and places in them.
         """
         path = self.source.path
         for name, weight, value in self._disagreeing(changes):
-            raise UneditableGraph(path, f"{name} would be on {weight}, and the graph takes it on {value}")
+            raise UneditableGraph(path, f"{name} would be on {weight}, but the graph expects it on {value}")
         if not kinds:
             return
         for name, record in self._objects.items():
-            raise UneditableGraph(path, f"constant '{name:.80}' is an object whose device is not known ({record:.80})")
+            raise UneditableGraph(path, f"constant '{name:.80}' is an object whose device is unknown ({record:.80})")
         for graph in self._graphs.values():
             bound = sorted(target for target in graph.strings["target"] if _BOUND.search(target))
             if bound:
                 raise UneditableGraph(
-                    path, f"{bound[0]:.80} runs on one kind of device; export it without decompositions"
+                    path, f"{bound[0]:.80} runs on one type of device; export it without decompositions"
                 )
-            named = sorted(kinds & {split(one.tag)[0] for one in graph.devices if one.is_word})
+            named = sorted(kinds & {split(one.tag)[0] for one in graph.devices if one.is_string})
             if named:
-                raise UneditableGraph(path, f"a string in it names '{named[0]}', as torch.autocast does")
+                raise UneditableGraph(path, f"a string in the graph names '{named[0]}', as torch.autocast writes it")
 
     def _disagreeing(self, changes: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[str, str, str]]:
-        """Weights whose device is not that of the graph's input: name, device, and that of the input."""
-        for payload, graph, device in self._expected:
+        """Weights whose device is not that of the graph's input: name, device, and device of the input."""
+        for payload, graph, expected in self._expected:
             weight, value = (
-                changes.get(record.name, {}).get(said.place, said.tag)
-                for record, said in ((payload.config, payload.device), (graph, device))
+                changes.get(record.name, {}).get(device.place, device.tag)
+                for record, device in ((payload.config, payload.device), (graph, expected))
             )
             if not same_device(weight, value):
                 yield payload.name, weight, value
 
 
 def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:
-    """The full names of weights and constants, each with the name of the graph's input that it is."""
+    """Full names of weights and constants, each with the name of its input in the graph."""
     for spec in graph.value["graph_module"]["signature"]["input_specs"]:
         for kind, key in (
             ("parameter", "parameter_name"), ("buffer", "buffer_name"), ("tensor_constant", "tensor_constant_name"),

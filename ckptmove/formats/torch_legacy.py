@@ -1,6 +1,6 @@
-"""The stream that ``torch.save`` wrote from 0.1.10 to 1.5: five pickles, then the storages one after the other.
+"""Read and lay out the stream that ``torch.save`` wrote from 0.1.10 to 1.5: five pickles, then the storages.
 
-Never runs a pickle, and never reads a storage: only the count of elements that stands before each.
+The elements of a storage are not read, only their number.
 
 From torch/serialization.py ``_legacy_save`` and ``_legacy_load``, and torch/csrc/serialization.cpp.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
 _COUNT_BYTES: Final = 8
-#: Small storages lie close together: so much is read at once.
+#: Length of one read, in bytes: small storages are close together.
 _WINDOW: Final = 1 << 12
 
 
@@ -43,10 +43,10 @@ class TorchLegacy(Container):
 
     Attributes:
         name: ``torch-legacy``.
-        source: its bytes.
-        around: knows the names in the four small pickles, which torch.load runs, too.
-        byteorder: ``little``, whatever its third pickle says of the machine that wrote it: torch writes and reads the
-            storages of a stream in little-endian order everywhere, and does not look at what that pickle says.
+        source: bytes of the file.
+        around: a machine with the names in the four small pickles, which torch.load runs too.
+        byteorder: always ``little``: torch writes and reads the storages of a stream in little-endian order on every
+            machine, and ignores the byte order in the third pickle.
     """
 
     name: ContainerName = "torch-legacy"
@@ -62,9 +62,9 @@ class TorchLegacy(Container):
         """Read the five pickles.
 
         Raises:
-            DamagedArchive: one of those around the object pickle is cut off, or not what torch writes.
-            DamagedPickle: the object pickle is cut off.
-            LimitExceeded: one of them asks for more than the limits allow.
+            DamagedArchive: if a pickle around the object pickle is cut off, or torch would not write it.
+            DamagedPickle: if the object pickle is cut off.
+            LimitExceeded: if one of them needs more than the limits allow.
         """
         self.source = source
         self.limits = limits
@@ -93,11 +93,11 @@ class TorchLegacy(Container):
         return self._pickle
 
     def read(self) -> Machine:
-        """The machine that has read :meth:`object_pickle`, with the names of the pickles around it.
+        """Interpret :meth:`object_pickle`; the names in the pickles around it are added.
 
         Raises:
-            DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
-            LimitExceeded: it asks for more than the limits allow.
+            DamagedPickle: if the bytes are not a valid pickle of protocol 0 to 5.
+            LimitExceeded: if it needs more than the limits allow.
         """
         try:
             machine = super().read()
@@ -108,41 +108,41 @@ class TorchLegacy(Container):
         return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Find the bytes of the storages: each begins where the one before it ends.
+        """Find the bytes of the storages: each starts at the end of the one before it.
 
-        The machine of :meth:`read` gets the names in the pickles that follow the last storage, too.
+        The machine of :meth:`read` also gets the names in pickles after the last storage.
 
         Args:
-            storages: every storage that the object pickle names: one that it does not name could not even be passed
-                over, for only the pickle tells the size of an element.
+            storages: every storage in the object pickle. A storage that it does not name cannot be skipped: the size of
+                its elements is only in the pickle.
 
         Returns:
-            What is cut off, what the stream does not have, and what stands behind the last storage.
+            Storages that are cut off or missing, and bytes after the last storage.
 
         Raises:
-            DamagedArchive: the pickle, the list of keys and the counts before the storages disagree.
+            DamagedArchive: if the pickle, the list of keys and the counts before the storages contradict each other.
         """
         facts, end = self._locate(storages)
         rest = self.source.size - end
         if rest > 0:
-            facts.append(ArchiveFact("orphan-record", "what follows the last storage", rest))
+            facts.append(ArchiveFact("orphan-record", "bytes after the last storage", rest))
             if self._machine is not None:
                 self._note_rest(self._machine, end)
         return tuple(facts)
 
     def _locate(self, storages: Sequence[StorageRef]) -> tuple[list[ArchiveFact], int]:
-        """What is amiss with the bytes of the storages, and where the last one ends."""
+        """Problems with the bytes of the storages, and the end of the last one."""
         facts: list[ArchiveFact] = []
         rest = {storage.key: storage for storage in storages}
         position, size = self._position, self.source.size
         for key in self._keys:
             storage = rest.pop(key, None)
             if storage is None:
-                raise self._damage(f"its list of keys names storage '{key:.40}', and its object pickle does not")
+                raise self._damage(f"its list of keys names storage '{key:.40}', but its object pickle does not")
             start = position + _COUNT_BYTES
             position = start + storage.nbytes
             if start <= size and self._count(start - _COUNT_BYTES) != storage.numel:
-                raise self._damage(f"the number of elements of storage '{key:.40}' is not the one in its object pickle")
+                raise self._damage(f"the number of elements of storage '{key:.40}' differs from its object pickle")
             if position <= size:
                 self._spans[key] = Span(start, position)
             else:
@@ -152,16 +152,16 @@ class TorchLegacy(Container):
         return facts, position
 
     def _note_rest(self, machine: Machine, position: int) -> None:
-        """Note the names in the streams and pickles that follow: the next ``torch.load`` of an open file runs them.
+        """Collect the names in later streams and pickles, which the next ``torch.load`` of an open file runs.
 
-        What follows may be anything: the names before the first damage count.
+        Any bytes may follow: only names before the first damage are collected.
 
         Args:
             machine: gets the names.
-            position: where the first of them begins.
+            position: offset of the first of them.
 
         Raises:
-            LimitExceeded: one of them asks for more than the limits allow.
+            LimitExceeded: if one of them needs more than the limits allow.
         """
         try:
             while position < self.source.size:
@@ -175,18 +175,18 @@ class TorchLegacy(Container):
             _note_runs(machine, error)
 
     def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where they are not all there, or :meth:`locate` never was."""
+        """Span of a storage's bytes in the source; None if they are cut off, or before :meth:`locate`."""
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The output with another object pickle in place of this one, all else as it is.
+        """The output with a new object pickle; everything else unchanged.
 
         Args:
-            pickle: the new object pickle, of any length: nothing in the stream counts bytes from its beginning.
-            casts: storages by key that change dtype: before and after. Their counts of elements stay.
+            pickle: the new object pickle, of any length: the stream holds no offsets.
+            casts: storages by key that change dtype: the dtype before and after. Their numbers of elements stay.
 
         Raises:
-            DamagedArchive: storages are cut off, or one that is to be cast is not there.
+            DamagedArchive: if storages are cut off, or one to cast is missing.
         """
         if self._cut_off:
             more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
@@ -197,7 +197,7 @@ class TorchLegacy(Container):
         for key, (source, target) in casts.items():
             span = self._spans.get(key)
             if span is None:
-                raise self._damage(f"storage '{key:.40}' has no bytes that could be cast")
+                raise self._damage(f"storage '{key:.40}' has no bytes to cast")
             new.append((span, CastSegment(span, source, target, self.byteorder, None)))
         segments: list[Segment] = []
         position = 0
@@ -212,12 +212,12 @@ class TorchLegacy(Container):
         return data
 
     def _read_value(self, what: str) -> Value:
-        """What one of the small pickles holds."""
+        """Read and interpret one of the small pickles."""
         begin = self._position
         try:
             machine = interpret(self._read_pickle(), self.limits)
         except DamagedPickle as error:
-            detail = f"its {what} is no pickle: {error.detail} at byte {begin + error.offset}"
+            detail = f"its {what} is not a valid pickle: {error.detail} at byte {begin + error.offset}"
             raise self._damage(detail, error.runs) from error
         self.around.note_names(machine)
         return machine.root
@@ -226,16 +226,16 @@ class TorchLegacy(Container):
         root = self._read_value("list of keys")
         keys = root.items if isinstance(root, List | Tuple) else (None,)
         if any(isinstance(key, MADE) for key in (root, *keys)):
-            return ()  # only a run of the pickle shows where a storage is
+            return ()  # only running the pickle would give the keys
         if len(keys) > self.limits.records:
             raise LimitExceeded("the number of storages", limit=self.limits.records, actual=len(keys))
         found = tuple(key for key in keys if type(key) is str)
         if len(set(found)) < len(keys):
-            raise self._damage("its list of keys has one twice, or what is no key")
+            raise self._damage("its list of keys has a duplicate, or an item that is not a key")
         return found
 
     def _count(self, position: int) -> int:
-        """The number of elements that stands at a position."""
+        """The number of elements at a position."""
         at = position - self._window_start
         if not 0 <= at <= len(self._window) - _COUNT_BYTES:
             self._window = self.source.read(position, min(position + _WINDOW, self.source.size))
@@ -246,13 +246,13 @@ class TorchLegacy(Container):
         return DamagedArchive(self.source.path, detail, runs=(*dangerous(self.around.globals), *runs))
 
     def _with_names(self, error: DamagedPickle) -> DamagedPickle:
-        """The same error, with what the pickles before the damaged one name."""
+        """The same error, with the dangerous names in the pickles before the damaged one."""
         runs = (*dangerous(self.around.globals), *error.runs)
         return DamagedPickle(error.detail, offset=error.offset, runs=runs)
 
 
 def _stream_bytes(source: ByteSource, machine: Machine, limits: Limits) -> int | None:
-    """The length of the stream that a source begins with, whose names a machine gets; None where it is damaged."""
+    """Length of the stream at the start of a source; None if it is damaged. The machine gets its names."""
     try:
         stream = TorchLegacy(source, limits)
         inner = stream.read()
@@ -266,6 +266,6 @@ def _stream_bytes(source: ByteSource, machine: Machine, limits: Limits) -> int |
 
 
 def _note_runs(machine: Machine, error: DamagedArchive | DamagedPickle) -> None:
-    """Note the dangerous names that come before some damage."""
+    """Collect the dangerous names before the damage."""
     for name in error.runs:
         machine.globals.setdefault(name, 0)

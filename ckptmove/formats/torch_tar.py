@@ -1,9 +1,9 @@
-"""The tar that ``torch.save`` wrote before 0.1.10: storages, tensors and the saved object in a member each.
+"""Read and lay out the tar that ``torch.save`` wrote before 0.1.10: members for storages, tensors and the saved object.
 
-Never runs a pickle, never reads a storage, and never makes a file of a member.
+The bytes of storages are not read, and no member is extracted.
 
-From torch/serialization.py ``legacy_load``, which still reads it. The device of a storage stands in a pickle of its own
-before the storage's bytes, so there are as many pickles as storages and tensors: they are handed out in a row.
+From torch/serialization.py ``legacy_load``, which still reads it. Each storage has a pickle with its device, before its
+bytes: the file holds as many pickles as storages and tensors.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 MEMBERS: Final = ("sys_info", "pickle", "tensors", "storages")
 _KEY_DIGITS: Final = 20
-#: What stands behind the archive is zeros: so much of it is looked at.
+#: Only zeros may follow the archive: up to this number of bytes is checked.
 _TAIL_BYTES: Final = 1 << 20
 
 
 class _Change(NamedTuple):
-    """New bytes in the place of some of the file's.
+    """New bytes that replace bytes of the file.
 
     Attributes:
-        span: where those lie.
-        segment: the new ones.
-        nbytes: their number.
+        span: the replaced bytes.
+        segment: the new bytes.
+        nbytes: number of the new bytes.
     """
 
     span: Span
@@ -59,8 +59,8 @@ class TorchTar(Container):
 
     Attributes:
         name: ``torch-tar``.
-        source: its bytes.
-        byteorder: ``little``, whatever its ``sys_info`` says: torch does not look at it.
+        source: bytes of the file.
+        byteorder: always ``little``: torch ignores the byte order in ``sys_info``.
     """
 
     name: ContainerName = "torch-tar"
@@ -74,17 +74,17 @@ class TorchTar(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the headers, and the members but for the bytes of the storages.
+        """Read the headers and the members, without the bytes of the storages.
 
         Raises:
-            DamagedArchive: it is no sound tar, or its members are not those that torch writes.
-            DamagedPickle: the object pickle is cut off.
-            LimitExceeded: it asks for more than the limits allow.
+            DamagedArchive: if the tar is damaged, or torch would not write its members.
+            DamagedPickle: if the object pickle is cut off.
+            LimitExceeded: if it needs more than the limits allow.
         """
         self.source, self.limits = source, limits
         members = read_members(source, limits)
         self._end = padded(members[-1].span.end) if members else 0
-        self._members = self._own(members)
+        self._members = self._torch_members(members)
         self._others = tuple(member for member in members if member.name not in MEMBERS)
         reader = MemberReader(source, self._members["pickle"], limits)
         reader.read_pickle()
@@ -95,16 +95,16 @@ class TorchTar(Container):
         self._spans = {str(storage.key): storage.span for storage in self._storages.storages}
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object, and behind it those of the storages and those of the tensors."""
+        """The pickle of the saved object, followed by those of the storages and those of the tensors."""
         return b"".join(pickle.data for pickle in self._pickles)
 
     def read(self) -> Machine:
-        """The machine that has read all pickles: its tree is the saved object, storages and tensors in their places.
+        """Interpret all pickles: the tree is the saved object, with its storages and tensors in their places.
 
         Raises:
-            DamagedPickle: the object pickle is none.
-            DamagedArchive: it names a storage or a tensor that is not in the other members.
-            LimitExceeded: one of the pickles asks for more than the limits allow.
+            DamagedPickle: if the object pickle is not a valid pickle.
+            DamagedArchive: if it names a storage or a tensor that the other members lack.
+            LimitExceeded: if one of the pickles needs more than the limits allow.
         """
         data = self.object_pickle()
         machine = interpret(data, self.limits)
@@ -115,11 +115,11 @@ class TorchTar(Container):
             roots.append(inner.root)
             merge(machine, inner)
         storages, tensors = roots[: len(self._storages.pickles)], roots[len(self._storages.pickles) :]
-        known = self._known(storages, tensors)
+        known = self._nodes_by_key(storages, tensors)
         new: dict[int, Value] = {}
         for node in named:
             pid = node.pid
-            if type(pid) is Tuple:  # a class and its source: `Persistent.module` knows it by the word of later files
+            if type(pid) is Tuple:  # a class and its source: `Persistent.module` expects the tag of later files
                 node.pid = Tuple(("module", *pid.items), (-1, *pid.starts))
             else:
                 new[id(node)] = self._lookup(pid, known)
@@ -128,14 +128,14 @@ class TorchTar(Container):
         return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """What stands in the file besides what torch reads; where the storages lie is known.
+        """Missing storages, and bytes of the file that torch does not read.
 
         Args:
-            storages: every storage that the pickles name.
+            storages: every storage in the pickles.
         """
         facts = [ArchiveFact("missing-storage", one.key, one.nbytes) for one in storages if one.key not in self._spans]
         facts += [
-            ArchiveFact("orphan-record", f"what follows the last pickle of '{name}'", rest)
+            ArchiveFact("orphan-record", f"bytes after the last pickle of '{name}'", rest)
             for name, rest in self._rests.items()
             if rest
         ]
@@ -143,22 +143,22 @@ class TorchTar(Container):
         rest = self.source.size - self._end
         tail = self.source.read(self._end, min(self._end + _TAIL_BYTES, self.source.size))
         if len(tail) < rest or tail.strip(b"\0"):
-            facts.append(ArchiveFact("orphan-record", "what follows the last member", rest))
+            facts.append(ArchiveFact("orphan-record", "bytes after the last member", rest))
         return tuple(facts)
 
     def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none."""
+        """Span of a storage's bytes in the source; None if it is missing."""
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The file with other pickles in the places of its own, all else as it is.
+        """The file with new pickles; everything else unchanged.
 
         Args:
-            pickle: the new pickles, as many as :meth:`object_pickle` gives.
-            casts: storages by key that change dtype: before and after. Their counts of elements stay.
+            pickle: the new pickles, as many as :meth:`object_pickle` returns.
+            casts: storages by key that change dtype: the dtype before and after. Their numbers of elements stay.
 
         Raises:
-            DamagedArchive: a storage that is to be cast is not there.
+            DamagedArchive: if a storage to cast is missing.
         """
         new = [
             _Change(old.span, BytesSegment(data), len(data))
@@ -168,7 +168,7 @@ class TorchTar(Container):
         for key, (source, target) in casts.items():
             span = self._spans.get(key)
             if span is None:
-                raise DamagedArchive(self.source.path, f"storage '{key:.40}' has no bytes that could be cast")
+                raise DamagedArchive(self.source.path, f"storage '{key:.40}' has no bytes to cast")
             segment = CastSegment(span, source, target, self.byteorder, None)
             new.append(_Change(span, segment, span.nbytes // SHRINK))
         for member in self._members.values():
@@ -181,7 +181,7 @@ class TorchTar(Container):
         return *segments, CopySegment(Span(position, self.source.size))
 
     def _resized(self, member: TarMember, changes: Sequence[_Change]) -> tuple[_Change, ...]:
-        """The header of a member and what fills its last block, where its length changes."""
+        """New header and padding of a member whose length changes."""
         growth = sum(change.nbytes - change.span.nbytes for change in changes)
         if growth == 0:
             return ()
@@ -194,27 +194,27 @@ class TorchTar(Container):
             _Change(after, BytesSegment(filling), len(filling)),
         )
 
-    def _own(self, members: tuple[TarMember, ...]) -> dict[str, TarMember]:
+    def _torch_members(self, members: tuple[TarMember, ...]) -> dict[str, TarMember]:
         """The members that torch writes, by name."""
         found: dict[str, TarMember] = {}
         for member in members:
             if member.name in MEMBERS:
                 if member.name in found:
-                    raise DamagedArchive(self.source.path, f"member '{member.name}' stands in it twice")
+                    raise DamagedArchive(self.source.path, f"it has two members '{member.name}'")
                 if member.kind != "file":
-                    raise DamagedArchive(self.source.path, f"member '{member.name}' is no file, but: {member.kind}")
+                    raise DamagedArchive(self.source.path, f"member '{member.name}' is not a file, but: {member.kind}")
                 found[member.name] = member
-        for name in MEMBERS[1:]:  # nobody reads the first
+        for name in MEMBERS[1:]:  # torch does not read the first
             if name not in found:
                 raise DamagedArchive(self.source.path, f"a tar of torch 0.1 without its member '{name}'")
         return found
 
-    def _known(self, storages: Sequence[Value], tensors: Sequence[Value]) -> dict[int, Value]:
-        """What each key stands for, as the pickles of later files would write it.
+    def _nodes_by_key(self, storages: Sequence[Value], tensors: Sequence[Value]) -> dict[int, Value]:
+        """Storages and tensors by key, as the pickles of later files would write them.
 
         Args:
-            storages: what the pickles of the member ``storages`` stand for; the starts in them are offsets in the run.
-            tensors: likewise.
+            storages: trees of the pickles in the member ``storages``; starts are offsets in :meth:`object_pickle`.
+            tensors: likewise, of the member ``tensors``.
         """
         ids: dict[int, Tuple] = {}
         for storage in self._storages.storages:
@@ -230,7 +230,7 @@ class TorchTar(Container):
         for tensor in self._tensors.tensors:
             pid = ids.get(tensor.storage)
             if pid is None or tensor.key in known:
-                detail = f"tensor '{tensor.key}' is in no storage that it has, or has the key of another"
+                detail = f"tensor '{tensor.key}' has an unknown storage, or the key of another one"
                 raise DamagedArchive(self.source.path, detail)
             shape, stride = (Tuple(sizes, (-1,) * len(sizes)) for sizes in (tensor.shape, tensor.stride))
             args = Tuple((Persistent(pid, -1), tensor.offset, shape, stride), (-1, -1, -1, -1))
@@ -238,7 +238,7 @@ class TorchTar(Container):
         return known
 
     def _lookup(self, pid: Value, known: Mapping[int, Value]) -> Value:
-        """What a persistent id stands for: the key of a tensor or of a storage, in digits."""
+        """The node for a persistent id: the key of a tensor or of a storage, in digits."""
         text = str(pid) if type(pid) is int else pid
         if (
             type(text) is str
@@ -248,12 +248,12 @@ class TorchTar(Container):
             and int(text) in known
         ):
             return known[int(text)]
-        name = repr(text)[:40] if isinstance(text, str) else "what is no key"
-        raise DamagedArchive(self.source.path, f"its object pickle names {name}, which no other member has")
+        name = repr(text)[:40] if isinstance(text, str) else "an object instead of a key"
+        raise DamagedArchive(self.source.path, f"its object pickle names {name}, which is not in the other members")
 
 
 def _entry(value: Value) -> Tuple:
-    """What the pickle of a storage or of a tensor stands for: the tables have seen it to be a tuple."""
+    """The tuple in the pickle of a storage or of a tensor; ``read_entry`` has checked the type."""
     return cast("Tuple", value)
 
 

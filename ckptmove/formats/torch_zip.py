@@ -1,8 +1,7 @@
-"""The archive that ``torch.save`` writes since 1.6: a zip of one folder, ``data.pkl`` and a record a storage.
+"""Read and lay out the zip archive that ``torch.save`` writes since 1.6.
 
-Never inflates more than a record says it holds, and never runs a pickle.
-
-What else torch writes with the same writer is read from here: it has more pickles, and storages in more folders.
+The archive is one folder with ``data.pkl`` and a record for each storage. A record is never inflated beyond its
+declared length. TorchScript and ``torch.export`` use the same writer: their classes derive from :class:`TorchZip`.
 
 Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_container.cc.
 """
@@ -40,15 +39,15 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName, StorageRef
 
-#: torch's alignment where no ``.storage_alignment`` record says otherwise (``kFieldAlignment``).
+#: torch's default alignment, in bytes, without a ``.storage_alignment`` record (``kFieldAlignment``).
 _ALIGNMENT: Final = 64
-#: An extra field's length has 16 bits: no larger alignment can be kept up.
+#: Maximum alignment: the padding is an extra field, whose length has 16 bits.
 _MAX_ALIGNMENT: Final = 1 << 15
-#: Blocks of a file system that can share them between files, of what is worth it.
+#: Block size of file systems that share blocks between files, and the minimum size that makes sharing worthwhile.
 _FILE_BLOCK: Final = 4096
 _SHARED_BYTES: Final = 1 << 20
-#: The records beside the storages that this module reads hold a word or a number.
-_WORD_BYTES: Final = 64
+#: Maximum length of a record that holds a word or a number.
+_SHORT_TEXT_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
 
 
@@ -57,14 +56,14 @@ class TorchZip(Container):
 
     Attributes:
         name: ``torch-zip``.
-        source: its bytes.
-        byteorder: of the elements of its storages; ``little`` where no record says so, as torch takes it.
+        source: bytes of the file.
+        byteorder: byte order of the storage elements; ``little`` if no record names it, as in torch.
     """
 
     name: ContainerName = "torch-zip"
     is_torch_save = True
     is_mappable = True
-    #: What is read as data at once: where one of them is compressed, all together may ask for less.
+    #: Records that are held in memory together: if one is compressed, lower limits apply to all of them.
     _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
 
     @classmethod
@@ -73,17 +72,17 @@ class TorchZip(Container):
         return cls(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
-        """Look through the directory, and read what the archive says of itself.
+        """Check the records in the directory, and read byte order and alignment.
 
         Args:
             source: the file.
             directory: its directory.
-            limits: what it may ask for.
-            folder: the folder of its records, with a slash; by default the one that holds ``data.pkl``.
+            limits: resource limits for reading it.
+            folder: folder of its records, with a slash; by default the one that holds ``data.pkl``.
 
         Raises:
-            ArchiveOfFiles: it has no such folder.
-            DamagedArchive: two records have one name, one is encrypted, or its byte order is none.
+            ArchiveOfFiles: if no folder holds ``data.pkl``.
+            DamagedArchive: if two records have one name, a record is encrypted, or the byte order is unknown.
         """
         folder = object_folder(directory, source.path) if folder is None else folder
         self.source = source
@@ -93,22 +92,22 @@ class TorchZip(Container):
         refuse_doubles(directory, source.path)
         refuse_obstacles(directory, source.path)
         refuse_strays(directory, folder, source.path)
-        #: By their names inside of the folder.
+        #: Records by their names in the folder.
         self._inside = {
             record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
         }
         held = [self._inside[name] for name in self._own_pickles if name in self._inside]
-        is_packed = any(record.method == DEFLATED for record in held)
+        is_deflated = any(record.method == DEFLATED for record in held)
         stored_bytes = sum(record.stored_bytes for record in held)
-        self.limits = limits.for_packed(stored_bytes, len(held)) if is_packed else limits
+        self.limits = limits.for_packed(stored_bytes, len(held)) if is_deflated else limits
         self._storages = self._within("data/")
-        #: Bytes of each storage that a pickle names, by key.
-        self._named: dict[str, int] = {}
-        self._summed = any(record.crc for record in directory.records if record.nbytes)
-        self.byteorder = self._word(self._inside.get("byteorder")) or "little"
+        #: Length in bytes of each storage in the pickle, by key.
+        self._storage_bytes: dict[str, int] = {}
+        self._has_crcs = any(record.crc for record in directory.records if record.nbytes)
+        self.byteorder = self._short_text(self._inside.get("byteorder")) or "little"
         if self.byteorder not in {"little", "big"}:
-            raise DamagedArchive(source.path, f"its byte order is '{self.byteorder}'")
-        alignment = self._word(self._inside.get(".storage_alignment"))
+            raise DamagedArchive(source.path, f"unknown byte order '{self.byteorder}'")
+        alignment = self._short_text(self._inside.get(".storage_alignment"))
         known = alignment.isdecimal() and 0 < int(alignment) <= _MAX_ALIGNMENT
         self._alignment = int(alignment) if known else _ALIGNMENT
 
@@ -116,18 +115,18 @@ class TorchZip(Container):
         """The pickle of the saved object.
 
         Raises:
-            LimitExceeded: it is larger than the limits allow.
-            CrcMismatch: its bytes differ from their CRC, or cannot be inflated.
-            DamagedArchive: its header is not one, or it reaches into the directory.
+            LimitExceeded: if it is larger than the limits allow.
+            CrcMismatch: if its bytes differ from their CRC, or cannot be inflated.
+            DamagedArchive: if its header is invalid, or it overlaps the directory.
         """
         return self._read(self._inside["data.pkl"], "pickle bytes")
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
-        """What lies in the archive besides pickles and storages: code, and files that somebody has put there.
+        """Records of the archive that are neither pickles nor storages: code, and files that somebody added.
 
-        What every save writes anew is left out: versions, an identity, places in the source that code came from.
+        Versions, the serialization id and source locations of the code are left out: every save writes new ones.
         """
-        import hashlib  # noqa: PLC0415  # OpenSSL takes its time, and only a comparison asks
+        import hashlib  # noqa: PLC0415  # slow to import, and only comparisons need it
 
         storages = {record.name for record in self._storages.values()}
         for name, record in self._inside.items():
@@ -139,13 +138,13 @@ class TorchZip(Container):
                 yield name, digest.digest()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """What is amiss with the records of the storages, seen from the directory, which says where they lie.
+        """Problems with the records of the storages, according to the directory, and with the local headers.
 
         Args:
-            storages: every storage that the object pickle names.
+            storages: every storage in the object pickle.
 
         Raises:
-            DamagedArchive: records share bytes, or a local header is not what the directory says.
+            DamagedArchive: if records share bytes, or a local header contradicts the directory.
         """
         found: list[ArchiveFact] = []
         for storage in storages:
@@ -154,28 +153,30 @@ class TorchZip(Container):
                 found.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
             elif record.nbytes < storage.nbytes:
                 found.append(ArchiveFact("short-storage", record.name, storage.nbytes - record.nbytes))
-        self._named = {storage.key: storage.nbytes for storage in storages}
+        self._storage_bytes = {storage.key: storage.nbytes for storage in storages}
         for key, record in self._storages.items():
-            if key not in self._named:
+            if key not in self._storage_bytes:
                 found.append(ArchiveFact("orphan-record", record.name, record.nbytes))
             elif record.method != STORED:
                 found.append(ArchiveFact("compressed-storage", record.name, record.nbytes))
-        for record in self._directory.records:
-            past = record.header_offset + LOCAL_BYTES + record.stored_bytes - self._directory.start
-            if past > 0:
-                found.append(ArchiveFact("past-end", record.name, past))
+        last = self._directory.start - LOCAL_BYTES
+        found += [
+            ArchiveFact("past-end", record.name, record.header_offset + record.stored_bytes - last)
+            for record in self._directory.records
+            if record.header_offset + record.stored_bytes > last
+        ]
         if self._undo is not None:
-            found.append(ArchiveFact("kept-for-undo", "what was added in place", self.source.size - self._undo.size))
-        archive = self._original() or self  # what was added in place is accounted for
+            found.append(ArchiveFact("kept-for-undo", "bytes added in place", self.source.size - self._undo.size))
+        archive = self._original() or self  # the fact before covers the tail
         found += hidden_bytes(archive._directory, archive._headers, archive._alignment, self.source.path)  # noqa: SLF001  # another of this class
         self._headers.check_all()
         return tuple(found)
 
     def storage_span(self, key: str) -> Span | None:
-        """Where a storage's bytes lie in the source; None where it has none, or they are deflated.
+        """Span of a storage's bytes in the source; None if they are missing or deflated.
 
         Raises:
-            DamagedArchive: the record's header is not one, or the record reaches into the directory.
+            DamagedArchive: if the record's header is invalid, or the record overlaps the directory.
         """
         record = self._storages.get(key)
         if record is None or record.method != STORED:
@@ -183,94 +184,94 @@ class TorchZip(Container):
         return self._span(record)
 
     def check(self) -> tuple[ArchiveFact, ...]:
-        """Read every record and compare it with its CRC: one ``crc-mismatch`` for each that differs.
+        """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs.
 
-        A CRC of 0 stands for none: so ``torch.serialization.skip_data`` leaves those of the storages alone.
+        A CRC of 0 is not compared: ``torch.serialization.skip_data`` writes it for the storages.
 
         Raises:
-            DamagedArchive: a record's header is not one, or a record reaches into the directory.
+            DamagedArchive: if a record's header is invalid, or a record overlaps the directory.
         """
         return tuple(
             ArchiveFact("crc-mismatch", record.name, record.nbytes)
             for record in self._directory.records
-            if record.crc and not self._sound(record)
+            if record.crc and not self._crc_matches(record)
         )
 
     def has_checksums(self) -> bool:
         """Whether the archive holds CRCs; ``torch.serialization.set_crc32_options(False)`` leaves them out."""
-        return self._summed
+        return self._has_crcs
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The output with another object pickle in place of this one, and deflated storages stored; all else as it is.
+        """The output with a new object pickle and all storages stored plainly; everything else unchanged.
 
         Args:
             pickle: the new object pickle.
-            casts: storages by key that change dtype: before and after. Each is read once here, for its CRC.
+            casts: storages by key that change dtype: the dtype before and after. Each is read once here, for its CRC.
 
         Returns:
-            Segments that make up the output from its first byte to its last; storages keep their alignment, and those
-            that were deflated get it: ``torch.load(mmap=True)`` takes any record for plain bytes.
+            Segments of the output from its first byte to its last. Storages keep their alignment, and inflated ones get
+            it: ``torch.load(mmap=True)`` reads every record as plain bytes.
 
         Raises:
-            DamagedArchive: records overlap, or a storage to be cast has no bytes that could be.
-            CrcMismatch: the bytes of a deflated record differ from their CRC, or cannot be inflated.
-            LimitExceeded: a deflated storage says that it holds more than its tensors need, beyond measure.
+            DamagedArchive: if records overlap, or a storage to cast has no bytes.
+            CrcMismatch: if the bytes of a deflated record differ from their CRC, or cannot be inflated.
+            LimitExceeded: if a deflated storage declares far more bytes than its tensors need.
         """
         original = self._original()
         if original is not None and (casts or pickle != self.object_pickle()):
-            return original.lay_out(pickle, casts)  # a new file needs nothing of what is kept for an undo
+            return original.lay_out(pickle, casts)  # a new file needs no tail
         new = dict(self._inflated()) | dict(self._cast(key, *dtypes) for key, dtypes in casts.items())
         alignment = self._alignment if new else self._shared_alignment()
         for record in self._directory.records:
-            if record.method == DEFLATED and record.crc and record.place not in new and not self._sound(record):
-                raise CrcMismatch(self.source.path, record.name)  # its bytes pass as they are, inflated by nobody
+            if record.method == DEFLATED and record.crc and record.place not in new and not self._crc_matches(record):
+                raise CrcMismatch(self.source.path, record.name)  # it is copied deflated, so the copy cannot check it
         if casts or pickle != self.object_pickle():
             new |= self._pickle_records(pickle)
-        return Layout(self.source, self._directory, alignment).build(new)
+        return Layout(self._headers, alignment).build(new)
 
     def _shared_alignment(self) -> int:
-        """What storages move by a multiple of where none of them changes: by whole blocks, if they are large.
+        """Alignment that lets large storages move by whole file system blocks, for a file in which no storage changes.
 
-        From copy_file_range(2) and ioctl_ficlonerange(2): blocks are shared where both places are at the start of one.
+        From copy_file_range(2) and ioctl_ficlonerange(2): files share only whole blocks.
         """
         if _FILE_BLOCK % self._alignment or sum(one.stored_bytes for one in self._storages.values()) < _SHARED_BYTES:
             return self._alignment
         return _FILE_BLOCK
 
     def patch(self, pickle: bytes) -> Patch:
-        """The new pickle and a directory that points to it, behind the archive as it was when it was never converted.
+        """Append the new pickle, and a directory that points to it, to the archive before its first conversion.
 
-        What an earlier conversion in place has left there is replaced, so that the file does not grow with each.
+        The tail of an earlier in-place conversion is replaced, so that the file does not grow with each conversion.
 
         Args:
             pickle: the new object pickle.
 
         Raises:
-            DamagedArchive: a header does not belong to its record.
+            DamagedArchive: if a local header does not match its record.
         """
         archive = self._original() or self
-        new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # of its own kind
+        new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # another of this class
         size = archive.source.size
-        tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # of this class
+        tail = append_records(archive.source, archive._directory, self._alignment, new) if new else b""  # noqa: SLF001  # another of this class
         return Patch(((size, tail),) if new else (), size + len(tail), can_undo=bool(new))
 
     def undo(self) -> Patch:
-        """The archive without what conversions in place have left behind it: nothing before that was ever touched.
+        """Cut off the tail of all in-place conversions; the bytes before it were never changed.
 
         Raises:
-            NothingToUndo: there is no such thing, or the archive before it has changed since.
+            NothingToUndo: if the file has no tail, or the archive before it has changed since.
         """
         if self._undo is None:
-            # Who adds a record puts it where the directory was: right behind the undo record.
+            # A program that adds a record writes it over the directory, right after the undo record.
             if any(read_undo(self.source, record.header_offset) for record in self._directory.records):
                 raise NothingToUndo(self.source.path, "another program has added to the file since it was converted")
             raise NothingToUndo(self.source.path)
         if self._original() is None:
-            raise NothingToUndo(self.source.path, "what it was has been written over since")
+            raise NothingToUndo(self.source.path, "its earlier state was overwritten")
         return Patch((), self._undo.size)
 
     def _original(self) -> TorchZip | None:
-        """The archive before its first conversion in place; None where there was none, or it cannot be known."""
+        """The archive before its first in-place conversion; None if it was never converted, or is not restorable."""
         undo = self._undo
         if undo is None or any(record.header_offset >= undo.size for record in self._storages.values()):
             return None
@@ -278,38 +279,38 @@ class TorchZip(Container):
         if found is None:
             return None
         archive = type(self)(PartSource(self.source, Span(0, undo.size)), found, self.limits)
-        archive._undo = None  # noqa: SLF001  # of its own kind; what it was before that, if anything, is nobody's
+        archive._undo = None  # noqa: SLF001  # another of this class; an earlier undo record in it is not its own
         return archive
 
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
-        """The records that hold a new object pickle, by their places in the directory."""
+        """New records for a new object pickle, by their places in the directory."""
         return {self._inside["data.pkl"].place: self._new(pickle)}
 
     def _new(self, data: bytes) -> NewRecord:
-        return NewRecord((BytesSegment(data),), len(data), zlib.crc32(data) if self._summed else 0)
+        return NewRecord((BytesSegment(data),), len(data), zlib.crc32(data) if self._has_crcs else 0)
 
     def _inflated(self) -> Iterator[tuple[int, NewRecord]]:
-        """The deflated storages that the pickle names, stored, by their places in the directory."""
-        for key, nbytes in self._named.items():
+        """Plain records for the deflated storages in the pickle, by their places in the directory."""
+        for key, nbytes in self._storage_bytes.items():
             record = self._storages.get(key)
             if record is not None and record.method == DEFLATED:
                 limit = max(nbytes, self.limits.max_inflated_bytes(record.stored_bytes))
                 if record.nbytes > limit:
                     raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
-                yield record.place, NewRecord((self._packed(record),), record.nbytes, record.crc)
+                yield record.place, NewRecord((self._inflate_segment(record),), record.nbytes, record.crc)
 
-    def _packed(self, record: ZipRecord) -> InflateSegment:
+    def _inflate_segment(self, record: ZipRecord) -> InflateSegment:
         return InflateSegment(self._span(record), record.nbytes, record.crc, record.name)
 
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
         record, path = self._storages.get(key), self.source.path
         if record is None:
-            raise DamagedArchive(path, f"storage '{key}' has no bytes that could be cast")
-        span, packed = self._span(record), self._packed(record) if record.method == DEFLATED else None
+            raise DamagedArchive(path, f"storage '{key}' has no bytes to cast")
+        span, packed = self._span(record), self._inflate_segment(record) if record.method == DEFLATED else None
         check = CheckedRange(span, record.crc, record.name) if record.crc and packed is None else None
         segment = CastSegment(span, source, target, self.byteorder, check, packed)
         crc = 0
-        for block in blocks_of(self.source, (segment,)) if self._summed else ():
+        for block in blocks_of(self.source, (segment,)) if self._has_crcs else ():
             crc = zlib.crc32(block, crc)
         return record.place, NewRecord((segment,), segment.nbytes // SHRINK, crc)
 
@@ -322,7 +323,7 @@ class TorchZip(Container):
         }
 
     def _read(self, record: ZipRecord, resource: str) -> bytes:
-        """All of a record that is no storage."""
+        """All bytes of a record that is not a storage."""
         limit = self.limits.pickle_bytes
         if record.method == DEFLATED:
             limit = min(limit, self.limits.max_inflated_bytes(record.stored_bytes))
@@ -333,23 +334,23 @@ class TorchZip(Container):
             raise CrcMismatch(self.source.path, record.name)
         return data
 
-    def _word(self, record: ZipRecord | None) -> str:
-        """The text of a small record, and of a larger one its size; empty where there is none."""
-        if record is None or record.nbytes > _WORD_BYTES:
+    def _short_text(self, record: ZipRecord | None) -> str:
+        """Text of a small record, or the size of a larger one; empty if there is no record."""
+        if record is None or record.nbytes > _SHORT_TEXT_BYTES:
             return "" if record is None else f"{record.nbytes} bytes"
         return b"".join(bytes(block) for block in self._contents(record)).decode("ascii", "replace").strip()
 
     def _span(self, record: ZipRecord) -> Span:
-        start = self._headers.read(record).data_start
+        start = self._headers.data_start(record)
         return Span(start, start + record.stored_bytes)
 
-    def _sound(self, record: ZipRecord) -> bool:
+    def _crc_matches(self, record: ZipRecord) -> bool:
         crc, nbytes = 0, 0
         for block in self._contents(record):
             crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
         return crc == record.crc and nbytes == record.nbytes
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
-        """A record's bytes, inflated, in blocks: as many as there are, at most one more than it says."""
+        """A record's bytes, inflated, in blocks; at most one byte more than the record declares."""
         blocks = self.source.blocks(self._span(record), _BLOCK)
         return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks

@@ -1,9 +1,6 @@
-"""The archive that ``torch.jit.save`` writes: the zip of ``torch.save`` with code, and more pickles than one.
+"""Read and lay out the zip archive that ``torch.jit.save`` writes: code, and more pickles than ``torch.save``.
 
-Never compiles a line of the code, and never inflates more of it than a real module has.
-
-Record names from torch/csrc/jit/serialization/export_module.cpp. The archives of ``torch.save`` have the same writer:
-all but the pickles and the folders of the storages is as there.
+Code is never compiled, and its length is limited. Record names from torch/csrc/jit/serialization/export_module.cpp.
 """
 
 from __future__ import annotations
@@ -27,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class _Pickle(NamedTuple):
-    """A pickle besides ``data.pkl``: its record, the folder of its storages, and its name on the module."""
+    """A pickle next to ``data.pkl``: its record, the folder of its storages, and its attribute on the module."""
 
     record: str
     folder: str
     attribute: str = ""
 
 
-#: The lite interpreter's constants are those of the module once more, in the same folder; its own names for them are
-#: instructions. The inputs of a trace are examples, saved without their bytes.
+#: The constants in the lite interpreter's bytecode repeat those of the module, with storages in the same folder; the
+#: bytecode itself gives them no names. The inputs of a trace are examples, saved without their bytes.
 _MORE_PICKLES: Final = (
     _Pickle("constants.pkl", "constants/", "CONSTANTS"),
     _Pickle("bytecode.pkl", "constants/"),
@@ -49,11 +46,11 @@ def _folder_of(directory: ZipDirectory, record: str, path: str) -> str:
     """The folder of the archive that holds a record, with its slash.
 
     Raises:
-        DamagedArchive: there is none, or there are several.
+        DamagedArchive: if no folder or several folders hold it.
     """
     names = [one.name for one in directory.records if one.name.partition("/")[2] == record]
     if len(names) != 1:
-        raise DamagedArchive(path, f"{record} stands in it {len(names)} times")
+        raise DamagedArchive(path, f"it holds {record} {len(names)} times")
     return names[0].removesuffix(record)
 
 
@@ -62,9 +59,9 @@ class TorchScript(TorchZip):
 
     Attributes:
         name: ``torchscript``.
-        source: its bytes.
-        byteorder: of the elements of its storages.
-        torch_version: None: the archive holds versions of the format only.
+        source: bytes of the file.
+        byteorder: byte order of the storage elements.
+        torch_version: None; the archive holds only versions of the format.
     """
 
     name: ContainerName = "torchscript"
@@ -76,7 +73,7 @@ class TorchScript(TorchZip):
     not_weights_only = (
         "it is a TorchScript archive: weights-only mode reads none since torch 2.6, and torch.jit.load reads all"
     )
-    #: The record that every archive of the kind has.
+    #: The record that every archive of this format has.
     _main: ClassVar[str] = "data.pkl"
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
 
@@ -86,41 +83,41 @@ class TorchScript(TorchZip):
         return f"torch.jit.load({file}, map_location='cpu'"
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Look through the directory.
+        """Check the records in the directory.
 
         Raises:
-            DamagedArchive: its main record is absent, or stands in it several times.
+            DamagedArchive: if its main record is missing, or several folders hold it.
         """
         super().__init__(source, directory, limits, _folder_of(directory, self._main, source.path))
         if directory.shift:
-            raise DamagedArchive(source.path, f"{directory.shift} bytes stand before its first record")
+            raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before its first record")
         self._more = tuple(one for one in _MORE_PICKLES if one.record in self._inside)
         for folder in {one.folder for one in self._more}:
             self._storages |= {f"{folder}{key}": record for key, record in self._within(folder).items()}
 
     def object_pickle(self) -> bytes:
-        """The pickles of the module, of its constants, of its bytecode and of the inputs of its trace, in a row.
+        """The pickles of the module, its constants, its bytecode and the inputs of its trace, one after the other.
 
         Raises:
-            LimitExceeded: one of them is larger than the limits allow.
-            CrcMismatch: the bytes of one differ from their CRC, or cannot be inflated.
-            DamagedArchive: the header of one is none, or it reaches into the directory.
+            LimitExceeded: if one of them is larger than the limits allow.
+            CrcMismatch: if the bytes of one differ from their CRC, or cannot be inflated.
+            DamagedArchive: if the header of one is invalid, or one overlaps the directory.
         """
         return b"".join(self._read(record, "pickle bytes") for record in self._pickles())
 
     def read(self) -> Machine:
-        """The machine that has read all of the pickles: its tree is the module, with its constants on it.
+        """Interpret all pickles: the root of the returned machine is the module, with its constants as an attribute.
 
         Raises:
-            DamagedPickle: one of them is no pickle.
-            LimitExceeded: one of them asks for more than the limits allow.
-            CrcMismatch: the bytes of one differ from their CRC, or cannot be inflated.
-            DamagedArchive: the header of one is none, or it reaches into the directory.
+            DamagedPickle: if one of them is not a valid pickle.
+            LimitExceeded: if one of them needs more than the limits allow.
+            CrcMismatch: if the bytes of one differ from their CRC, or cannot be inflated.
+            DamagedArchive: if the header of one is invalid, or one overlaps the directory.
         """
         return interpret_parts(self.object_pickle(), self._parts(), self.limits)
 
     def _parts(self) -> tuple[PicklePart, ...]:
-        """Where each of the pickles is, that of the module first."""
+        """Spans of the pickles, the module's first."""
         found: list[PicklePart] = []
         end = 0
         for one, record in zip((_Pickle("data.pkl", ""), *self._more), self._pickles(), strict=True):
@@ -129,12 +126,12 @@ class TorchScript(TorchZip):
         return tuple(found)
 
     def code(self) -> Iterator[tuple[str, str]]:
-        """Each file of code, with its name inside of the archive.
+        """Name and text of each code file in the archive.
 
         Raises:
-            LimitExceeded: all together inflate to more than the limits allow.
-            CrcMismatch: the bytes of one differ from their CRC, or cannot be inflated.
-            DamagedArchive: the header of one is none, or it reaches into the directory.
+            LimitExceeded: if all of them inflate to more than the limits allow.
+            CrcMismatch: if the bytes of one differ from their CRC, or cannot be inflated.
+            DamagedArchive: if the header of one is invalid, or one overlaps the directory.
         """
         files = [(name, record) for name, record in self._inside.items() if name.startswith(_CODE)]
         files = [(name, record) for name, record in files if name.endswith(".py")]
@@ -145,11 +142,11 @@ class TorchScript(TorchZip):
             yield name, self._read(record, "code bytes").decode("utf-8", "replace")
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """What is amiss with the records of the storages, seen from the directory, which says where they lie.
+        """Problems with the records of the storages, according to the directory, and with the local headers.
 
         Args:
-            storages: every storage that the pickles name. Of those on ``meta``, and of the inputs of a trace, torch
-                writes no bytes.
+            storages: every storage in the pickles. torch writes no bytes for those on ``meta`` and in the inputs of a
+                trace.
         """
         bare = {one.key for one in storages if one.device == "meta" or one.key.startswith(_WITHOUT_BYTES)}
         names = {record.name for key, record in self._storages.items() if key in bare}
@@ -160,7 +157,7 @@ class TorchScript(TorchZip):
         return (self._inside["data.pkl"], *(self._inside[one.record] for one in self._more))
 
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
-        """The records of the pickles that differ, by their places in the directory."""
+        """New records for the pickles that differ, by their places in the directory."""
         records = self._pickles()
         return {
             record.place: self._new(data)

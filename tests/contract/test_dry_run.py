@@ -86,7 +86,7 @@ def test_a_header_of_another_record_is_refused_by_both(tmp_path):
     data[data.index(b"data/4") + 5] ^= 1
     dry, real = answers(alone(tmp_path / "made.pt", data))
     assert dry == real
-    assert "data/4' is of another" in real[1]
+    assert "data/4' belongs to another" in real[1]
 
 
 @pytest.mark.parametrize("is_cast", [True, False])

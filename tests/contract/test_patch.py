@@ -129,7 +129,7 @@ def test_an_archive_that_was_written_over_since_is_not_brought_back(roomy, pickl
     at = len(old) - 30
     for flipped in (at, len(old) - 2):
         spoiled = data[:flipped] + bytes([data[flipped] ^ 1]) + data[flipped + 1 :]
-        with pytest.raises(NothingToUndo, match=" over"):
+        with pytest.raises(NothingToUndo, match="overwritten"):
             opened(spoiled).undo()
         again = opened(spoiled).patch(pickle_of(14) + roomy.specimen.more_pickles)
         assert [start for start, _ in again.writes] == [len(spoiled)]
@@ -153,7 +153,7 @@ def test_a_storage_in_the_tail_is_none_of_ours(roomy, pickle_of, monkeypatch):
     container = opened(data)
     key, record = next((key, one) for key, one in container._storages.items() if one.nbytes)
     container._storages[key] = record._replace(header_offset=len(old))
-    with pytest.raises(NothingToUndo, match=" over"):
+    with pytest.raises(NothingToUndo, match="overwritten"):
         container.undo()
 
 
@@ -163,5 +163,5 @@ def test_records_that_the_archive_did_not_have_are_none_of_ours(roomy, pickle_of
     directory = container._directory
     for records in (directory.records[:-1], (*directory.records[:-1], directory.records[-1]._replace(raw_end=0))):
         container._directory = directory._replace(records=records)
-        with pytest.raises(NothingToUndo, match=" over"):
+        with pytest.raises(NothingToUndo, match="overwritten"):
             container.undo()

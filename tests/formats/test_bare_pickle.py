@@ -157,7 +157,7 @@ def test_there_and_back_is_the_same_file(write, tmp_path, protocol):
     convert(str(away), to="cpu", output=str(back))
     assert back.read_bytes() == Path(source).read_bytes()
     (fact,) = inspect(source).inventory.facts
-    assert (fact.kind, fact.record, fact.nbytes) == ("orphan-record", "what follows the pickle", 12)
+    assert (fact.kind, fact.nbytes) == ("orphan-record", 12)
 
 
 @BINARY
@@ -187,7 +187,7 @@ def test_a_tied_tensor_moves_with_one_edit(write):
 @pytest.mark.parametrize("protocol", [0, 1, 2])
 def test_tensors_that_are_written_as_text_are_not_moved(write, tmp_path, protocol):
     path, output = write(dumped({"args": {"epoch": 1}, "w": torch.ones(2)}, protocol)), tmp_path / "out.pkl"
-    with pytest.raises(UneditablePickle, match="written as text"):
+    with pytest.raises(UneditablePickle, match="text"):
         convert(path, to="cuda:0", output=str(output))
     assert not output.exists()
     convert(path, to="cpu", output=str(output))
@@ -308,7 +308,7 @@ def test_without_tensors_there_is_nothing_to_convert(write, tmp_path):
     path = write(dumped({"lr": 0.1, "device": "cuda:0", "table": np.arange(5000)}))
     result = convert(path, to="cpu")
     assert (result.output, result.plan.is_empty) == (None, True)
-    assert result.notes[-1].startswith("there is no tensor in the pickle, and so no device to rewrite; nothing was wr")
+    assert "no tensor" in result.notes[-1]
     assert list(tmp_path.iterdir()) == [tmp_path / "run.pkl"]
     convert(path, to="cpu", output=str(tmp_path / "copy.pkl"))
     assert (tmp_path / "copy.pkl").read_bytes() == Path(path).read_bytes()
@@ -340,7 +340,11 @@ def binbytes(data):
     [
         (b"\x80\x03" + LOADER + binbytes(bytes(200)) + b"\x85R.", CkptMoveError, "magic number"),
         (b"\x80\x03" + LOADER + binbytes(b"PK\x03\x04" + bytes(200)) + b"\x85R.", DamagedArchive, "damaged archive"),
-        (b"\x80\x03" + LOADER + b"c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80\x85R\x85R.", DamagedArchive, "no byte"),
+        (
+            b"\x80\x03" + LOADER + b"c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80\x85R\x85R.",
+            DamagedArchive,
+            "not a byte",
+        ),
         (b"\x80\x03" + LOADER + b"c_codecs\nencode\nNR\x85R.", CkptMoveError, "magic number"),
         (b"\x80\x03" + LOADER + b"c_codecs\nencode\nN\x85R\x85R.", CkptMoveError, "magic number"),
         (b"\x80\x03" + b"B\xff\xff\xff\x7f" + b"x" * 300, DamagedPickle, "past the end at byte 2"),
@@ -382,7 +386,7 @@ def test_bytes_behind_the_pickle_of_a_stream(write):
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(spoiled, "w") as new:
         for name in old.namelist():
             new.writestr(name, old.read(name) + (b"more" if name.endswith("data.pkl") else b""))
-    with pytest.raises(DamagedArchive, match="bytes stand behind the pickle"):
+    with pytest.raises(DamagedArchive, match="unexpected bytes after"):
         inspect(write(dumped([Stream(spoiled.getvalue())])))
 
 

@@ -188,17 +188,17 @@ def test_its_tree(write):
 
 
 DAMAGED = [
-    (b"{", b"", "no JSON"),
-    (b'{"w": NaN}', b"", "NaN is no size"),
-    (b'{"w": {"dtype": "U8", "shape": [2.0], "data_offsets": [0, 2]}}', b"12", "2.0 is no size"),
-    (b'{"w": {"dtype": "U8", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 2]}}', b"12", "is no size"),
-    (b'{"w": {"dtype": "U8", "shape": [9999999999999999999], "data_offsets": [0, 2]}}', b"12", "is no size"),
-    (b'{"stricter": 1, "a\\nb": 2, "a\\nb": 3}', b"", "'a\\nb' stands in it twice"),
+    (b"{", b"", "not JSON"),
+    (b'{"w": NaN}', b"", "NaN is not"),
+    (b'{"w": {"dtype": "U8", "shape": [2.0], "data_offsets": [0, 2]}}', b"12", "2.0 is not"),
+    (b'{"w": {"dtype": "U8", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 2]}}', b"12", "is not a size"),
+    (b'{"w": {"dtype": "U8", "shape": [9999999999999999999], "data_offsets": [0, 2]}}', b"12", "is not a size"),
+    (b'{"stricter": 1, "a\\nb": 2, "a\\nb": 3}', b"", "duplicate key 'a\\nb'"),
     (b'{"\xff": 1}', b"", "invalid start byte"),
     (b'{"\\ud800": 1}', b"", "surrogates not allowed"),
-    (b'{"w": ' + b"[" * 2_000 + b" " * 32_000, b"", "too deep"),
-    ({"__metadata__": {"format": 1}}, b"", "not strings by strings"),
-    ({"__metadata__": ["format"]}, b"", "not strings by strings"),
+    (b'{"w": ' + b"[" * 2_000 + b" " * 32_000, b"", "nested too deeply"),
+    ({"__metadata__": {"format": 1}}, b"", "not a dict of strings"),
+    ({"__metadata__": ["format"]}, b"", "not a dict of strings"),
     ({"w": 1}, b"", "not as safetensors writes it"),
     ({"w": {"dtype": "U8", "shape": [2]}}, b"12", "not as safetensors writes it"),
     ({"w": {"dtype": 8, "shape": [2], "data_offsets": [0, 2]}}, b"12", "not as safetensors writes it"),
@@ -208,16 +208,16 @@ DAMAGED = [
     ({"w": row(shape=(True, 2))}, b"12", "a size or an offset"),
     ({"w": row(shape=("2",))}, b"12", "a size or an offset"),
     ({"stricter": row(shape=(1,) * 1001, end=1)}, b"1", "a size or an offset"),
-    ({"w": row(shape=(3,))}, b"12", "takes 2 bytes"),
-    ({"w": row(shape=(2**62, 2**62))}, b"12", "takes 2 bytes"),
-    ({"w": row(start=2, end=0)}, b"12", "takes -2 bytes"),
-    ({"w": row("F4", (), 0, 1)}, b"1", "takes 1 bytes"),
-    ({"w": row("F4", (4, 1), 0, 2)}, b"12", "takes 2 bytes"),
+    ({"w": row(shape=(3,))}, b"12", "has 2 bytes"),
+    ({"w": row(shape=(2**62, 2**62))}, b"12", "has 2 bytes"),
+    ({"w": row(start=2, end=0)}, b"12", "has -2 bytes"),
+    ({"w": row("F4", (), 0, 1)}, b"1", "has 1 bytes"),
+    ({"w": row("F4", (4, 1), 0, 2)}, b"12", "has 2 bytes"),
     ({"w": row(), "v": row(start=1, end=3)}, b"123", "'v' overlaps"),
-    ({"w": row(), "v": row(start=3, end=5)}, b"12345", "'v' leaves a hole"),
-    ({"w": row()}, b"1", "take 2 bytes, and the file has 1"),
-    ({"w": row()}, b"123", "take 2 bytes, and the file has 3"),
-    ({}, b"1", "take 0 bytes, and the file has 1"),
+    ({"w": row(), "v": row(start=3, end=5)}, b"12345", "'v' has a hole"),
+    ({"w": row()}, b"1", "have 2 bytes, but the file has 1"),
+    ({"w": row()}, b"123", "have 2 bytes, but the file has 3"),
+    ({}, b"1", "have 0 bytes, but the file has 1"),
 ]
 
 
@@ -236,7 +236,7 @@ DENSE = {"[]": b'{"a": [' + b"[]," * 9_000 + b"[]]}", "{}": b'{"a": [' + b"{}," 
 def test_more_objects_and_lists_than_a_table_can_have_are_refused_unread(write, monkeypatch, kind):
     path = write(packed(DENSE[kind], b""))
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(LimitExceeded, match=r"the number of objects and lists in the header: 900\d > \d+$"):
+    with pytest.raises(LimitExceeded, match=r"objects.*: 900\d > \d+$"):
         inspect(path)
 
 
@@ -254,10 +254,10 @@ def test_the_smallest_rows_and_texts_of_brackets_are_a_table(write):
 def test_more_strings_than_metadata_have_are_refused_unread(write, monkeypatch):
     entries = b'"a":"",' * 2**18
     path = write(packed(b'{"__metadata__":{' + entries[:-1] + b"}}"))
-    with pytest.raises(DamagedArchive, match="twice"):
+    with pytest.raises(DamagedArchive, match="duplicate"):
         inspect(path, limits=Limits().times(2))
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(LimitExceeded, match=r"the number of strings in the header .*: 524289 > 524288$"):
+    with pytest.raises(LimitExceeded, match=r"strings.*: 524289 > 524288$"):
         inspect(path)
 
 
@@ -287,7 +287,7 @@ def test_strings_are_counted_whatever_stands_in_them(texts, is_ascii):
 
 @pytest.mark.parametrize("code", ["F6_E2M3", "F6_E3M2", "Q4_K"])
 def test_a_dtype_that_torch_does_not_have_is_named(write, code):
-    with pytest.raises(UnsupportedContainer, match=f"a safetensors file with dtype '{code}'"):
+    with pytest.raises(UnsupportedContainer, match=f"dtype '{code}'"):
         inspect(write(packed({"w": row(code)}, b"12")))
 
 
@@ -300,7 +300,7 @@ def test_cut_off_anywhere(write):
     for length in range(len(data)):
         with pytest.raises(CkptMoveError):
             inspect(write(data[:length]))
-    with pytest.raises(DamagedArchive, match="its header takes"):
+    with pytest.raises(DamagedArchive, match=r"header has \d+ bytes"):
         inspect(write(data[:100]))
 
 
@@ -316,8 +316,9 @@ def test_every_flipped_byte_of_a_header(write):
 
 def test_the_limit_on_tensors(write):
     path = write(of_tensors({"w": torch.ones(4), "v": torch.ones(2)}))
-    with pytest.raises(LimitExceeded, match="the number of tensors"):
+    with pytest.raises(LimitExceeded, match="tensors") as caught:
         inspect(path, limits=Limits(records=1))
+    assert (caught.value.limit, caught.value.actual) == (1, 2)
 
 
 def test_what_is_read_does_not_grow_with_the_tensors(tmp_path):
@@ -335,7 +336,7 @@ def test_there_is_nothing_to_convert(write, tmp_path):
     for options in ({"to": "cuda:0"}, {"map_location": {"cpu": "cuda:1"}}, {"to": "mps", "dry_run": True}):
         result = convert(path, **options)
         assert (result.output, result.bytes_copied, result.plan.is_empty) == (None, 0, True)
-        assert result.notes[0].startswith("safetensors stores no device: load_file(path, device=...) decides")
+        assert "load_file(path, device=...)" in result.notes[0]
         assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
 
 
@@ -349,5 +350,5 @@ def test_an_output_that_is_asked_for_is_a_copy(write, tmp_path):
 def test_a_target_without_the_dtype_is_refused_as_ever(write):
     path = write(of_tensors({"w": torch.ones(4, dtype=torch.float64)}))
     for cast in (False, True):
-        with pytest.raises(Refused, match="mps has no float64: w"):
+        with pytest.raises(Refused, match="float64: w"):
             ckptmove.convert(path, to="mps", cast=cast)

@@ -185,12 +185,12 @@ def test_an_archive_of_files_of_torch_cut_short(name_of, cut):
     with zipfile.ZipFile(stream, "w") as writer:
         for name in ("policy.pth", "policy.optimizer.pth", "more.pth"):
             writer.writestr(name, saved())
-    with pytest.raises(DamagedArchive, match="truncated: the directory at its end is missing"):
+    with pytest.raises(DamagedArchive, match="truncated"):
         name_of(stream.getvalue()[:-cut])
 
 
 def test_a_tar_that_begins_with_no_header(name_of):
-    with pytest.raises(DamagedArchive, match="no header of a tar stands at byte 0"):
+    with pytest.raises(DamagedArchive, match="at byte 0"):
         name_of(bytes(257) + b"ustar")
 
 
@@ -200,7 +200,7 @@ def test_two_pickles_in_one_archive(name_of):
 
 
 def test_bytes_before_an_archive(name_of):
-    with pytest.raises(DamagedArchive, match="5 bytes stand before"):
+    with pytest.raises(DamagedArchive, match="5 unexpected bytes"):
         name_of(b"PK\x03\x04!" + zipped("a/version", "a/data.pkl"))
 
 

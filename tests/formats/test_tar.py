@@ -167,7 +167,7 @@ def test_a_cast_is_that_of_torch(tmp_path):
     value = {"base": base, "view": base[3:9].reshape(2, 3).t(), "part": Part(base, 40, 7), "ids": torch.arange(9)}
     path, output = str(tmp_path / "a.pth"), str(tmp_path / "b.pth")
     (tmp_path / "a.pth").write_bytes(tar_of(value))
-    with pytest.raises(UnsupportedDtype, match="mps has no float64"):
+    with pytest.raises(UnsupportedDtype, match="float64"):
         convert(path, to="mps", output=output)
     convert(path, to="mps", cast=True, output=output)
     before, after = loaded(path), loaded(output, map_location="cpu")
@@ -199,10 +199,10 @@ def test_weights_only_mode_refuses_it_and_the_finding_says_so(tmp_path):
     if numbers(torch.__version__) < (2, 6):
         assert torch.load(path, weights_only=True).keys() == {"w"}
     else:
-        with pytest.raises(RuntimeError, match="Cannot use ``weights_only=True`` with files saved in the legacy"):
+        with pytest.raises(RuntimeError, match="weights_only=True"):
             torch.load(path)
     (finding,) = [one for one in inspect(str(path)).findings if one.code == "S701"]
-    assert finding.message == "torch.load(weights_only=True) refuses every tar of torch 0.1 since torch 2.6"
+    assert "tar of torch 0.1" in finding.message
     imports, load = finding.fix.split("; ", 1)
     assert imports == "import torch"
     assert eval(load, {"torch": torch}).keys() == {"w"}
@@ -216,4 +216,4 @@ def test_it_resumes_and_the_comparison_with_torch_is_left_out(tmp_path):
         "file": "passed", "restore": "skipped", "placement": "passed", "structure": "passed", "numbers": "passed",
         "step": "passed", "parity": "passed", "fresh": "passed",
     }  # fmt: skip
-    assert checks["restore"].detail.endswith("it is a tar of torch 0.1, of which that mode reads none since torch 2.6")
+    assert "torch 0.1" in checks["restore"].detail

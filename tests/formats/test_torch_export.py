@@ -140,7 +140,7 @@ class TestOtherForms:
             ckptmove.inspect(put(metadata(**new)))
 
     def test_what_stands_before_the_first_record(self, put):
-        with pytest.raises(DamagedArchive, match="before its first record"):
+        with pytest.raises(DamagedArchive, match="4 unexpected bytes"):
             ckptmove.inspect(put(b"PK\x03\x04" + exporting.net()))
 
 
@@ -238,8 +238,9 @@ class TestDamage:
 
     def test_a_pickle_that_is_too_large_to_change(self, put, monkeypatch):
         monkeypatch.setattr("ckptmove.formats.torch_export._MOST_PICKLED_BYTES", 10)
-        with pytest.raises(LimitExceeded, match="pickled payload"):
+        with pytest.raises(LimitExceeded, match="payload") as caught:
             ckptmove.convert(put(exporting.net()), to="cuda:0")
+        assert caught.value.limit == 10
 
 
 class TestPickles:
@@ -330,7 +331,7 @@ class TestNames:
             graph["graph_module"]["graph"]["nodes"][0]["target"] = "torch.os.system"
 
         path = put(edited(GRAPH, spoil))
-        with pytest.raises(Exception, match="built-in function system"):  # it was found
+        with pytest.raises(Exception, match="system"):  # it was found
             exporting.loaded(path)
         assert "S702" in codes(path)
 

@@ -114,40 +114,40 @@ def test_names_in_every_pickle_are_seen(read):
 
 
 WRONG = {
-    "no-number": ({"storages": dumped("many")}, "member 'storages': it does not begin with a number"),
-    "negative": ({"tensors": dumped(-1)}, "member 'tensors': it does not begin with a number"),
+    "no-number": ({"storages": dumped("many")}, "member 'storages': it does not start with a number"),
+    "negative": ({"tensors": dumped(-1)}, "member 'tensors': it does not start with a number"),
     "more-than-there-are": ({"tensors": tensors(count=3)}, "member 'tensors': it ends before STOP"),
     "no-pickle": ({"storages": b"\xff"}, "member 'storages': no such opcode 0xff at byte 0"),
     "empty": ({"tensors": b""}, "member 'tensors': it ends before STOP"),
-    "storage-of-two": ({"storages": dumped(1, (1, "cpu"))}, "what should be a storage is none"),
-    "storage-is-a-list": ({"storages": dumped(1, [1, "cpu", 2])}, "what should be a storage is none"),
-    "key-is-text": ({"storages": storages(storage(key="1"))}, "a key in it is no number"),
-    "key-is-negative": ({"storages": storages(storage(key=-1))}, "a key in it is no number"),
-    "no-tag": ({"storages": storages(storage(tag=None))}, "has no class or no device, or is there twice"),
-    "no-class": ({"storages": storages(storage(kind="F"))}, "has no class or no device, or is there twice"),
+    "storage-of-two": ({"storages": dumped(1, (1, "cpu"))}, "the pickle of a storage is invalid"),
+    "storage-is-a-list": ({"storages": dumped(1, [1, "cpu", 2])}, "the pickle of a storage is invalid"),
+    "key-is-text": ({"storages": storages(storage(key="1"))}, "a key in it is not a number"),
+    "key-is-negative": ({"storages": storages(storage(key=-1))}, "a key in it is not a number"),
+    "no-tag": ({"storages": storages(storage(tag=None))}, "has no class or no device, or exists twice"),
+    "no-class": ({"storages": storages(storage(kind="F"))}, "has no class or no device, or exists twice"),
     "another-class": ({"storages": storages(storage(kind=torch.Tensor))}, "has no class or no device"),
-    "storage-twice": ({"storages": storages(storage(), storage())}, "has no class or no device, or is there twice"),
+    "storage-twice": ({"storages": storages(storage(), storage())}, "has no class or no device, or exists twice"),
     "negative-count": ({"storages": storages(storage(numel=-1))}, "has -1 elements"),
     "huge-count": ({"storages": storages(storage(numel=2**62))}, "member 'storages': it ends too early"),
     "no-count": ({"storages": dumped(1, (1, "cpu", torch.FloatStorage))}, "it ends too early"),
-    "views-are-none": ({"storages": dumped(0, None)}, "what should be a list of views is none"),
-    "view-of-three": ({"storages": storages(storage(), views=[(7, STORAGE, 2)])}, "a view in it is not a part"),
-    "view-is-a-number": ({"storages": storages(storage(), views=[7])}, "a view in it is not a part of a storage"),
-    "view-of-nothing": ({"storages": storages(storage(), views=[(7, 8, 0, 1)])}, "a view in it is not a part"),
-    "view-past-the-end": ({"storages": storages(storage(), views=[(7, STORAGE, 2, 5)])}, "a view in it is not a part"),
-    "view-twice": ({"storages": storages(storage(), views=[(7, STORAGE, 2, 3)] * 2)}, "storage '7' is there twice"),
-    "view-of-itself": ({"storages": storages(storage(), views=[(STORAGE, STORAGE, 0, 1)])}, "is there twice"),
-    "axes": ({"tensors": tensors((1, STORAGE, 1001))}, "tensor '1' has 1001 axes, or is there twice"),
-    "negative-axes": ({"tensors": tensors((1, STORAGE, 0xFFFFFFFF))}, "tensor '1' has -1 axes, or is there twice"),
-    "tensor-twice": ({"tensors": tensors(*[(1, STORAGE, 0, 0)] * 2)}, "tensor '1' has 0 axes, or is there twice"),
+    "views-are-none": ({"storages": dumped(0, None)}, "the list of views is invalid"),
+    "view-of-three": ({"storages": storages(storage(), views=[(7, STORAGE, 2)])}, "a view in it is not part"),
+    "view-is-a-number": ({"storages": storages(storage(), views=[7])}, "a view in it is not part of a storage"),
+    "view-of-nothing": ({"storages": storages(storage(), views=[(7, 8, 0, 1)])}, "a view in it is not part"),
+    "view-past-the-end": ({"storages": storages(storage(), views=[(7, STORAGE, 2, 5)])}, "a view in it is not part"),
+    "view-twice": ({"storages": storages(storage(), views=[(7, STORAGE, 2, 3)] * 2)}, "storage '7' exists twice"),
+    "view-of-itself": ({"storages": storages(storage(), views=[(STORAGE, STORAGE, 0, 1)])}, "exists twice"),
+    "axes": ({"tensors": tensors((1, STORAGE, 1001))}, "tensor '1' has 1001 axes, or exists twice"),
+    "negative-axes": ({"tensors": tensors((1, STORAGE, 0xFFFFFFFF))}, "tensor '1' has -1 axes, or exists twice"),
+    "tensor-twice": ({"tensors": tensors(*[(1, STORAGE, 0, 0)] * 2)}, "tensor '1' has 0 axes, or exists twice"),
     "no-strides": ({"tensors": tensors((1, STORAGE, 2, 3, 2, 1))}, "member 'tensors': it ends too early"),
-    "in-no-storage": ({"tensors": tensors((1, 2, 0, 0))}, "tensor '1' is in no storage that it has"),
-    "in-none": ({"tensors": tensors((1, None, 0, 0))}, "a key in it is no number"),
-    "tensor-is-a-storage": ({"tensors": tensors((STORAGE, STORAGE, 0, 0))}, "or has the key of another"),
-    "unknown-id": ({"pickle": naming("12")}, "its object pickle names '12', which no other member has"),
+    "in-no-storage": ({"tensors": tensors((1, 2, 0, 0))}, "tensor '1' has an unknown storage"),
+    "in-none": ({"tensors": tensors((1, None, 0, 0))}, "a key in it is not a number"),
+    "tensor-is-a-storage": ({"tensors": tensors((STORAGE, STORAGE, 0, 0))}, "or the key of another"),
+    "unknown-id": ({"pickle": naming("12")}, "its object pickle names '12', which is not in the other members"),
     "signed-id": ({"pickle": naming("+1")}, r"its object pickle names '\+1', which"),
     "long-id": ({"pickle": naming("1" * 5000)}, "its object pickle names '1{39}, which"),
-    "id-of-nothing": ({"pickle": naming([])}, "its object pickle names what is no key, which no other member has"),
+    "id-of-nothing": ({"pickle": naming([])}, "its object pickle names an object instead of a key"),
     "sizes": ({"tensors": tensors((TENSOR, STORAGE, 1, -6, 1, 0))}, "tensor 'w' is not written as torch does"),
     "offset": ({"tensors": tensors((TENSOR, STORAGE, 1, 6, 1, -1))}, "tensor 'w' is not written as torch does"),
 }
@@ -164,7 +164,7 @@ def test_what_torch_does_not_write_is_refused_as_torch_refuses_it(read, kind, tm
 
 @pytest.mark.parametrize("name", ["pickle", "tensors", "storages"])
 def test_every_member_is_needed(read, name):
-    with pytest.raises(DamagedArchive, match=f"a tar of torch 0.1 without its member '{name}'"):
+    with pytest.raises(DamagedArchive, match=f"without its member '{name}'"):
         read(archive({"sys_info": b"", **{own: data for own, data in SOUND.items() if own != name}}))
 
 
@@ -182,7 +182,7 @@ def tricked(*members):
 
 
 def test_a_member_that_is_there_twice(read):
-    with pytest.raises(DamagedArchive, match="member 'storages' stands in it twice"):
+    with pytest.raises(DamagedArchive, match="two members 'storages'"):
         read(tricked(("storages", SOUND["storages"], {})))
 
 
@@ -190,7 +190,7 @@ def test_a_member_that_is_there_twice(read):
     ("kind", "said"), [(tarfile.SYMTYPE, "symlink"), (tarfile.LNKTYPE, "link"), (tarfile.DIRTYPE, "folder")]
 )
 def test_a_member_that_is_no_file(read, kind, said):
-    with pytest.raises(DamagedArchive, match=f"member 'sys_info' is no file, but: {said}"):
+    with pytest.raises(DamagedArchive, match=f"'sys_info' .*: {said}"):
         read(tricked(("sys_info", b"", {"type": kind, "linkname": "/etc/passwd"})))
 
 
@@ -207,7 +207,7 @@ def test_members_that_torch_does_not_know_are_told_and_kept(read, tmp_path):
 
 def test_names_in_a_folder_are_not_those_that_torch_asks_for(read, tmp_path):
     data = archive({f"./{name}": content for name, content in SOUND.items()})
-    with pytest.raises(DamagedArchive, match="without its member 'pickle'"):
+    with pytest.raises(DamagedArchive, match="member 'pickle'"):
         read(data)
     with pytest.raises(KeyError, match="storages"):
         torch.load(tmp_path / "x.pth", weights_only=False)
@@ -215,15 +215,15 @@ def test_names_in_a_folder_are_not_those_that_torch_asks_for(read, tmp_path):
 
 def test_bytes_that_no_tensor_reaches_are_told(read):
     loose = {name: data + b"more" for name, data in SOUND.items()}
-    facts = {one.record: one.nbytes for one in read(archive(loose)).facts}
-    assert facts == {f"what follows the last pickle of '{name}'": 4 for name in SOUND}
+    facts = {one.record.split("'")[1]: one.nbytes for one in read(archive(loose)).facts}
+    assert facts == dict.fromkeys(SOUND, 4)
 
 
 @pytest.mark.parametrize("tail", [b"hidden", bytes(1 << 20) + b"hidden", bytes(1 << 21)])
 def test_bytes_behind_the_archive_are_told(read, tail):
     data = archive(SOUND)
     (fact,) = read(data + tail).facts
-    assert (fact.kind, fact.record) == ("orphan-record", "what follows the last member")
+    assert (fact.kind, fact.record) == ("orphan-record", "bytes after the last member")
 
 
 @pytest.mark.parametrize("tail", [b"", bytes(512), bytes(9 * 10240)])
@@ -242,20 +242,21 @@ def test_a_tensor_that_reaches_past_its_storage_is_told(read):
 
 @pytest.mark.parametrize("name", ["storages", "tensors"])
 def test_the_number_of_entries_is_limited(read, name):
-    with pytest.raises(LimitExceeded, match=f"entries of member '{name}': {1 << 40} >"):
+    with pytest.raises(LimitExceeded, match=f"'{name}': {1 << 40} >"):
         read(changed(**{name: dumped(1 << 40)}))
 
 
 def test_the_pickles_together_are_limited(read):
-    with pytest.raises(LimitExceeded, match="the size of a pickle in bytes"):
+    with pytest.raises(LimitExceeded, match="pickle") as caught:
         read(archive(SOUND), Limits(pickle_bytes=100))
+    assert caught.value.limit == 100
 
 
 def test_a_cast_of_nothing(tmp_path):
     (tmp_path / "x.pth").write_bytes(archive(SOUND))
     container = open_container(str(tmp_path / "x.pth"), Limits())
     casts = {"nowhere": ("float64", "float32")}
-    with closing(container.source), pytest.raises(DamagedArchive, match="storage 'nowhere' has no bytes that could be"):
+    with closing(container.source), pytest.raises(DamagedArchive, match="'nowhere'"):
         container.lay_out(container.object_pickle(), casts)
 
 

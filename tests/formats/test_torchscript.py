@@ -49,33 +49,35 @@ def module(attributes=b"", **records):
 
 @pytest.mark.parametrize("records", [{"constants.pkl": EMPTY}, {"constants.pkl": EMPTY, "code/__torch__.py": b""}])
 def test_an_archive_without_its_module_is_damaged(archive, records):
-    with pytest.raises(DamagedArchive, match=re.escape("data.pkl stands in it 0 times")):
+    with pytest.raises(DamagedArchive, match=r"data\.pkl 0 times"):
         inspect(archive(records))
 
 
 def test_bytes_before_the_archive_are_damage(archive):
     path = archive(module(), lead=b"PK\x03\x04" + bytes(60))
-    with pytest.raises(DamagedArchive, match="64 bytes stand before"):
+    with pytest.raises(DamagedArchive, match="64 unexpected bytes"):
         inspect(path)
 
 
 def test_a_damaged_pickle_is_named(archive):
-    with pytest.raises(DamagedPickle, match=re.escape("in constants.pkl at byte 2")):
+    with pytest.raises(DamagedPickle, match=r"constants\.pkl") as caught:
         inspect(archive(module() | {"constants.pkl": b"\x80\x02"}))
+    assert caught.value.offset == 2
 
 
 def test_code_that_inflates_beyond_reason_is_refused(archive, monkeypatch):
     monkeypatch.setattr("ckptmove.limits._INFLATED_BYTES", 1000)
     path = archive(module() | {"code/a.py": b" " * 400_000, "code/b.py": b" " * 400_000}, zipfile.ZIP_DEFLATED)
-    with pytest.raises(LimitExceeded, match="code bytes"):
+    with pytest.raises(LimitExceeded, match="code"):
         inspect(path)
 
 
 def test_more_devices_than_code_names_are_refused(archive, monkeypatch):
     monkeypatch.setattr(build, "_MOST_MENTIONS", 3)
     assert len(inspect(archive(module() | {"code/a.py": LINE * 3})).inventory.mentions) == 3
-    with pytest.raises(LimitExceeded, match="devices named in code"):
+    with pytest.raises(LimitExceeded, match="devices") as caught:
         inspect(archive(module() | {"code/a.py": LINE * 4}))
+    assert caught.value.limit == 3
 
 
 def test_what_moves_a_tensor_is_a_device_too(archive):
@@ -201,7 +203,7 @@ def test_a_list_without_a_version_or_tensors_is_read(archive):
     ],
 )
 def test_a_list_that_torch_did_not_write_is_damage(archive, listing):
-    with pytest.raises(CkptMoveError, match=re.escape("its model.json is not as torch writes it")):
+    with pytest.raises(CkptMoveError, match=r"model\.json"):
         inspect(archive({"model.json": listing}))
 
 
@@ -217,7 +219,7 @@ def test_a_tensor_that_is_named_without_end_is_refused(archive, compression):
     wide = listed("tensors/0", dims=["1"] * 150, strides=["1"] * 150)
     whole = {"parameters": [{"name": ""}] * 3000}
     path = archive({"model.json": model(mainModule=whole, tensors=[wide]), "tensors/0": bytes(4)}, compression)
-    with pytest.raises(LimitExceeded, match=re.escape("the size of a pickle in bytes")) as refused:
+    with pytest.raises(LimitExceeded, match="pickle") as refused:
         inspect(path)
     assert refused.value.actual < 2**21
     assert len(inspect(path, limits=Limits().times(10)).inventory.tensors) > 0
@@ -234,7 +236,7 @@ def test_pickles_that_are_compressed_share_one_bound(tmp_path, packed):
             kind = zipfile.ZIP_DEFLATED if name in packed else zipfile.ZIP_STORED
             writer.writestr(f"m/{name}", NODES if name in packed else EMPTY, kind)
         writer.writestr("m/code/__torch__.py", "")
-    with pytest.raises(LimitExceeded, match="the limit on pickle operations") as refused:
+    with pytest.raises(LimitExceeded, match="operations") as refused:
         inspect(path)
     assert refused.value.limit < 2**21 // 2 + 16 * path.stat().st_size
     assert inspect(path, limits=Limits().times(10)).inventory.container == "torchscript"

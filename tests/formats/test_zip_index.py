@@ -161,18 +161,18 @@ def test_bytes_before_the_archive_are_counted():
         (lambda data: data[:-30], "truncated"),
         (lambda data: field(data, 4, "<H", 1), "several files"),
         (lambda data: field(data, 6, "<H", 1), "several files"),
-        (lambda data: field(data, 10, "<H", 4), "of which 3"),
-        (lambda data: field(data, 10, "<H", 2), "of which 3"),
+        (lambda data: field(data, 10, "<H", 4), "but 3"),
+        (lambda data: field(data, 10, "<H", 2), "but 3"),
         (lambda data: field(data, 12, "<L", 10_000), "past its end"),
         (lambda data: field(data, 16, "<L", 10_000), "past its end"),
-        (lambda data: entry_field(data, 0, "<4s", b"PK\x09\x09"), "of which 0"),
-        (lambda data: entry_field(data, 28, "<H", 60_000), "of which 0"),
-        (lambda data: entry_field(data, 20, "<L", 1), "another length"),
+        (lambda data: entry_field(data, 0, "<4s", b"PK\x09\x09"), "but 0"),
+        (lambda data: entry_field(data, 28, "<H", 60_000), "but 0"),
+        (lambda data: entry_field(data, 20, "<L", 1), "different lengths"),
         (lambda data: entry_field(data, 42, "<L", BIG), "zip64 lengths"),
         (lambda data: field(with_zip64(data), -20, "<4s", b"PK\x06\x07")[:-1] + b"", "truncated"),
         (lambda data: field(with_zip64(data), -76, "<4s", b"PKxx"), "zip64 record is not where"),
-        (lambda data: field(with_zip64(data), -76 + 32, "<Q", 2), "end record says 3"),
-        (lambda data: field(with_zip64(data), -12, "<Q", 5), "locator points elsewhere"),
+        (lambda data: field(with_zip64(data), -76 + 32, "<Q", 2), "end record has 3"),
+        (lambda data: field(with_zip64(data), -12, "<Q", 5), "zip64 locator"),
     ],
 )
 def test_lies_are_refused(change, detail):
@@ -214,5 +214,5 @@ def test_extras_come_apart_and_together():
 
 @pytest.mark.parametrize("extra", [b"F", b"FB\x01", b"FB\x05\x00ZZ"])
 def test_an_extra_that_reaches_too_far(extra):
-    with pytest.raises(DamagedArchive, match="past its header"):
+    with pytest.raises(DamagedArchive, match="'r'"):
         split_extra(extra, "m.pt", "r")

@@ -105,17 +105,17 @@ STRAY = {
         "what follows the end of data.pkl",
     ),
     "between two records": lambda a: (
-        [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "what follows a/byteorder",
+        [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "bytes after a/byteorder",
     ),
     "a record that the directory does not name": lambda a: (
-        [*a.records()[:2], hidden(a), *a.records()[2:]], {}, len(hidden(a)), "what follows a/byteorder",
+        [*a.records()[:2], hidden(a), *a.records()[2:]], {}, len(hidden(a)), "bytes after a/byteorder",
     ),
-    "before the directory": lambda a: ([*a.records(), b"G" * 5000], {}, 5000, "what follows a/version"),
+    "before the directory": lambda a: ([*a.records(), b"G" * 5000], {}, 5000, "bytes after a/version"),
     "before the first record": lambda a: (
-        [hidden(a), *a.records()], {}, len(hidden(a)), "what stands before the records",
+        [hidden(a), *a.records()], {}, len(hidden(a)), "bytes before the records",
     ),
-    "behind the directory": lambda a: (a.records(), {"behind": b"more"}, 4, "what follows the directory"),
-    "a comment": lambda a: (a.records(), {"comment": b"a comment"}, 9, "what follows the directory"),
+    "behind the directory": lambda a: (a.records(), {"behind": b"more"}, 4, "bytes after the directory"),
+    "a comment": lambda a: (a.records(), {"comment": b"a comment"}, 9, "bytes after the directory"),
 }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_a_byte_order_that_is_no_word_never_reaches_torch(tmp_path, method):
     with pytest.raises(ValueError, match="endianness"):
         torch.load(tmp_path / "x.pt")
     for use in (ckptmove.inspect, ckptmove.verify):
-        with pytest.raises(DamagedArchive, match="order is '65 bytes'"):
+        with pytest.raises(DamagedArchive, match="byte order '65 bytes'"):
             use(tmp_path / "x.pt")
 
 

@@ -176,7 +176,7 @@ class ZipMembers(Members):
         for path, record in self._records.items():
             if record.method == DEFLATED and record.place not in new and not self._sound(path):
                 raise CrcMismatch(self.source.path, path)  # its bytes pass as they are, inflated by nobody
-        return Layout(self.source, self._directory, alignment=1).build(new)
+        return Layout(LocalHeaders(self.source, self._directory), alignment=1).build(new)
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
         blocks = self.source.blocks(self._spans[record.place], _BLOCK)
@@ -194,7 +194,7 @@ def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecor
     """Where the bytes of each record lie, by its place in the directory."""
     taken = 0
     for record in sorted(records, key=lambda record: record.header_offset):
-        start = headers.read(record).data_start
+        start = headers.data_start(record)
         if record.header_offset < taken:
             raise DamagedArchive(source.path, f"record '{record.name}' lies inside another one")
         taken = start + record.stored_bytes

@@ -1,6 +1,6 @@
 """A checkpoint of torch.distributed.checkpoint: ``.metadata``, and files in which each chunk is a ``torch.save``.
 
-Never opens one of those files: what it says of them follows from ``.metadata`` and their sizes.
+This class does not open those files: its facts come from ``.metadata`` and from their sizes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 
-#: What stands in the tree for an object of which nothing is known.
+#: Text of the opaque node for an object whose content is unknown.
 UNREAD: Final = "an object, saved whole"
 
 
 class ReadObject(NamedTuple):
-    """What is no tensor, as its piece was read.
+    """Contents of the piece of an object that is not a tensor.
 
     Attributes:
-        kind: what the piece is; None where the object has written its own bytes.
-        machine: the machine that has read its pickle; None where its content is not all in one.
+        kind: format of the piece; None if the object wrote its own bytes.
+        machine: the machine that has read its pickle; None if the pickle does not hold all of its content.
     """
 
     kind: ContainerName | None
@@ -49,15 +49,15 @@ class ReadObject(NamedTuple):
 
 
 class DistributedCheckpoint(Container):
-    """What ``torch.distributed.checkpoint.save`` writes.
+    """A checkpoint of ``torch.distributed.checkpoint.save``.
 
     Attributes:
         name: ``dcp``.
-        source: ``.metadata``.
-        metadata: what it says.
+        source: bytes of ``.metadata``.
+        metadata: contents of ``.metadata``.
         sizes: sizes in bytes of the files that it names.
-        objects: what is no tensor, by name, once whoever may open the files has read it.
-        damaged: names of what could not be read of that, because it is not what was written.
+        objects: objects that are not tensors, by name; filled by the caller that opens the files.
+        damaged: names of objects whose pieces are damaged.
     """
 
     name: ContainerName = "dcp"
@@ -77,15 +77,15 @@ class DistributedCheckpoint(Container):
 
         Args:
             source: its bytes.
-            sizes: sizes in bytes of the files beside it, by the names that it may give them.
-            limits: what it may ask for.
+            sizes: sizes in bytes of the files in its folder, by the names that it may give them.
+            limits: resource limits for reading it.
 
         Raises:
-            DamagedPickle: it is no pickle.
-            MissingShard: it names a file that is not there.
-            DamagedArchive: it is not as torch writes it.
-            UnsupportedContainer: it names what only its writer could read.
-            LimitExceeded: it asks for more than the limits allow.
+            DamagedPickle: if it is not a valid pickle.
+            MissingShard: if it names a file that does not exist.
+            DamagedArchive: if torch would not write it.
+            UnsupportedContainer: if it uses features that only its writer can read.
+            LimitExceeded: if it needs more than the limits allow.
         """
         self.source, self.limits = source, limits
         self.objects: dict[str, ReadObject] = {}
@@ -102,33 +102,31 @@ class DistributedCheckpoint(Container):
         self._chunks = {
             (tensor.name, chunk.offsets): (tensor, chunk)
             for tensor in self.metadata.tensors
-            for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)  # of an empty one and a full one
+            # An empty chunk may have the offsets of another one, which comes later and replaces it.
+            for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)
         }
 
     def require_apart(self) -> None:
-        """Refuse pieces that share bytes: torch writes one after the other, so that one of them is not what it was.
+        """Raise DamagedArchive if two pieces share bytes: torch writes one after the other.
 
-        Only once the files are seen to be of ``torch.save``: those of safetensors have places that are none.
-
-        Raises:
-            DamagedArchive: two of them do.
+        Call it only for files of ``torch.save``: in files of safetensors the places are not byte ranges.
         """
-        solid = [piece for piece in self.metadata.pieces if piece.span.nbytes]
-        solid.sort(key=lambda piece: (piece.file, piece.span.start))
-        for one, other in pairwise(solid):
+        nonempty = [piece for piece in self.metadata.pieces if piece.span.nbytes]
+        nonempty.sort(key=lambda piece: (piece.file, piece.span.start))
+        for one, other in pairwise(nonempty):
             if one.file == other.file and other.span.start < one.span.end:
                 names = f"'{one.name:.80}' and '{other.name:.80}'"
                 raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{one.file:.80}'")
 
     def read(self) -> Machine:
-        """The tree of the object that was saved, nested as its keys tell, without a place in any pickle.
+        """The tree of the saved object, nested by its keys, without a place in any pickle.
 
-        What is no tensor is not known, and lists are not told from dicts.
+        Objects that are not tensors are opaque, and lists appear as dicts.
         """
         return self._nested({}, {})
 
     def read_whole(self) -> Machine:
-        """As :meth:`read`, with the objects in their places, and with lists."""
+        """As :meth:`read`, with the contents of objects, and with lists."""
         objects = {name: one.machine for name, one in self.objects.items() if one.machine is not None}
         members: dict[Path, set[str | int]] = {}
         for keys, _ in self._places():
@@ -157,52 +155,52 @@ class DistributedCheckpoint(Container):
         return machine
 
     def _places(self) -> Iterator[tuple[Path, StoredTensor | StoredObject]]:
-        """Each entry with the keys that lead to it."""
+        """Each entry with the keys of its place in the tree."""
         taken = {entry.path for entry in self.metadata.entries}
         for entry in self.metadata.entries:
             is_below = any(entry.path[:length] in taken for length in range(1, len(entry.path)))
-            # Where a tensor stands, nothing can stand below.
+            # A tensor has no entries below it.
             yield ((entry.name,) if is_below else entry.path), entry
 
     def object_pickle(self) -> bytes:
-        """Nothing: each piece has a pickle of its own."""
+        """Empty: each piece has a pickle of its own."""
         return b""
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Compare the places of the pieces with the sizes of the files, and the chunks with their tensors.
 
         Args:
-            storages: every tensor by name.
+            storages: ignored.
         """
         del storages
-        return (*self._amiss_in_files(), *self._amiss_in_entries())
+        return (*self._file_problems(), *self._entry_problems())
 
     def storage_span(self, key: str) -> Span | None:
-        """None: a tensor lies in pieces."""
+        """None: a tensor consists of pieces."""
         del key
         return None
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """``.metadata`` as it is: no device stands in it that could be another one.
+        """``.metadata`` unchanged: it stores no device.
 
         Args:
-            pickle: nothing.
-            casts: none.
+            pickle: ignored.
+            casts: ignored.
         """
         del pickle, casts
         return (CopySegment(Span(0, self.source.size)),)
 
     def whole_pieces(self) -> tuple[Piece, ...]:
-        """Those pieces that do not reach past the end of their file, in the order of the files."""
+        """The pieces that end within their file, in the order of the files."""
         whole = [piece for piece in self.metadata.pieces if piece.span.end <= self.sizes[piece.file]]
         return tuple(sorted(whole, key=lambda piece: (piece.file, piece.span.start)))
 
     def chunk_at(self, piece: Piece) -> tuple[str, tuple[int, ...]] | None:
-        """The dtype and the shape of the chunk that a piece holds; None where it holds none."""
+        """The dtype and the shape of a piece's chunk; None if the piece is not a chunk."""
         found = None if piece.offsets is None else self._chunks.get((piece.name, piece.offsets))
         return None if found is None else (found[0].dtype, found[1].sizes)
 
-    def _amiss_in_files(self) -> Iterator[ArchiveFact]:
+    def _file_problems(self) -> Iterator[ArchiveFact]:
         for piece in self.metadata.pieces:
             record = f"{piece.file}/{piece.name}"
             lost = min(piece.span.end - self.sizes[piece.file], piece.span.nbytes)
@@ -213,15 +211,15 @@ class DistributedCheckpoint(Container):
             elif short > 0:
                 yield ArchiveFact("short-storage", record, short)
 
-    def _amiss_in_entries(self) -> Iterator[ArchiveFact]:
+    def _entry_problems(self) -> Iterator[ArchiveFact]:
         there = {(piece.name, piece.offsets) for piece in self.metadata.pieces}
         for entry in self.metadata.entries:
             if isinstance(entry, StoredObject):
                 if (entry.name, None) not in there:
                     yield ArchiveFact("missing-storage", entry.name, 0)
                 continue
-            solid = [chunk for chunk in entry.chunks if chunk.volume]
-            unsaved = [chunk for chunk in solid if (entry.name, chunk.offsets) not in there]
+            nonempty = [chunk for chunk in entry.chunks if chunk.volume]
+            unsaved = [chunk for chunk in nonempty if (entry.name, chunk.offsets) not in there]
             if unsaved:
                 yield ArchiveFact("missing-storage", entry.name, sum(map(entry.nbytes, unsaved)))
             uncovered = entry.uncovered
@@ -230,13 +228,13 @@ class DistributedCheckpoint(Container):
 
 
 def _empty(length: int | None) -> Dict | List:
-    """A dict, or a list of so many items."""
+    """A dict, or a list of this length."""
     return Dict([], []) if length is None else List([None] * length, [-1] * length)
 
 
 def _assign(into: Dict | List, key: str | int, value: Value) -> None:
     if isinstance(into, List):
-        into.items[cast("int", key)] = value  # the keys of a list are all numbers
+        into.items[cast("int", key)] = value  # all keys of a list are numbers
     else:
         into.flat += key, value
         into.starts += -1, -1

@@ -1,7 +1,6 @@
-"""The classes that a ``.metadata`` names, and how torch has them pickled: no checksum guards that file.
+"""Validate the class names in a ``.metadata``, and parse the objects of torch's classes: the file has no checksum.
 
-Never takes a name for one of torch's by its last part; what a planner or a storage of somebody else keeps there may be
-of any class.
+Classes from other packages are accepted: a custom planner or storage may write any.
 
 From torch/distributed/checkpoint/metadata.py, filesystem.py and planner.py of torch 2.0 to 2.15.
 """
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 METADATA: Final = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
 _PLANNER: Final = "torch.distributed.checkpoint.planner"
-#: Where the properties of a tensor were at home up to torch 2.2.
+#: Module of ``TensorProperties`` up to torch 2.2.
 _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"
 _PROPERTIES: Final = frozenset({f"{METADATA}.TensorProperties", f"{_SHARDED}.TensorProperties"})
 _MEMORY_FORMATS: Final = frozenset({f"{METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING"})
@@ -31,7 +30,7 @@ _LAYOUTS: Final = frozenset(
 )
 _LAYOUT: Final = "torch.serialization._get_layout"
 _GETATTR: Final = frozenset({"builtins.getattr", "__builtin__.getattr"})
-#: Everything that torch has in its modules for a ``.metadata``.
+#: All classes of torch's modules that a ``.metadata`` may name.
 _CLASSES: Final[dict[str, tuple[str, ...]]] = {
     METADATA: (
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -46,24 +45,25 @@ _CLASSES: Final[dict[str, tuple[str, ...]]] = {
 _NAMES: Final = (
     _PROPERTIES | _MEMORY_FORMATS | {f"{module}.{name}" for module, names in _CLASSES.items() for name in names}
 )
-#: What else torch and Python write there. A letter beside one of them is no name that anything has.
+#: Other names that torch and Python write there. No known name differs from one of them in one letter.
 _FAMILIAR: Final = _NAMES | {
     "torch.Size", _LAYOUT, *_GETATTR, "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath", "collections.OrderedDict",
 }  # fmt: skip
-#: How many things the properties of a tensor are, up to torch 2.14 and since: with the strides of the whole tensor.
+#: Number of fields of ``TensorProperties``, up to torch 2.14 and later: with the strides of the whole tensor.
 _PROPERTIES_HELD: Final = (5, 6)
 _SHOWN: Final = 80
 
 
 def require_loadable(machine: Machine) -> None:
-    """Refuse a ``.metadata`` that ``pickle.load`` refuses whatever the process has imported.
+    """Raise DamagedPickle for a ``.metadata`` that ``pickle.load`` refuses in every process.
 
     Args:
-        machine: the machine that has read it.
+        machine: has read it.
 
     Raises:
-        DamagedPickle: it names a class that torch does not have, calls what is none, or leaves objects to its reader.
+        DamagedPickle: if it names a class that torch lacks, calls a value that is not callable, or has
+            persistent ids or extension codes.
     """
     for name, offset in machine.globals.items():
         if _is_misnamed(name):
@@ -73,7 +73,7 @@ def require_loadable(machine: Machine) -> None:
     while waiting:
         value, start = waiting.pop()
         if isinstance(value, Opaque | Persistent):
-            raise DamagedPickle("an object that is left to the reader, and torch's has none,", offset=start)
+            raise DamagedPickle("a persistent id or extension code, which torch does not resolve,", offset=start)
         if not isinstance(value, Sequence | Dict | Call) or id(value) in seen:
             continue
         seen.add(id(value))
@@ -87,10 +87,10 @@ def require_loadable(machine: Machine) -> None:
 
 
 def _parts(call: Call) -> list[tuple[Value, int]]:
-    """What a call is made of, with where each stands."""
-    is_method = type(call.func) is Call and call.func.name in _GETATTR  # as Python has them pickled
+    """The members of a call, each with its start in the pickle."""
+    is_method = type(call.func) is Call and call.func.name in _GETATTR  # Python pickles bound methods so
     if not (type(call.func) is Global or is_method) or type(call.args) is not Tuple:
-        raise DamagedPickle("a call of something that is no class", offset=call.args_start)
+        raise DamagedPickle("a call of a value that is not a class", offset=call.args_start)
     places: list[tuple[Value, int]] = [
         (call.func, call.args_start),
         (call.args, call.args_start),
@@ -107,7 +107,7 @@ def _require_keys(table: Dict) -> None:
 
 
 def _is_misnamed(name: str) -> bool:
-    """Whether a name is in one of torch's modules without being of it, or a letter away from one that is known."""
+    """Whether a name is in one of torch's modules but unknown there, or one letter away from a known name."""
     if name in _FAMILIAR:
         return False
     if name.rpartition(".")[0] in _CLASSES:
@@ -116,12 +116,12 @@ def _is_misnamed(name: str) -> bool:
 
 
 def differs_by_one(text: str, other: str) -> bool:
-    """Whether two texts are as long, and differ in one letter: what a flipped bit makes of one of them."""
+    """Whether two texts of one length differ in one letter, as after a flipped bit."""
     return len(text) == len(other) and sum(map(str.__ne__, text, other)) == 1
 
 
 def is_plain(call: Call) -> bool:
-    """Whether an object is made as Python has those of a dataclass: of no arguments, and then given its state."""
+    """Whether an object is built as Python pickles a dataclass: without arguments, then with its state."""
     return (
         type(call.args) is Tuple
         and not call.args.items
@@ -132,10 +132,10 @@ def is_plain(call: Call) -> bool:
 
 
 def properties_of(value: Value) -> tuple[str, bool] | None:
-    """The dtype and ``requires_grad`` of a ``TensorProperties``; None where a value is no such object.
+    """The dtype and ``requires_grad`` of a ``TensorProperties``; None if the value is not a valid one.
 
-    Its state has been the same five in each version: both, the layout, the memory format and ``pin_memory``. Since
-    torch 2.15 strides stand behind them, or None.
+    The state has the same first five fields in each version: dtype, layout, ``requires_grad``, memory format and
+    ``pin_memory``. Since torch 2.15 strides, or None, come after them.
     """
     state = value.state if type(value) is Call and value.name in _PROPERTIES and is_plain(value) else None
     if type(state) is not Tuple or len(state.items) not in _PROPERTIES_HELD:
@@ -157,7 +157,7 @@ def _is_layout(value: Value) -> bool:
 
 
 def _is_memory_format(value: Value) -> bool:
-    """``_MEM_FORMAT_ENCODING(0)``, or as Python 3.11.0 to 3.11.3 write it, by its name."""
+    """Whether a value is ``_MEM_FORMAT_ENCODING(0)``; Python 3.11.0 to 3.11.3 pickle it by name."""
     if type(value) is not Call:
         return False
     if value.name in _MEMORY_FORMATS:
@@ -168,5 +168,5 @@ def _is_memory_format(value: Value) -> bool:
 
 
 def _only(call: Call) -> Value:
-    """The argument of a call that has one."""
+    """The argument of a call with one argument."""
     return call.args.items[0] if type(call.args) is Tuple and len(call.args.items) == 1 else None

@@ -1,6 +1,6 @@
-"""The ``.metadata`` of torch.distributed.checkpoint: which tensors there are, in which chunks, and where each lies.
+"""Parse the ``.metadata`` of torch.distributed.checkpoint: its tensors, their chunks, and the places of the chunks.
 
-Never imports a class of it and never believes a number: what torch would not write is damage.
+No class is imported, and every number is validated.
 
 From torch/distributed/checkpoint/metadata.py, filesystem.py (``_StorageInfo``) and default_planner.py.
 """
@@ -32,28 +32,29 @@ _ROOT: Final = f"{METADATA}.Metadata"
 _CHUNK: Final = f"{METADATA}.ChunkStorageMetadata"
 _INDEX: Final = f"{METADATA}.MetadataIndex"
 _PLACE: Final = "torch.distributed.checkpoint.filesystem._StorageInfo"
-#: Keys and values of one object in it: those of torch have six fields at most, and trainers add a few.
+#: Maximum number of keys and values of an object. Torch's classes have up to six fields, and trainers add a few.
 _MOST_FIELDS: Final = 128
 #: As many as torch's operators take.
 _MOST_AXES: Final = 64
-#: A state_dict nests five or six deep; deeper paths are one name.
+#: A state_dict nests five or six levels deep; a deeper path counts as one name.
 _DEEPEST_PATH: Final = 64
-#: Letters of all names of pieces together, where they share theirs: some, and a number for each byte.
+#: Maximum length of the names of all pieces: a constant, and an allowance for each byte of the file. The pickle may
+#: share one long name between many pieces.
 _LETTERS: Final = 1 << 20
 _LETTERS_PER_BYTE: Final = 8
 _SHOWN: Final = 80
 
 
 class StoredTensor(NamedTuple):
-    """A tensor, put together from chunks.
+    """A tensor that is saved in chunks.
 
     Attributes:
         name: its fully qualified name, as written.
-        path: the keys that lead to it in the saved object; joined by dots, its name. A number is a place in a list.
+        path: keys of its place in the saved object; joined by dots, they are the name. A number is an index of a list.
         dtype: torch's name without ``torch.``.
-        shape: of the whole.
+        shape: shape of the whole tensor.
         requires_grad: as saved.
-        chunks: its parts; none overlaps another one.
+        chunks: its chunks, which do not overlap.
     """
 
     name: str
@@ -64,17 +65,17 @@ class StoredTensor(NamedTuple):
     chunks: tuple[Chunk, ...]
 
     def nbytes(self, chunk: Chunk) -> int:
-        """Bytes of the elements of one of its chunks."""
+        """Length in bytes of the elements of one of its chunks."""
         return chunk.volume * ITEM_BYTES[self.dtype]
 
     @property
     def uncovered(self) -> int:
-        """Bytes of its elements that lie in none of its chunks; below zero where ranks repeat one without axes."""
+        """Length in bytes of the elements in no chunk; negative if several ranks saved a tensor without axes."""
         return (prod(self.shape) - sum(chunk.volume for chunk in self.chunks)) * ITEM_BYTES[self.dtype]
 
 
 class StoredObject(NamedTuple):
-    """Anything that is no tensor: it was saved whole.
+    """An object that is not a tensor; it is saved whole.
 
     Attributes:
         name: as of a tensor.
@@ -86,12 +87,12 @@ class StoredObject(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A run of bytes in one of the files: a whole ``torch.save`` of a chunk or of an object.
+    """A run of bytes in one of the files: one ``torch.save`` of a chunk or of an object.
 
     Attributes:
-        name: of the tensor or object.
-        offsets: where its chunk begins in the tensor; None for an object.
-        file: name of the file, seen from the folder.
+        name: name of the tensor or object.
+        offsets: start of its chunk in the tensor; None for an object.
+        file: name of the file, relative to the folder.
         span: its bytes in the file.
     """
 
@@ -102,11 +103,11 @@ class Piece(NamedTuple):
 
 
 class DistributedMetadata(NamedTuple):
-    """What ``.metadata`` says.
+    """Contents of ``.metadata``.
 
     Attributes:
-        entries: tensors and objects in order.
-        pieces: where their bytes lie, in order.
+        entries: tensors and objects, in order.
+        pieces: places of their bytes, in order.
     """
 
     entries: tuple[StoredTensor | StoredObject, ...]
@@ -114,22 +115,22 @@ class DistributedMetadata(NamedTuple):
 
     @property
     def tensors(self) -> tuple[StoredTensor, ...]:
-        """Those of the entries that are tensors."""
+        """The entries that are tensors."""
         return tuple(entry for entry in self.entries if isinstance(entry, StoredTensor))
 
 
 def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:
-    """Read the tree of a ``.metadata``.
+    """Parse the tree of a ``.metadata``.
 
     Args:
-        machine: the machine that has read it.
+        machine: has read it.
         path: of the file, for errors.
 
     Raises:
-        DamagedPickle: ``pickle.load`` refuses it.
-        DamagedArchive: it is not as torch writes it, or its chunks do not fit their tensor.
-        UnsupportedContainer: it names a dtype that torch does not have, or pieces that were transformed.
-        LimitExceeded: its tensors share more chunks, or its pieces longer names, than its bytes account for.
+        DamagedPickle: if ``pickle.load`` refuses it.
+        DamagedArchive: if torch would not write it, or its chunks do not fit their tensor.
+        UnsupportedContainer: if it names a dtype that torch lacks, or pieces that were transformed.
+        LimitExceeded: if it has more chunks or longer names than its length in bytes allows.
     """
     require_loadable(machine)
     return _Parser(machine, path).run()
@@ -140,10 +141,10 @@ class _Parser:
         self._root = machine.root
         self._path = path
         self._chunks = 0
-        # Each chunk takes more than a byte, unless tensors share a list of them: none does that torch writes.
+        # Each chunk takes more than a byte, unless tensors share a list of chunks, which torch never writes.
         self._most_chunks = machine.limits.factor * (machine.end - machine.begin)
         self._letters = 0
-        # A planner of somebody else may join keys by a slash: then no name is made up by dots.
+        # A custom planner may join keys by a slash: then no name consists of keys joined by dots.
         self._misnamed: tuple[str, str] | None = None
         self._has_joined = False
         self._most_letters = machine.limits.factor * _LETTERS + _LETTERS_PER_BYTE * self._most_chunks
@@ -156,7 +157,7 @@ class _Parser:
         read = tuple(self._entry(name, value, self._keys(name, paths.get(name))) for name, value in entries)
         if self._misnamed and self._has_joined:
             name, joined = self._misnamed
-            self._damage(f"the name {name[:_SHOWN]!r} is not that of its keys, {joined[:_SHOWN]!r}")
+            self._damage(f"the name {name[:_SHOWN]!r} does not match its keys, {joined[:_SHOWN]!r}")
         pieces = tuple(self._piece(index, info) for index, info in self._pairs(root, "storage_data"))
         return DistributedMetadata(read, pieces)
 
@@ -182,7 +183,7 @@ class _Parser:
         return StoredTensor(name, path, dtype, shape, requires_grad, chunks)
 
     def _properties(self, value: Value, name: str) -> tuple[str, bool]:
-        """The dtype and ``requires_grad`` of ``TensorProperties``, whose state has been a tuple in each version."""
+        """The dtype and ``requires_grad`` of a ``TensorProperties``."""
         state = properties_of(value)
         if state is None:
             self._damage(f"the properties of tensor {name[:_SHOWN]!r} are not as torch writes them")
@@ -214,22 +215,22 @@ class _Parser:
             resource = "the length of all names"
             raise LimitExceeded(resource, limit=self._most_letters, actual=self._letters, path=self._path)
         if not (0 <= start <= LARGEST and 0 <= length <= LARGEST):
-            self._damage(f"the place of {name[:_SHOWN]!r} is none: {_number(length)} bytes from {_number(start)}")
+            self._damage(f"the place of {name[:_SHOWN]!r} is invalid: {_number(length)} bytes from {_number(start)}")
         if fields.get("transform_descriptors") is not None:
             described = "a distributed checkpoint whose pieces are compressed or encrypted (transform_descriptors)"
             raise UnsupportedContainer(self._path, "dcp", described)
         try:
             at = sizes(offsets) if offsets is not None else None
         except (NotATensor, IndexError):
-            self._damage(f"the offset of a chunk of {name[:_SHOWN]!r} is none")
+            self._damage(f"the offset of a chunk of {name[:_SHOWN]!r} is invalid")
         return Piece(name, at, file, Span(start, start + length))
 
     def _keys(self, name: str, path: Value) -> Path:
-        """The keys that lead to an entry, where they make up its name; else that is the only one."""
+        """The keys of an entry if they make up its name; else the name is the only key."""
         keys = path.items if type(path) is Tuple else ()
         if 0 < len(keys) <= _DEEPEST_PATH:
             texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
-            # Texts that many paths share are not joined for each of them.
+            # Join only if the length matches: many paths may share long texts.
             joined = ".".join(texts) if sum(map(len, texts)) + len(texts) - 1 == len(name) else ""
             if joined == name:
                 self._has_joined = self._has_joined or len(texts) > 1
@@ -239,7 +240,7 @@ class _Parser:
         return (name,)
 
     def _fields(self, value: Value, what: str, name: str) -> Dict:
-        """The fields of an object of torch's class of that name, or of a class of somebody else in its place."""
+        """The fields of an object of a class of torch, or of a class of another package in its place."""
         is_one = type(value) is Call and is_plain(value) and (value.name == name or not value.name.startswith("torch."))
         state = value.state if type(value) is Call and is_one else None
         if type(state) is not Dict or len(state.flat) > _MOST_FIELDS:
@@ -256,7 +257,7 @@ class _Parser:
         found: dict[str, Value] = {}
         for key, value in self._pairs(root, field):
             if type(key) is not str:
-                self._damage(f"a name in its {field} is none")
+                self._damage(f"a name in its {field} is not a string")
             found[key] = value
         return list(found.items())
 
@@ -265,5 +266,5 @@ class _Parser:
 
 
 def _number(value: int) -> str:
-    """A number as text; Python refuses to write out the longest."""
+    """A number as text; Python refuses to print very long ones."""
     return str(value) if value.bit_length() <= LARGEST.bit_length() else f"a number of {value.bit_length()} bits"

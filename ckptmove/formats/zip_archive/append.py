@@ -1,10 +1,8 @@
-"""The tail that a conversion in place leaves behind a zip archive: new records, and what the archive was without them.
+"""Append the tail of an in-place conversion to a zip archive.
 
-Never touches a byte of the archive itself: its old directory stays where it was, so that cutting off the tail brings it
-back.
-
-The tail is records, the undo record, and a directory that points to all records. No reader looks for what stands
-between records and directory; torch and ``zipfile`` read the result as any archive.
+The tail holds new records, the undo record, and a central directory that points to all records. The archive itself
+stays unchanged, with its old directory: cutting off the tail restores it. torch and ``zipfile`` skip the bytes between
+the records and the new directory.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.zip_archive.index import read_directory
-from ckptmove.formats.zip_archive.layout import Layout
+from ckptmove.formats.zip_archive.layout import Layout, LocalHeaders
 from ckptmove.io.part import PartSource
 from ckptmove.model import Span
 
@@ -28,19 +26,19 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
 
 _UNDO: Final = struct.Struct("<16s2QL")
-#: With the version of the format.
+#: Ends with the version of the format.
 _MAGIC: Final = b"ckptmove\0undo\0\0\x01"
 _CRC: Final = struct.Struct("<L")
 _UNDO_BYTES: Final = _UNDO.size + _CRC.size
 
 
 class UndoRecord(NamedTuple):
-    """What an archive was.
+    """State of an archive before its first in-place conversion.
 
     Attributes:
-        size: its length in bytes.
-        directory_start: where its directory starts.
-        directory_crc: CRC-32 from there to its end; through the CRCs in it, it stands for all records.
+        size: length in bytes.
+        directory_start: offset of its central directory.
+        directory_crc: CRC-32 of the bytes from there to its end. The directory holds the CRCs of all records.
     """
 
     size: int
@@ -49,7 +47,7 @@ class UndoRecord(NamedTuple):
 
 
 def read_undo(source: ByteSource, end: int) -> UndoRecord | None:
-    """The undo record that ends at an offset, as one does where a directory starts; None where there is none.
+    """The undo record that ends at an offset (the start of a directory); None if there is none.
 
     Raises:
         SourceChanged, AccessFailed: as the source.
@@ -65,16 +63,16 @@ def read_undo(source: ByteSource, end: int) -> UndoRecord | None:
 def original_directory(
     source: ByteSource, directory: ZipDirectory, undo: UndoRecord, limits: Limits
 ) -> ZipDirectory | None:
-    """The directory that an archive had; None where it is not there any more, or is of other records.
+    """The central directory before the first in-place conversion; None if it was overwritten or lists other records.
 
     Args:
         source: the archive with its tail.
-        directory: of both.
-        undo: what the tail says of the archive.
-        limits: what it may ask for.
+        directory: directory of the archive with its tail.
+        undo: undo record in the tail.
+        limits: resource limits for reading it.
 
     Raises:
-        LimitExceeded, SourceChanged, AccessFailed: as they say.
+        LimitExceeded, SourceChanged, AccessFailed: as :func:`read_directory`.
     """
     try:
         found = read_directory(PartSource(source, Span(0, undo.size)), limits)
@@ -92,17 +90,17 @@ def original_directory(
 
 
 def append_records(source: ByteSource, directory: ZipDirectory, alignment: int, new: Mapping[int, NewRecord]) -> bytes:
-    """The tail that gives an archive other records.
+    """The tail that replaces records of an archive.
 
     Args:
-        source: the archive, without a tail.
-        directory: its own.
-        alignment: of the data of its records.
-        new: records by place.
+        source: the archive without a tail.
+        directory: its directory.
+        alignment: of the data of its records, in bytes.
+        new: the new records, by place in the directory.
 
     Raises:
-        DamagedArchive: a header does not belong to its record.
+        DamagedArchive: if a local header does not match its record.
     """
     fields = source.size, directory.start, zlib.crc32(directory.raw + directory.trailer)
     undo = _UNDO.pack(_MAGIC, *fields)
-    return Layout(source, directory, alignment).append(new, undo + _CRC.pack(zlib.crc32(undo)))
+    return Layout(LocalHeaders(source, directory), alignment).append(new, undo + _CRC.pack(zlib.crc32(undo)))

@@ -1,6 +1,6 @@
-"""What a zip archive holds outside of its records: bytes that one reader passes over and another one may take up.
+"""Find bytes of a zip archive that belong to no record: one reader skips them, another may read them.
 
-Never reads what lies there, and never a header where there is no room for more than padding.
+The bytes are not read, and a header is read only if the gap after its record is larger than padding.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord
     from ckptmove.formats.zip_archive.layout import LocalHeaders
 
-#: What a data descriptor takes, at most.
+#: Maximum length of a data descriptor.
 _DESCRIPTOR_BYTES: Final = 24
-#: What stands between two records of torch's besides the padding: tags of extra fields, zip64's, a descriptor.
+#: Maximum length between two records of torch without the padding: tags of extra fields, zip64 sizes, a descriptor.
 _BETWEEN: Final = 128
 
 
@@ -27,35 +27,35 @@ def hidden_bytes(directory: ZipDirectory, headers: LocalHeaders, alignment: int,
     """One fact for each run of bytes that belongs to no record.
 
     Args:
-        directory: of the archive.
-        headers: reads the local headers of its records.
-        alignment: of its records' data.
-        path: for errors.
+        directory: directory of the archive.
+        headers: local headers of its records.
+        alignment: of the data of its records, in bytes.
+        path: of the file, for errors.
 
     Raises:
-        DamagedArchive: two records share bytes, or the header before such a run is none.
+        DamagedArchive: if two records share bytes, or the header before a gap is invalid.
     """
     room = alignment + _BETWEEN
     claimed, before = 0, None
     for record in sorted(directory.records, key=lambda one: one.header_offset):
         start = record.header_offset
         if start < claimed:
-            raise DamagedArchive(path, f"record '{record.name}' lies inside of another one")
+            raise DamagedArchive(path, f"record '{record.name}' overlaps another record")
         if start > claimed + room or before is None:
             yield from _gap(before, headers, min(start, directory.start))
         claimed, before = start + LOCAL_BYTES + len(record.name) + record.stored_bytes, record
     if claimed + room < directory.start:
         yield from _gap(before, headers, directory.start)
-    if directory.behind:
-        yield ArchiveFact("stray-bytes", "what follows the directory", directory.behind)
+    if directory.bytes_after_end:
+        yield ArchiveFact("stray-bytes", "bytes after the directory", directory.bytes_after_end)
 
 
 def _gap(before: ZipRecord | None, headers: LocalHeaders, start: int) -> Iterator[ArchiveFact]:
-    """What lies between the end of a record, or the start of the file, and what begins at an offset."""
-    end = headers.read(before).data_start + before.stored_bytes if before is not None else 0
+    """The gap between the end of a record, or the start of the file, and an offset."""
+    end = headers.data_start(before) + before.stored_bytes if before is not None else 0
     nbytes = start - end
     if before is not None and nbytes <= _DESCRIPTOR_BYTES:
         return
     if nbytes:
-        what = f"what follows {before.name}" if before is not None else "what stands before the records"
+        what = f"bytes after {before.name}" if before is not None else "bytes before the records"
         yield ArchiveFact("stray-bytes", what, nbytes)

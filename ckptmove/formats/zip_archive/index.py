@@ -1,6 +1,4 @@
-"""The directory of a zip archive: read from the end of a file, and emitted for a file whose records have moved.
-
-Never reads a record or its local header, and never interprets a name.
+"""Parse the central directory of a zip archive, and write one for records that have moved.
 
 Formats as in PKWARE's APPNOTE 4.3.12 to 4.5.3; zip64 as torch's miniz writes it.
 """
@@ -20,16 +18,16 @@ if TYPE_CHECKING:
 
 STORED: Final = 0
 DEFLATED: Final = 8
-#: Methods that Python's zipfile writes besides, by their numbers; of others the number alone is told.
+#: Other methods of Python's zipfile, by number, for messages.
 _METHODS: Final = {12: "bzip2", 14: "lzma", 93: "zstd"}
 FLAG_ENCRYPTED: Final = 0x0001
-#: With the flags of strong encryption and of a masked directory; any of them makes miniz refuse a record.
+#: Also the flags of strong encryption and of a masked directory: miniz refuses a record with any of them.
 _ALL_ENCRYPTED: Final = FLAG_ENCRYPTED | 0x0040 | 0x2000
 _FLAG_PATCH: Final = 0x0020
 FLAG_DESCRIPTOR: Final = 0x0008
 FLAG_UTF8: Final = 0x0800
 ZIP64_EXTRA: Final = 0x0001
-#: Of the attributes outside of the archive, as MS-DOS has them.
+#: MS-DOS bit of the external attributes.
 _IS_FOLDER: Final = 0x10
 U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFFFFFF
@@ -38,7 +36,7 @@ _CENTRAL: Final = struct.Struct("<4s4x2H4x3L4H2x2L")
 _CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
 _END: Final = struct.Struct("<4s4H2LH")
 END_SIGNATURE: Final = b"PK\x05\x06"
-#: Of an end record without a comment, which torch has none of.
+#: Length of an end record without a comment; torch writes no comment.
 END_BYTES: Final = _END.size
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _LOCATOR_SIGNATURE: Final = b"PK\x06\x07"
@@ -46,7 +44,7 @@ _END64: Final = struct.Struct("<4sQ2H2L4Q")
 _END64_SIGNATURE: Final = b"PK\x06\x06"
 #: Offsets of fields inside a central entry.
 _FLAGS_AT, _CRC_AT, _EXTRA_LENGTH_AT, _OFFSET_AT = 8, 16, 30, 42
-#: Version 3.0 on unix made it, 4.5 is needed: what miniz writes.
+#: Made by version 3.0 on Unix, needs version 4.5: the values of miniz.
 _MADE_BY, _NEEDED = 0x031E, 45
 
 
@@ -54,16 +52,16 @@ class ZipRecord(NamedTuple):
     """An entry of the central directory.
 
     Attributes:
-        place: which entry of the directory it is.
-        name: decoded.
+        place: index of the entry in the directory.
+        name: decoded name.
         flags: general purpose bits.
-        method: ``STORED``, ``DEFLATED``, or one that is not read.
-        crc: CRC-32 of its bytes; 0 where the writer left it out.
-        stored_bytes: its length in the archive.
-        nbytes: its length once inflated.
-        header_offset: where its local header starts.
-        raw_start: where the entry starts in the directory's bytes.
-        raw_end: where it ends there (exclusive).
+        method: ``STORED``, ``DEFLATED``, or an unsupported method.
+        crc: CRC-32 of the inflated bytes; 0 if the writer left it out.
+        stored_bytes: length in the archive.
+        nbytes: length after inflating.
+        header_offset: start of its local header.
+        raw_start: start of the entry in the directory's bytes.
+        raw_end: end of the entry in the directory's bytes (exclusive).
     """
 
     place: int
@@ -79,7 +77,7 @@ class ZipRecord(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """Why its bytes are not read: what was done to them; empty where they are."""
+        """Why the record cannot be read; empty if it can."""
         if self.flags & _ALL_ENCRYPTED:
             return "encrypted"
         if self.flags & _FLAG_PATCH:
@@ -92,7 +90,7 @@ class ZipRecord(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """What the directory says of a record that is written anew, stored plainly."""
+    """Fields of the directory entry of a rewritten record, stored plainly."""
 
     flags: int
     crc: int
@@ -100,15 +98,15 @@ class Replacement(NamedTuple):
 
 
 class ZipDirectory(NamedTuple):
-    """The central directory and all that follows it.
+    """The central directory and all bytes after it.
 
     Attributes:
-        records: in the order of the directory.
-        start: where the directory starts in the file.
-        raw: its bytes.
-        trailer: the bytes from its end to the end of the file.
-        end_at: where the end-of-central-directory record starts in the trailer; what is between is zip64's.
-        shift: bytes that the file has before the archive, so that every offset in it is too small; 0 in a sound one.
+        records: entries in the order of the directory.
+        start: offset of the directory in the file.
+        raw: bytes of the directory.
+        trailer: bytes from the end of the directory to the end of the file.
+        end_at: offset of the end-of-central-directory record in the trailer; zip64 records come before it.
+        shift: bytes of the file before the archive, by which every offset in it is too small; 0 in a sound archive.
     """
 
     records: tuple[ZipRecord, ...]
@@ -119,23 +117,23 @@ class ZipDirectory(NamedTuple):
     shift: int
 
     @property
-    def behind(self) -> int:
-        """Bytes of the trailer that follow the end record: its comment, and what comes after that."""
+    def bytes_after_end(self) -> int:
+        """Bytes of the trailer after the end record: its comment, and anything after that."""
         return len(self.trailer) - self.end_at - _END.size
 
     def raw_name(self, record: ZipRecord) -> bytes:
-        """A record's name as its bytes."""
+        """A record's name as bytes."""
         length = int.from_bytes(self.raw[record.raw_start + 28 : record.raw_start + 30], "little")
         start = record.raw_start + _CENTRAL.size
         return self.raw[start : start + length]
 
 
 def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
-    """Find and parse the directory.
+    """Find and parse the central directory.
 
     Raises:
-        DamagedArchive: it is missing, does not fit the file, or contradicts itself.
-        LimitExceeded: it has more records than the limits allow.
+        DamagedArchive: if it is missing, does not fit the file, or contradicts itself.
+        LimitExceeded: if it has more records than the limits allow.
         SourceChanged, AccessFailed: as the source.
     """
     path = source.path
@@ -143,11 +141,11 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     tail = source.read(tail_start, source.size)
     at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(END_SIGNATURE)))
     if at < 0:
-        raise DamagedArchive(path, "truncated: the directory at its end is missing")
+        raise DamagedArchive(path, "truncated: the central directory at its end is missing")
     end_offset = tail_start + at
     _, disk, start_disk, _, count, nbytes, start, _ = _END.unpack_from(tail, at)
     if disk or start_disk:
-        raise DamagedArchive(path, "one part of an archive in several files")
+        raise DamagedArchive(path, "it is one part of an archive that spans several files")
     trailer_start, end64_offset = end_offset, None
     if end_offset >= _LOCATOR.size + _END64.size:
         signature, _, offset, _ = _LOCATOR.unpack(source.read(end_offset - _LOCATOR.size, end_offset))
@@ -160,7 +158,7 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     if shift < 0:
         raise DamagedArchive(path, "its directory reaches past its end")
     if end64_offset not in {None, trailer_start - shift}:
-        raise DamagedArchive(path, "its zip64 locator points elsewhere than to its zip64 record")
+        raise DamagedArchive(path, "its zip64 locator does not point to its zip64 record")
     if count > limits.records:
         raise LimitExceeded("records", limit=limits.records, actual=count, path=path)
     raw = source.read(trailer_start - nbytes, trailer_start)
@@ -175,7 +173,7 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
 
 
 def _read_end64(source: ByteSource, start: int) -> tuple[int, int, int]:
-    """Count of entries, size and offset of the directory, from the zip64 record right before its locator."""
+    """Number of entries, size and offset of the directory, from the zip64 record right before its locator."""
     fields = _END64.unpack(source.read(start, start + _END64.size))
     if fields[0] != _END64_SIGNATURE:
         raise DamagedArchive(source.path, "its zip64 record is not where its directory ends")
@@ -183,10 +181,10 @@ def _read_end64(source: ByteSource, start: int) -> tuple[int, int, int]:
 
 
 def _agree(path: str, narrow: tuple[int, int, int], wide: tuple[int, int, int]) -> None:
-    """Refuse two directories in one file: some readers would follow the one, some the other."""
+    """Raise DamagedArchive if the two end records disagree: readers would follow different directories."""
     for value, limit, full in zip(narrow, (U16_MAX, U32_MAX, U32_MAX), wide, strict=True):
         if value not in {limit, full}:
-            raise DamagedArchive(path, f"its zip64 record says {full} where its end record says {value}")
+            raise DamagedArchive(path, f"its zip64 record has {full}, but its end record has {value}")
 
 
 def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
@@ -206,32 +204,32 @@ def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
             extra = raw[name_end : name_end + extra_n]
             nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, name)
         if disk > 1 or (outer & _IS_FOLDER and not name.endswith("/")):
-            what = "in another file of several" if disk > 1 else "a folder"
-            raise DamagedArchive(path, f"record '{name}' says that it is {what}")
+            what = "in another file of a split archive" if disk > 1 else "a folder"
+            raise DamagedArchive(path, f"record '{name}' is marked as {what}")
         if method == STORED and stored != nbytes and not flags & FLAG_ENCRYPTED:
-            raise DamagedArchive(path, f"record '{name}' is stored, but in another length than its own")
+            raise DamagedArchive(path, f"record '{name}' is not compressed, but has two different lengths")
         records.append(ZipRecord(len(records), name, flags, method, crc, stored, nbytes, offset, position, raw_end))
         position = raw_end
     if position != end or len(records) != count:
-        raise DamagedArchive(path, f"its directory has {count} entries, of which {len(records)} can be read")
+        raise DamagedArchive(path, f"its directory should have {count} entries, but {len(records)} are readable")
     return tuple(records)
 
 
 def _widen(extra: bytes, narrow: tuple[int, int, int], path: str, name: str) -> tuple[int, ...]:
-    """Length, stored length and offset, those that are full taken from the zip64 extra in this order."""
+    """Length, stored length and offset; the zip64 extra field holds, in this order, those that are full."""
     field = next((body for tag, body in split_extra(extra, path, name) if tag == ZIP64_EXTRA), b"")
     missing = narrow.count(U32_MAX)
     if len(field) < 8 * missing:
-        raise DamagedArchive(path, f"record '{name}' lacks its zip64 lengths")
+        raise DamagedArchive(path, f"record '{name}' has no zip64 lengths")
     wide = iter(struct.unpack_from(f"<{missing}Q", field))
     return tuple(next(wide) if value == U32_MAX else value for value in narrow)
 
 
 def split_extra(extra: bytes, path: str, name: str) -> tuple[tuple[int, bytes], ...]:
-    """The fields of an extra: their tags and bodies.
+    """Tags and bodies of the fields in an extra field.
 
     Raises:
-        DamagedArchive: they do not fill it.
+        DamagedArchive: if the last field reaches past the end.
     """
     fields: list[tuple[int, bytes]] = []
     position = 0
@@ -253,14 +251,14 @@ def join_extra(fields: Sequence[tuple[int, bytes]]) -> bytes:
 def emit_directory(
     directory: ZipDirectory, start: int, offsets: Sequence[int], replaced: Mapping[int, Replacement], path: str
 ) -> bytes:
-    """The directory and trailer of the new archive; entries keep every byte that does not have to change.
+    """Directory and trailer of the new archive; every byte of an entry that need not change stays.
 
     Args:
-        directory: of the source.
-        start: where the new directory starts in the output.
+        directory: directory of the source.
+        start: offset of the new directory in the output.
         offsets: new header offset of each record, in the order of the directory.
-        replaced: records that are written anew, by place.
-        path: for errors.
+        replaced: rewritten records, by place.
+        path: of the file, for errors.
     """
     raw = directory.raw
     pieces: list[bytes] = []
@@ -279,7 +277,7 @@ def emit_directory(
 
 
 def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Replacement | None, path: str) -> bytes:
-    """A central entry whose zip64 extra appears, changes or goes."""
+    """A central entry with its zip64 extra field added, changed or removed."""
     _, flags, method, crc, stored, nbytes, name_n, extra_n, *_ = _CENTRAL.unpack_from(entry)
     full = {"nbytes": record.nbytes, "stored": record.stored_bytes}
     if replacement is not None:
@@ -310,11 +308,11 @@ def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Re
 
 
 def _emit_trailer(directory: ZipDirectory, start: int, nbytes: int) -> bytes:
-    """The end records; zip64's where the source had them or the new archive needs them."""
+    """The end records; zip64 records if the source had them or the new archive needs them."""
     old64, end = directory.trailer[: directory.end_at], directory.trailer[directory.end_at :]
     count = len(directory.records)
     narrow: tuple[int, ...] = _END.unpack_from(end)[5:7]
-    # A field that the writer filled up although it had no need stays so.
+    # A field that the writer filled without need stays full.
     nbytes32, start32 = (
         U32_MAX if old == U32_MAX else min(new, U32_MAX) for old, new in zip(narrow, (nbytes, start), strict=True)
     )

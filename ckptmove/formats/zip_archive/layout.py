@@ -1,15 +1,14 @@
-"""The layout of a new zip archive: which bytes of the old one are kept, and which are written anew.
-
-Never decides what a record holds, and never copies a byte itself: it hands out segments.
+"""Lay out a new zip archive as segments: copied spans of the old archive, and new bytes.
 
 Padding as in torch's caffe2/serialize/inline_container.cc ``getPadding``: an extra field ``FB`` of at least four bytes
-moves the data of a record to the first aligned offset. Only the header behind a record that changed its length is
-written anew; from there on everything has moved by a multiple of the alignment, and goes as one block.
+moves the data of a record to the first aligned offset. Only the header after a record that changed its length is
+rewritten: everything after it moves by a multiple of the alignment, and is copied as one block.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive
@@ -39,26 +38,31 @@ _LOCAL: Final = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE: Final = b"PK\x03\x04"
 _DESCRIPTOR_SIGNATURE: Final = b"PK\x07\x08"
 _PADDING_EXTRA: Final = int.from_bytes(b"FB", "little")
-#: The least that stands before a record's data.
+#: Minimum number of bytes before a record's data.
 LOCAL_BYTES: Final = _LOCAL.size
-#: Where its two lengths stand.
+#: The two lengths in a local header.
 _LENGTHS: Final = slice(18, 26)
-#: Flag bits that say how hard a record was deflated.
+#: Flag bits for the level of compression.
 _DEFLATE_FLAGS: Final = 0x0006
-#: Headers of small records are read many at a time; those with more than so many bytes between them, alone.
+#: Length of one read of headers, and the distance between headers from which each is read alone.
 _WINDOW: Final = 1 << 16
 _FAR: Final = 1 << 12
-#: CRC and lengths of a local header where a data descriptor has them.
-_LEFT_OPEN: Final = bytes(12)
+#: A local header: signature, version to date, CRC and lengths, length of the name, length of the extra field.
+_LOCAL_GROUPS: Final = struct.Struct("<4s10s12s2sH")
+#: The same fields of a central entry, from its version to the length of the name.
+_CENTRAL_GROUPS: Final = struct.Struct("<6x10s12s2s")
+_CENTRAL_BYTES: Final = 46
+#: CRC and lengths in a local header whose record has a data descriptor.
+_DEFERRED: Final = bytes(12)
 
 
 class LocalHeader(NamedTuple):
-    """What stands before a record's data.
+    """The header before a record's data.
 
     Attributes:
         fixed: its first 30 bytes.
-        name: the record's name as bytes.
-        data_start: where the data starts in the file.
+        name: name of the record, as bytes.
+        data_start: offset of the data in the file.
     """
 
     fixed: bytes
@@ -67,11 +71,11 @@ class LocalHeader(NamedTuple):
 
 
 class NewRecord(NamedTuple):
-    """A record that gets other bytes, stored plainly.
+    """New bytes of a record, stored plainly.
 
     Attributes:
-        segments: give the bytes.
-        nbytes: how many they are.
+        segments: the bytes.
+        nbytes: their number.
         crc: their CRC-32, or 0 in an archive without CRCs.
     """
 
@@ -81,43 +85,55 @@ class NewRecord(NamedTuple):
 
 
 class LocalHeaders:
-    """Reads local headers, neighbours together."""
+    """Local headers of an archive, read many at a time."""
 
     def __init__(self, source: ByteSource, directory: ZipDirectory) -> None:
-        self._source = source
-        self._directory = directory
+        self.source = source
+        self.directory = directory
+        #: Offset of each record's data, by place; 0 until :meth:`check_all` has compared its header.
+        self._data_starts = array("Q")
         self._window = b""
         self._window_start = 0
+
+    def data_start(self, record: ZipRecord) -> int:
+        """Offset of a record's data in the file.
+
+        Raises:
+            DamagedArchive: as :meth:`read`.
+        """
+        known = self._data_starts[record.place] if self._data_starts else 0
+        return known or self.read(record).data_start
 
     def read(self, record: ZipRecord) -> LocalHeader:
         """The local header of a record.
 
         Raises:
-            DamagedArchive: there is none, it names another record or contradicts the directory, or the data reaches
-                into the directory.
+            DamagedArchive: if it is missing, names another record or contradicts the directory, or if the data overlaps
+                the directory.
         """
-        name = self._directory.raw_name(record)
+        name = self.directory.raw_name(record)
         start = record.header_offset
         head = self._bytes(start, start + _LOCAL.size + len(name))
         data_start = start + len(head) + self._check(record, name, head)
-        if data_start + record.stored_bytes > self._directory.start:
-            raise DamagedArchive(self._source.path, f"record '{record.name}' reaches into the directory")
+        if data_start + record.stored_bytes > self.directory.start:
+            raise DamagedArchive(self.source.path, f"record '{record.name}' overlaps the directory")
         return LocalHeader(head[: _LOCAL.size], name, data_start)
 
     def check_all(self) -> None:
-        """Look at the local header of every record that has one before the directory.
+        """Compare the local headers of all records with the directory, and keep the offsets of their data.
 
         Raises:
-            DamagedArchive: one names another record, or contradicts the directory.
+            DamagedArchive: if a local header names another record or contradicts the directory.
         """
-        raw, last = self._directory.raw, self._directory.start
+        raw, last = self.directory.raw, self.directory.start
+        self._data_starts = array("Q", bytes(8 * len(self.directory.records)))
         group: list[tuple[ZipRecord, int]] = []
         begin = done = 0
-        for record in sorted(self._directory.records, key=_offset):
+        for record in sorted(self.directory.records, key=_offset):
             start, entry = record.header_offset, record.raw_start
             end = start + _LOCAL.size + raw[entry + 28] + 256 * raw[entry + 29]
             if end > last:
-                continue  # past the end: there is no header to look at
+                continue  # past the end: the record has no header
             if start - done > _FAR or end - begin > _WINDOW:
                 self._check_group(group, begin, done)
                 group, begin = [], start
@@ -126,47 +142,55 @@ class LocalHeaders:
         self._check_group(group, begin, done)
 
     def _check_group(self, group: list[tuple[ZipRecord, int]], begin: int, done: int) -> None:
-        """Look at local headers that are near each other; those that miniz and zipfile write agree in their bytes."""
-        raw, data = self._directory.raw, self._source.read(begin, done)
+        """Check neighbouring local headers with one read; miniz and zipfile repeat the directory's bytes in them."""
+        raw, data, last = self.directory.raw, self.source.read(begin, done), self.directory.start
+        local, central, data_starts = _LOCAL_GROUPS.unpack_from, _CENTRAL_GROUPS.unpack_from, self._data_starts
         for record, end in group:
             entry, at = record.raw_start, record.header_offset - begin
+            signature, fixed, sums, name_bytes, extra_bytes = local(data, at)
+            other_fixed, other_sums, other_name_bytes = central(raw, entry)
             agree = (
-                data.startswith(_LOCAL_SIGNATURE, at)
-                and data[at + 4 : at + 14] == raw[entry + 6 : entry + 16]
-                and data[at + 14 : at + 26] in {_LEFT_OPEN, raw[entry + 16 : entry + 28]}
-                and data[at + 26 : at + 28] == raw[entry + 28 : entry + 30]
-                and raw.startswith(data[at + _LOCAL.size : end - begin], entry + 46)
+                signature == _LOCAL_SIGNATURE
+                and fixed == other_fixed
+                and name_bytes == other_name_bytes
+                and sums == (_DEFERRED if record.flags & FLAG_DESCRIPTOR else other_sums)
+                and raw.startswith(data[at + _LOCAL.size : end - begin], entry + _CENTRAL_BYTES)
             )
             if not agree:
-                self._check(record, self._directory.raw_name(record), data[at : end - begin])
+                self._check(record, self.directory.raw_name(record), data[at : end - begin])
+            data_start = end + extra_bytes
+            if data_start + record.stored_bytes <= last:
+                data_starts[record.place] = data_start
 
     def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
         """The extra fields of a local header.
 
         Raises:
-            DamagedArchive: they do not fill it.
+            DamagedArchive: if the last field reaches past the end.
         """
         start = record.header_offset + _LOCAL.size + len(header.name)
-        return split_extra(self._bytes(start, header.data_start), self._source.path, record.name)
+        return split_extra(self._bytes(start, header.data_start), self.source.path, record.name)
 
     def _check(self, record: ZipRecord, name: bytes, head: bytes) -> int:
         """Compare a local header with the directory, and return the length of its extra field."""
         fields = _LOCAL.unpack_from(head)
         if fields[0] != _LOCAL_SIGNATURE or fields[9] != len(name) or head[_LOCAL.size :] != name:
-            raise DamagedArchive(self._source.path, f"the header before record '{record.name}' is of another record")
+            raise DamagedArchive(
+                self.source.path, f"the header before record '{record.name}' belongs to another record"
+            )
         if _contradicts(fields, record):
             raise DamagedArchive(
-                self._source.path, f"the header before record '{record.name}' contradicts the directory"
+                self.source.path, f"the header before record '{record.name}' contradicts the directory"
             )
         length: int = fields[10]
         return length
 
     def _bytes(self, start: int, end: int) -> bytes:
         if start < self._window_start or end > self._window_start + len(self._window):
-            size = self._source.size
+            size = self.source.size
             if end > size:
-                raise DamagedArchive(self._source.path, f"a record's header reaches past the end, at byte {start}")
-            self._window = self._source.read(start, max(end, min(start + _WINDOW, size)))
+                raise DamagedArchive(self.source.path, f"the header of a record at byte {start} reaches past the end")
+            self._window = self.source.read(start, max(end, min(start + _WINDOW, size)))
             self._window_start = start
         return self._window[start - self._window_start : end - self._window_start]
 
@@ -176,10 +200,7 @@ def _offset(record: ZipRecord) -> int:
 
 
 def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
-    """Whether a local header tells of other bytes than the directory, which torch goes by; what it leaves open is 0.
-
-    A CRC that the directory leaves out is compared with nothing.
-    """
+    """Whether a local header contradicts the directory, which torch reads. A field that is 0 matches anything."""
     _, _, flags, method, _, _, crc, stored, nbytes, _, _ = fields
     if method != record.method or (flags ^ record.flags) & FLAG_ENCRYPTED:
         return True
@@ -191,49 +212,47 @@ def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
 class Layout:
     """Lays out one archive, record by record in the order of the file."""
 
-    def __init__(self, source: ByteSource, directory: ZipDirectory, alignment: int) -> None:
-        """Begin at the first byte.
+    def __init__(self, headers: LocalHeaders, alignment: int) -> None:
+        """Start at the first byte.
 
         Args:
-            source: the archive.
-            directory: its directory.
-            alignment: what the distance that the data of a record moves is a multiple of; with 1, nothing is padded.
+            headers: local headers of the archive.
+            alignment: the data of a record moves by a multiple of it, in bytes; with 1, nothing is padded.
         """
-        self._source = source
-        self._directory = directory
+        self._headers = headers
+        self._source = headers.source
+        self._directory = headers.directory
         self._alignment = alignment
-        self._headers = LocalHeaders(source, directory)
         self._segments: list[Segment] = []
         self._checks: list[CheckedRange] = []
-        #: Up to where the source is laid out, and, where no copy is open, the length of the output so far.
+        #: End of the part of the source that is laid out, start of the open copy, and length of the output before it.
         self._taken = 0
         self._copy_from = 0
         self._written = 0
 
     def build(self, new: Mapping[int, NewRecord]) -> tuple[Segment, ...]:
-        """Segments of the archive with some records written anew.
+        """Segments of the archive with some records replaced.
 
         Args:
-            new: by place in the directory.
+            new: the new records, by place in the directory.
 
         Raises:
-            DamagedArchive: records overlap, or a header does not belong to its record.
+            DamagedArchive: if records overlap, or a local header does not match its record.
         """
         offsets = [0] * len(self._directory.records)
         replaced: dict[int, Replacement] = {}
         for record in sorted(self._directory.records, key=lambda record: record.header_offset):
-            header = self._headers.read(record)
+            data_start = self._headers.data_start(record)
             if record.header_offset < self._taken:
-                raise DamagedArchive(self._source.path, f"record '{record.name}' lies inside another one")
+                raise DamagedArchive(self._source.path, f"record '{record.name}' overlaps another record")
             offset = offsets[record.place] = self._at(record.header_offset)
             change = new.get(record.place)
             if change is not None:
-                replaced[record.place] = self._replace(record, header, change, offset)
-            elif (offset - record.header_offset) % self._alignment:
-                self._realign(record, header, offset)
-                self._keep(record, header)
-            else:
-                self._keep(record, header)
+                replaced[record.place] = self._replace(record, change, offset)
+                continue
+            if (offset - record.header_offset) % self._alignment:
+                self._realign(record, offset)
+            self._keep(record, data_start)
         if not new:
             self._taken = self._source.size
             self._flush()
@@ -244,14 +263,14 @@ class Layout:
         return tuple(self._segments)
 
     def append(self, new: Mapping[int, NewRecord], between: bytes) -> bytes:
-        """Bytes that, behind the whole source, make an archive of it with some records written anew.
+        """Bytes to append to the source, so that the result is an archive with some records replaced.
 
         Args:
-            new: by place in the directory.
-            between: what stands before the new directory.
+            new: the new records, by place in the directory.
+            between: bytes to put before the new directory.
 
         Raises:
-            DamagedArchive: a header does not belong to its record.
+            DamagedArchive: if a local header does not match its record.
         """
         self._written = self._source.size
         offsets = [record.header_offset for record in self._directory.records]
@@ -265,38 +284,40 @@ class Layout:
         return b"".join(segment.data for segment in self._segments if isinstance(segment, BytesSegment))
 
     def _at(self, source_offset: int) -> int:
-        """Where a byte of the open copy comes to lie in the output."""
+        """Offset in the output of a byte of the open copy."""
         return self._written + source_offset - self._copy_from
 
-    def _keep(self, record: ZipRecord, header: LocalHeader) -> None:
-        end = header.data_start + record.stored_bytes
+    def _keep(self, record: ZipRecord, data_start: int) -> None:
+        end = data_start + record.stored_bytes
         if record.crc and record.method == STORED:
-            self._checks.append(CheckedRange(Span(header.data_start, end), record.crc, record.name))
+            self._checks.append(CheckedRange(Span(data_start, end), record.crc, record.name))
         self._taken = end
 
-    def _realign(self, record: ZipRecord, header: LocalHeader, offset: int) -> None:
-        """Write a kept record's header anew, so that its data moves by a multiple of the alignment."""
+    def _realign(self, record: ZipRecord, offset: int) -> None:
+        """Rewrite the header of a kept record, so that its data moves by a multiple of the alignment."""
         self._flush(record.header_offset)
+        header = self._headers.read(record)
         others = tuple(field for field in self._headers.extra_fields(record, header) if field[0] != _PADDING_EXTRA)
         extra = self._pad(others, record, offset + _LOCAL.size + len(header.name), header.data_start)
         self._put(header.fixed[:28] + struct.pack("<H", len(extra)) + header.name + extra)
         self._copy_from = self._taken = header.data_start
 
-    def _replace(self, record: ZipRecord, header: LocalHeader, change: NewRecord, offset: int) -> Replacement:
-        """Write a record anew in the place of the old one."""
+    def _replace(self, record: ZipRecord, change: NewRecord, offset: int) -> Replacement:
+        """Write a new record in the place of the old one."""
         self._flush(record.header_offset)
+        header = self._headers.read(record)
         replacement = self._emit(record, header, change, offset)
         end = header.data_start + record.stored_bytes
         self._copy_from = self._taken = end + self._descriptor_bytes(record, end)
         return replacement
 
     def _emit(self, record: ZipRecord, header: LocalHeader, change: NewRecord, offset: int) -> Replacement:
-        """Header, bytes and, where the source has one, data descriptor of a record that is written anew."""
+        """Write header, bytes and, if the source has one, data descriptor of a new record."""
         flags = record.flags & ~_DEFLATE_FLAGS
         described = bool(flags & FLAG_DESCRIPTOR)
-        # Python's zipfile can be told to write lengths so however small they are, and stable-baselines3 tells it.
+        # stable-baselines3 makes Python's zipfile write 64-bit lengths even for small records.
         was_wide = not described and header.fixed[_LENGTHS] == b"\xff" * 8
-        # As miniz: no stored length where a descriptor follows, and the offset too, where no reader looks for it.
+        # As miniz: no stored length if a descriptor follows. It also writes the offset, which no reader uses.
         is_wide = was_wide or change.nbytes >= U32_MAX
         sizes = (change.nbytes, 0 if described else change.nbytes) if is_wide else ()
         wide = (*sizes, offset) if offset >= U32_MAX else sizes
@@ -310,8 +331,8 @@ class Layout:
         congruent = header.data_start if record.method == STORED else 0
         extra = self._pad(tuple(others), record, offset + _LOCAL.size + len(header.name), congruent)
         narrow = U32_MAX if is_wide else change.nbytes
-        said = (0, 0, 0) if described else (change.crc, narrow, narrow)
-        fixed = header.fixed[:6] + struct.pack("<2H", flags, STORED) + header.fixed[10:14] + struct.pack("<3L", *said)
+        sums = (0, 0, 0) if described else (change.crc, narrow, narrow)
+        fixed = header.fixed[:6] + struct.pack("<2H", flags, STORED) + header.fixed[10:14] + struct.pack("<3L", *sums)
         self._put(fixed + struct.pack("<2H", len(header.name), len(extra)) + header.name + extra)
         self._segments += change.segments
         self._written += change.nbytes
@@ -321,7 +342,7 @@ class Layout:
         return Replacement(flags, change.crc, change.nbytes)
 
     def _pad(self, others: tuple[tuple[int, bytes], ...], record: ZipRecord, start: int, congruent: int) -> bytes:
-        """Extra fields and the padding that puts the data at the first offset congruent to another one."""
+        """Extra fields, and padding up to the first data offset that is congruent to another offset."""
         extra = join_extra(others)
         if self._alignment == 1:
             return extra
@@ -332,7 +353,7 @@ class Layout:
         return extra + join_extra(((_PADDING_EXTRA, b"Z" * missing),))
 
     def _descriptor_bytes(self, record: ZipRecord, end: int) -> int:
-        """Length of the data descriptor behind a record's data; 0 where none agrees with the directory."""
+        """Length of the data descriptor after a record's data; 0 if none matches the directory."""
         if record.flags & FLAG_DESCRIPTOR:
             found = self._source.read(end, min(end + 24, self._directory.start))
             for signature in (_DESCRIPTOR_SIGNATURE, b""):

@@ -1,7 +1,4 @@
-"""The names of the records in an archive of torch's: where its object lies, and what they could be taken for.
-
-Never reads a record.
-"""
+"""Names of the records in an archive of torch: the folder of the object, and names that are ambiguous."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from ckptmove.errors import ArchiveOfFiles, DamagedArchive
 if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
 
-#: Records that are read for what they say.
+#: Records other than storages that ckptmove or torch reads.
 KNOWN_RECORDS: Final = frozenset({
     "data.pkl", "byteorder", "version", ".storage_alignment", ".format_version", "constants.pkl", "bytecode.pkl",
     "traced_inputs.pkl", "model.json",
 })  # fmt: skip
-#: In the folder of an archive of ``torch.export``; and what other forms of it have there or at the root, with what they
-#: are.
+#: Record in the folder of a ``torch.export`` archive; and records of unsupported forms, in the folder or at the root.
 EXPORT_RECORD: Final = "archive_format"
 EXPORT_FORMS: Final = {
     "data/aotinductor/": "an AOTInductor package, compiled for one kind of device",
@@ -30,18 +26,18 @@ _CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 def object_folder(directory: ZipDirectory, path: str) -> str:
     """The folder of the archive that holds ``data.pkl``, with its slash.
 
-    It is the stem that the file had when it was saved, whatever it is called now.
+    It is the stem of the file's name at the time of saving.
 
     Raises:
-        ArchiveOfFiles: there is none.
-        DamagedArchive: there are several.
+        ArchiveOfFiles: if no folder holds ``data.pkl``.
+        DamagedArchive: if several folders hold it.
     """
     names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
     folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1]
     if len(folders) > 1:
-        raise DamagedArchive(path, f"data.pkl stands in it {len(folders)} times")
+        raise DamagedArchive(path, f"it holds data.pkl {len(folders)} times")
     if not folders:
-        # stable-baselines3 and others zip whole checkpoints.
+        # For example, stable-baselines3 zips whole checkpoints.
         held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
         found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
@@ -50,7 +46,10 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
 
 
 def export_form(directory: ZipDirectory) -> str | None:
-    """What a zip is of torch.export: empty for the form that is read, None where it is not of torch.export at all."""
+    """Form of a torch.export archive: empty for the form that ckptmove reads, None for any other zip."""
+    whole = "\n".join(record.name for record in directory.records)
+    if not any(text in whole for text in (EXPORT_RECORD, *EXPORT_FORMS)):
+        return None  # a fast answer for archives of many storages
     names = [part for record in directory.records for part in (record.name, record.name.partition("/")[2])]
     for start, what in EXPORT_FORMS.items():
         if any(name.startswith(start) for name in names):
@@ -59,48 +58,39 @@ def export_form(directory: ZipDirectory) -> str | None:
 
 
 def refuse_doubles(directory: ZipDirectory, path: str) -> None:
-    """Refuse names that torch's reader, which folds the case of ASCII letters, could take for another record's.
-
-    Raises:
-        DamagedArchive: there is one.
-    """
+    """Raise DamagedArchive if torch's reader, which ignores ASCII case, could take one record for another."""
     names = [record.name for record in directory.records]
     whole = "".join(names)
     if whole.isascii() and "\0" not in whole and whole == whole.lower() and len(set(names)) == len(names):
-        return  # as torch writes them, and a hundred thousand of them at once
+        return  # a fast answer for the names that torch writes
     seen: set[str | bytes] = set()
     for record in directory.records:
         lowered = record.name.lower()
         folded = lowered if record.name.isascii() else directory.raw_name(record).lower()
         if folded in seen:
-            raise DamagedArchive(path, f"two of its records have the same name but for its case: {lowered}")
+            raise DamagedArchive(path, f"two of its records have the same name, apart from case: {lowered}")
         seen.add(folded)
         own = lowered.rpartition("/")[2] if lowered != record.name else ""
         if own in KNOWN_RECORDS and not record.name.endswith(own):
-            raise DamagedArchive(path, f"record '{record.name}' would be taken for '{own}'")
+            raise DamagedArchive(path, f"torch would read record '{record.name}' as '{own}'")
         if "\0" in lowered:
-            raise DamagedArchive(path, f"the name of record '{record.name}' goes on behind its end")
+            raise DamagedArchive(path, f"the name of record '{record.name}' contains a NUL character")
 
 
 def refuse_obstacles(directory: ZipDirectory, path: str) -> None:
-    """Refuse records that no version of torch reads.
-
-    Raises:
-        DamagedArchive: one is encrypted, or compressed otherwise than by deflate.
-    """
+    """Raise DamagedArchive if a record is encrypted or uses a method other than deflate: no torch reads it."""
     for record in directory.records:
         if record.obstacle:
             raise DamagedArchive(path, f"record '{record.name}' is {record.obstacle}")
 
 
 def refuse_strays(directory: ZipDirectory, folder: str, path: str) -> None:
-    """Refuse what torch's reader refuses: it takes the first record's folder for that of all.
+    """Raise DamagedArchive if records are in several folders: torch uses the first record's folder for all of them.
 
     From caffe2/serialize/inline_container.cc ``PyTorchStreamReader::init`` and ``getAllRecords``.
-
-    Raises:
-        DamagedArchive: there is some.
     """
     stray = next((record.name for record in directory.records if not record.name.startswith(folder)), None)
     if stray is not None:
-        raise DamagedArchive(path, f"record '{stray}' is not in the folder '{folder}' of the others: torch refuses it")
+        raise DamagedArchive(
+            path, f"record '{stray}' is not in the folder '{folder}' of the other records: torch refuses it"
+        )

@@ -110,14 +110,17 @@ FULL = struct.pack("<HH", 0x9999, 65_500) + bytes(65_500)
         (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/data/0", b"1", {}, b"")])[1:], "not a checkpoint"),
         (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/x", b"1" * 9, {"extra": FULL}, b"")]), "no room"),
         (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/x", b"1", {}, b""), (b"a/x", b"2", {}, b"")]), "same name"),
-        (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/byteorder", b"mixed", {}, b"")]), "byte order is 'mixed'"),
+        (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/byteorder", b"mixed", {}, b"")]), "byte order 'mixed'"),
         # torch's reader folds case: it would open the one where we open the other.
-        (build([(b"a/DATA.PKL", PICKLE, {}, b""), (b"a/data.pkl", PICKLE, {}, b"")]), "taken for 'data.pkl'"),
+        (
+            build([(b"a/DATA.PKL", PICKLE, {}, b""), (b"a/data.pkl", PICKLE, {}, b"")]),
+            "read record 'a/DATA.PKL' as 'data.pkl'",
+        ),
         (
             build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/x", b"1", {}, b""), (b"a/X", b"2", {}, b"")]),
-            "but for its case",
+            "apart from case",
         ),
-        (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/BYTEORDER", b"big", {}, b"")]), "taken for 'byteorder'"),
+        (build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/BYTEORDER", b"big", {}, b"")]), "as 'byteorder'"),
     ],
 )
 def test_archives_that_cannot_be_moved(tmp_path, data, detail, rewrite):
@@ -135,7 +138,7 @@ def test_two_entries_for_the_same_bytes(tmp_path, rewrite):
     entry = data.rfind(b"PK\x01\x02")
     data = patched(data, entry + 42, "<L", data.index(b"PK\x03\x04", 10))
     (tmp_path / "a.pt").write_bytes(data)
-    with pytest.raises(DamagedArchive, match="of another record"):
+    with pytest.raises(DamagedArchive, match="another record"):
         rewrite(tmp_path / "a.pt", tmp_path / "b.pt")
 
 
@@ -144,13 +147,13 @@ def test_a_record_inside_another_one(tmp_path, rewrite):
     data = build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/d/1", inner, {}, b""), (b"a/d/2", b"", {}, b"")])
     entry = data.rfind(b"PK\x01\x02")
     (tmp_path / "a.pt").write_bytes(patched(data, entry + 42, "<L", data.index(inner)))
-    with pytest.raises(DamagedArchive, match="inside another one"):
+    with pytest.raises(DamagedArchive, match="overlaps another"):
         rewrite(tmp_path / "a.pt", tmp_path / "b.pt")
 
 
 @pytest.mark.parametrize(
     ("offset", "detail"),
-    [(1, "of another record"), (10_000_000, "header reaches past"), (None, "contradicts the directory")],
+    [(1, "another record"), (10_000_000, "reaches past"), (None, "contradicts the directory")],
 )
 def test_headers_that_are_elsewhere(tmp_path, offset, detail, opened):
     data = build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/data/0", b"1234", {}, b"")])
@@ -161,7 +164,7 @@ def test_headers_that_are_elsewhere(tmp_path, offset, detail, opened):
         data = patched(data, entry + 42, "<L", offset)
     (tmp_path / "a.pt").write_bytes(data)
     with opened(tmp_path / "a.pt") as container:
-        at_once = {1: "inside of another one", None: "contradicts"}
+        at_once = {1: "overlaps another", None: "contradicts"}
         if offset in at_once:
             with pytest.raises(DamagedArchive, match=at_once[offset]):
                 container.locate(())
@@ -173,6 +176,20 @@ def test_headers_that_are_elsewhere(tmp_path, offset, detail, opened):
             container.check()
         with pytest.raises(DamagedArchive, match=detail):
             container.lay_out(PICKLE, {})
+
+
+def test_data_that_overlaps_the_directory(tmp_path, opened):
+    data = build([(b"a/data.pkl", PICKLE, {}, b""), (b"a/data/0", b"1234", {"flags": 8}, b"")])
+    entry = data.rfind(b"PK\x01\x02")
+    data = patched(patched(data, entry + 20, "<L", 5000), entry + 24, "<L", 5000)
+    (tmp_path / "a.pt").write_bytes(data)
+    with opened(tmp_path / "a.pt") as container:
+        assert [fact.nbytes for fact in container.locate(()) if fact.kind == "past-end"] == [
+            5000 - 4 - len(b"a/data/0")
+        ]
+        for use in (lambda: container.storage_span("0"), container.check, lambda: container.lay_out(PICKLE, {})):
+            with pytest.raises(DamagedArchive, match="record 'a/data/0' overlaps"):
+                use()
 
 
 @pytest.mark.parametrize("word", [b"", b"0", b"many", b"99999999", b"6" * 100, b"\xb2"])

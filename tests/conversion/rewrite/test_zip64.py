@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ckptmove.formats.zip_archive.index import read_directory
-from ckptmove.formats.zip_archive.layout import Layout, NewRecord
+from ckptmove.formats.zip_archive.layout import Layout, LocalHeaders, NewRecord
 from ckptmove.io.contracts import BytesSegment, CastSegment
 from ckptmove.limits import Limits
 
@@ -142,7 +142,7 @@ def test_a_record_of_more_than_4_gib_is_written_as_torch_would(tmp_path, opened)
         directory = read_directory(container.source, Limits())
         (place,) = [record.place for record in directory.records if record.name == "a/data/1"]
         replaced = NewRecord((BytesSegment(b""),), nbytes, 0)
-        segments = Layout(container.source, directory, 64).build({place: replaced})
+        segments = Layout(LocalHeaders(container.source, directory), 64).build({place: replaced})
         begin = wanted.storage_span("1").start
         descriptor = wanted.source.read(begin + nbytes, begin + nbytes + 24)
     at = segments.index(*replaced.segments)

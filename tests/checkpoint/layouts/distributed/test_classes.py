@@ -46,7 +46,7 @@ FLIPS = {
     "torch has no 'torch.Sizf'": (b"\x04Size", b"\x04Sizf"),
     "torch has no 'pathlkb.PosixPath'": (b"pathlib", b"pathlkb"),
     "the properties of tensor": (b"torch.strided", b"torch.stridee"),
-    "a call of something that is no class": (b")\x81\x94}", b"}\x81\x94}"),
+    "a call of a value that is not a class": (b")\x81\x94}", b"}\x81\x94}"),
 }
 
 
@@ -71,8 +71,8 @@ def test_the_place_of_a_name_that_torch_does_not_have_is_said(halves):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"\x88Q", "left to the reader"),
-        (b"\x82\x07", "left to the reader"),
+        (b"\x88Q", "persistent id"),
+        (b"\x82\x07", "persistent id"),
         (b"}]K\x01s", "a key that Python cannot hash"),
         (b"]}K\x01\x86\x94a}}K\x01s\x94a0}]\x94K\x01s", "a key that Python cannot hash"),
     ],
@@ -110,7 +110,7 @@ def test_a_letter_of_a_name_has_changed(distributed, tmp_path, separator):
     name = f"model{separator}weight".encode()
     path.write_bytes(path.read_bytes().replace(name, name.replace(b"i", b"k")))
     if separator == ".":
-        with pytest.raises(DamagedArchive, match=r"the name 'model\.wekght' is not that of its keys, 'model\.weight'"):
+        with pytest.raises(DamagedArchive, match=r"the name 'model\.wekght' does not match its keys, 'model\.weight'"):
             ckptmove.inspect(folder)
     else:
         assert len(names_of(folder)) == 2

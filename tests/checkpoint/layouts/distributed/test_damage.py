@@ -122,8 +122,8 @@ def test_each_rank_may_have_written_a_scalar(distributed, tmp_path):
     ("chunks", "reason"),
     [
         ([(0, (0, 0), (3, 3)), (1, (2, 0), (2, 3))], "chunks overlap in tensor 'w'"),
-        ([(0, (0, 0), (5, 3))], "a chunk reaches out of tensor 'w'"),
-        ([(0, (0,), (4,))], "a chunk does not have the axes of tensor 'w'"),
+        ([(0, (0, 0), (5, 3))], "a chunk reaches past the end of tensor 'w'"),
+        ([(0, (0,), (4,))], "a chunk has another number of axes than tensor 'w'"),
     ],
 )
 def test_chunks_that_cannot_be_parts_of_the_tensor(distributed, tmp_path, chunks, reason):

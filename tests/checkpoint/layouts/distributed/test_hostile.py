@@ -34,7 +34,7 @@ class Spring:
 EDITS = {
     "it has no state_dict_metadata": lambda m: setattr(m, "state_dict_metadata", [1]),
     "it has no storage_data": lambda m: setattr(m, "storage_data", None),
-    "a name in its state_dict_metadata is none": lambda m: m.state_dict_metadata.update({3: tensor(m)}),
+    "a name in its state_dict_metadata is not a string": lambda m: m.state_dict_metadata.update({3: tensor(m)}),
     "'x' is neither a tensor nor an object": lambda m: m.state_dict_metadata.update(x=torch.Size([1])),
     "'y' is neither a tensor nor an object": lambda m: m.state_dict_metadata.update(y=m.state_dict_metadata),
     "the properties of tensor 'w' are not": lambda m: setattr(tensor(m), "properties", (torch.float32,)),
@@ -47,9 +47,9 @@ EDITS = {
     "'an index' in it is not": lambda m: m.storage_data.update({"w": place(m)}),
     "'a place' in it is not": lambda m: m.storage_data.update({FIRST: "w"}),
     "a place in it is not": lambda m: setattr(place(m), "offset", True),
-    "the place of 'w' is none: 1 bytes from -1": lambda m: place(m).__dict__.update(offset=-1, length=1),
-    "none: a number of 20001 bits bytes from 0": lambda m: setattr(place(m), "length", 2**20000),
-    "the offset of a chunk of 'w' is none": lambda m: m.storage_data.update({MetadataIndex("w", (-1, 0)): place(m)}),
+    "the place of 'w' is invalid: 1 bytes from -1": lambda m: place(m).__dict__.update(offset=-1, length=1),
+    "invalid: a number of 20001 bits bytes from 0": lambda m: setattr(place(m), "length", 2**20000),
+    "the offset of a chunk of 'w' is invalid": lambda m: m.storage_data.update({MetadataIndex("w", (-1, 0)): place(m)}),
     "is missing: '../../etc/passwd'": lambda m: setattr(place(m), "relative_path", "../../etc/passwd"),
     "is missing: '/etc/passwd'": lambda m: setattr(place(m), "relative_path", "/etc/passwd"),
 }
