@@ -21,7 +21,7 @@ from ckptmove.model import ArchiveFact, Severity
 from ckptmove.moves import MoveRequest
 from ckptmove.torch_facts.weights_only import judge
 from ckptmove.verification.checks import CHECKS, failed, passed
-from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, hold_against
+from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.step.optimizers import check_override
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
@@ -37,7 +37,7 @@ def structure(path, ignored=()):
         inventory = checkpoint.inventory
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         findings = [finding for finding in find_all(inventory, Context()) if finding.code not in ignored]
-        return hold_against(check_structure(inventory, pairings), findings)
+        return fail_on_findings(check_structure(inventory, pairings), findings)
 
 
 @pytest.mark.parametrize("kind", ["short-storage", "missing-storage", "past-end", "crc-mismatch"])
@@ -48,7 +48,7 @@ def test_a_file_with_broken_records_fails(make, kind):
         assert check.status == "passed"
         assert check.detail.endswith("every CRC matches")
         broken = replace(whole, facts=(ArchiveFact(kind, "data/0", 120),))
-        failed = hold_against(check, find_all(broken, Context()))
+        failed = fail_on_findings(check, find_all(broken, Context()))
         assert failed.status == "failed"
         assert failed.detail.endswith("): data/0")
         assert failed.evidence == check.evidence
@@ -58,13 +58,13 @@ def test_what_is_no_fault_of_the_file_does_not_fail_it(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint:
         check = check_file(checkpoint.parts)
         harmless = replace(checkpoint.inventory, facts=(ArchiveFact("orphan-record", "x", 3),))
-        assert hold_against(check, find_all(harmless, Context())) is check
+        assert fail_on_findings(check, find_all(harmless, Context())) is check
 
 
 def test_a_pickle_that_attacks_fails_the_file(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint:
         inventory = replace(checkpoint.inventory, globals=(judge("os.system"), judge("torch.Size")))
-        check = hold_against(check_file(checkpoint.parts), find_all(inventory, Context()))
+        check = fail_on_findings(check_file(checkpoint.parts), find_all(inventory, Context()))
     assert check.status == "failed"
     assert "os.system" in check.detail
     assert check.detail.endswith("(S702)")
@@ -78,9 +78,9 @@ def test_every_error_of_the_catalogue_fails_a_check():
 
 def test_a_check_that_has_failed_keeps_its_own_words():
     fault = found("F801", "data/0", (), "")
-    assert hold_against(failed("file", "its own"), [fault]).detail == "its own"
-    assert hold_against(passed("file", ""), [fault]).detail == "data/0 (F801)"
-    assert hold_against(passed("numbers", ""), [fault]).status == "passed"
+    assert fail_on_findings(failed("file", "its own"), [fault]).detail == "its own"
+    assert fail_on_findings(passed("file", ""), [fault]).detail == "data/0 (F801)"
+    assert fail_on_findings(passed("numbers", ""), [fault]).status == "passed"
 
 
 def test_a_file_without_crcs_is_said_and_not_failed(make):
@@ -274,7 +274,7 @@ def as_saved(path, device_count=None):
         inventory, context = checkpoint.inventory, Context(device_count=device_count)
         request = MoveRequest(to=target_device(inventory, context))
         check = check_placement(inventory, request, device_count, as_saved=True)
-        return hold_against(check, find_all(inventory, context))
+        return fail_on_findings(check, find_all(inventory, context))
 
 
 def test_without_a_target_each_device_of_the_file_is_right(make):
@@ -321,7 +321,7 @@ def test_a_random_state_that_is_no_bytes_is_misplaced(make):
     tree = {**make.tree("AdamW"), "rng_state": torch.get_rng_state().float()}
     with open_checkpoint(make.save(tree, stay=("step", "rng_state"))) as checkpoint:
         inventory = checkpoint.inventory
-        check = hold_against(
+        check = fail_on_findings(
             check_placement(inventory, MoveRequest(to="cuda:0")), find_all(inventory, Context(target="cuda:0"))
         )
     assert check.status == "failed"

@@ -19,7 +19,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
-from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
+from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.state import StoredTensors
 
 STEPS = ("step", "parity", "fresh")
@@ -178,7 +178,7 @@ def test_state_of_another_model_fails(build, answers, here):
     save_file({"0.weight": torch.ones(5, 5), "0.bias": torch.ones(7)}, folder / "model.safetensors")
     found = ckptmove.inspect(folder).findings
     assert "O204" in {one.code for one in found}
-    assert hold_against(here(folder)["structure"], found).status == "failed"
+    assert fail_on_findings(here(folder)["structure"], found).status == "failed"
     assert answers(folder)["step"]["status"] == "skipped"
     (pairing,) = pair_all(ckptmove.inspect(folder).inventory)
     assert pairing.reason.endswith("and the shapes of the state do not fit them")
