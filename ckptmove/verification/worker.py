@@ -185,9 +185,9 @@ def _with_original(
         return restore._replace(evidence=evidence)
     if lost:
         return failed("restore", f"differs from {against}: {lost}", **dict(evidence))
-    what = "every tensor" if compared.notes else "all"
+    what = "every tensor equals" if compared.notes else "all equal"
     unseen = "" if sample is None or sample.size.is_all else " except the bits of tensors outside the sample"
     ignored = f" and {cast}" if cast else ""
     ignored += "".join(f"; {note}" for note in compared.notes)
-    detail = f"{restore.detail}; and {what} in {against}{unseen}, ignoring devices{ignored}"
+    detail = f"{restore.detail}; {what} {against}{unseen}, ignoring devices{ignored}"
     return restore._replace(detail=detail, evidence=evidence)

@@ -149,16 +149,16 @@ def test_what_is_not_a_number_is_found_where_values_lie_over_each_other(saved_to
 def test_no_step_is_made_of_what_lies_over_itself(saved_to, little_memory, to) -> None:
     many = ONE.expand(2**26)
     found = checks(saved_to(adam(many, many)), to)
-    assert "model.w: 67,108,864 values lie over each other in 1 element of memory" in found["step"]["detail"]
+    assert "model.w: 67,108,864 values overlap in 1 element of memory" in found["step"]["detail"]
     found = checks(saved_to(adam(torch.ones(2**10, 2**9), ONE.expand(2**10, 2**9))), to)
-    assert "exp_avg: 524,288 values lie over each other in 1 element" in found["step"]["detail"]
+    assert "exp_avg: 524,288 values overlap in 1 element" in found["step"]["detail"]
 
 
 def test_a_rate_that_lies_over_itself_is_not_copied(saved_to, little_memory) -> None:
     tree = adam(torch.ones(3), torch.ones(3))
     tree["optimizer"]["param_groups"] = [{**GROUP, "lr": ONE.expand(2**27)}]
     found = checks(saved_to(tree))
-    assert "param_groups.0.lr: 134,217,728 values lie over each other" in found["step"]["detail"]
+    assert "param_groups.0.lr: 134,217,728 values overlap" in found["step"]["detail"]
 
 
 def test_a_small_one_that_lies_over_itself_is_stepped_as_torch_restores_it(saved_to) -> None:
@@ -171,7 +171,7 @@ def test_a_small_one_that_lies_over_itself_is_stepped_as_torch_restores_it(saved
 def test_lbfgs_does_not_iterate_for_ever(saved_to, options) -> None:
     found = checks(saved_to(lbfgs(**options)), "cpu")
     assert found["step"]["status"] == "passed"
-    assert "max_iter of 1,000 in place of a larger one, max_eval of 1,000" in found["step"]["detail"]
+    assert "max_iter of 1,000 instead of the larger stored value, max_eval of 1,000" in found["step"]["detail"]
 
 
 def test_lbfgs_makes_no_list_of_any_length(saved_to, little_memory) -> None:

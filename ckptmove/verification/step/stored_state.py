@@ -195,11 +195,11 @@ def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mi
         field: field of the case that names the path.
         candidates: paths that the checkpoint has.
     """
-    has = f"it has {', '.join(candidates)}" if candidates else "it has none"
+    has = f"it has {', '.join(candidates)}" if candidates else "it has nothing to choose from"
     fix = (
         f"name one of them: ckptmove.Case(..., {field}={candidates[0]!r}), or as a key of a dict" if candidates else ""
     )
-    return Mismatch(f"{what}: the checkpoint has no '{part}': {has}", fix=fix, candidates=candidates)
+    return Mismatch(f"{what}: the checkpoint has no '{part}'; {has}", fix=fix, candidates=candidates)
 
 
 def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Ambiguous:

@@ -34,6 +34,11 @@ LOST: Final = "with state of zeros, although steps were made"
 READS_NOTHING: Final = "stepped by SGD without momentum, which reads no state"
 IDLE: Final = "with a learning rate of 0"
 UNREAD: Final = "whose options make the step read no state"
+#: These show nothing about the stored state:
+WITHOUT_STATE: Final = "without state yet"
+NOT_STEPPED: Final = "saved before the first step"
+ZEROS: Final = "with state of zeros"
+TOO_SMALL: Final = "with values of state too small to show in a step"
 #: Inconclusive for a class of another library, which may never read this state:
 IGNORED: Final = "whose state the step does not read"
 #: Factor for the moments in memory, to test whether a step with a group's options reads them.
@@ -289,12 +294,12 @@ def _why_without_effect(trial: Trial, draft: Draft) -> str:
     if not uses_state(trial.recipe.name, trial.optimizer.groups[piece.group]):
         return READS_NOTHING
     if piece.entry is None or not piece.entry.tensors:
-        return "without state yet"
+        return WITHOUT_STATE
     count = stored_count(piece, trial.source)
     if count == 0:
-        return "saved before the first step"
+        return NOT_STEPPED
     if trial.is_idle(piece.group) and draft.largest == 0:
         return IDLE
     if draft.largest == 0:
-        return LOST if count is not None else "with state of zeros"
-    return "" if draft.shows else "with values of state too small to show in a step"
+        return LOST if count is not None else ZEROS
+    return "" if draft.shows else TOO_SMALL
