@@ -44,7 +44,7 @@ _PER_CHANNEL: Final = frozenset(
 )
 #: Kinds of tensors that torch loads without reading their values; it reads the indices of sparse tensors.
 _UNSEEN: Final = frozenset({"tensor", "parameter", "storage", "meta"})
-#: Exceptions of ``torch.load`` for files that it cannot load. Its weights-only unpickler raises any of them.
+#: Exceptions of ``torch.load`` for files that it cannot load; damaged pickles make its unpickler raise any of them.
 _LOAD_ERRORS: Final = (
     RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, OSError,
     SafetensorError,

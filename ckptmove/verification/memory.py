@@ -28,7 +28,7 @@ _PER_PROCESSOR: Final = 2**26
 #: Larger thread stacks are the user's setting, through one of these variables or ``ulimit -s``.
 _USUAL_STACK: Final = 2**24
 _STACKS: Final = frozenset({"OMP_STACKSIZE", "KMP_STACKSIZE", "GOMP_STACKSIZE"})
-#: Memory figures of this process in pages; the sixth is its private data (``man 5 proc_pid_statm``).
+#: Memory figures of this process in pages; the sixth is data and stack (``man 5 proc_pid_statm``).
 _FIGURES: Final = Path("/proc/self/statm")
 #: Messages of torch and Python for an allocation that failed.
 _SAID: Final = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc", "not enough memory")

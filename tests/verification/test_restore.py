@@ -172,7 +172,7 @@ def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
     else:
         said = "Unsupported global: GLOBAL posix.system was not an allowed global by default"
     assert dict(check.evidence)["refusal"] == said
-    assert check.detail.endswith(f"refuses the file: {said}")
+    assert check.detail.endswith(f": {said}")
     operand = restore(make.save({"w": torch.ones(3), "set": frozenset({1})}))
     assert "weights_only" not in dict(operand.evidence)["refusal"]
 

@@ -45,7 +45,7 @@ def test_a_moment_that_is_cut_off(make, answers, shorten, left):
 def test_a_learning_rate_that_is_cut_off_does_not_end_the_process(make, answers, shorten):
     found = answers(shorten(make("AdamW", lr=torch.tensor(0.01)), "optimizer.param_groups.0.lr", 0), "cpu")
     assert statuses(found) == ["failed", "failed", "skipped", "skipped"]
-    assert "'optimizer.param_groups.0.lr' is encoded or incomplete" in found["step"]["detail"]
+    assert "'optimizer.param_groups.0.lr'" in found["step"]["detail"]
 
 
 @pytest.mark.parametrize("key", ["exp_avg_sq", "step"])

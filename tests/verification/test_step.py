@@ -198,7 +198,7 @@ def test_state_of_nothing_but_zeros_was_lost(make, answers):
             state[key].zero_()
     found = answers(make.save(tree), "cpu")
     assert found["fresh"]["status"] == "failed"
-    assert found["fresh"]["detail"] == f"the state was lost: 4 parameters {LOST}"
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {LOST}")
 
 
 def test_state_of_zeros_with_a_learning_rate_of_zero_cannot_be_told_from_lost_state(make, answers):
@@ -207,7 +207,7 @@ def test_state_of_zeros_with_a_learning_rate_of_zero_cannot_be_told_from_lost_st
         for key in ("exp_avg", "exp_avg_sq"):
             state[key].zero_()
     found = answers(make.save(tree), "cpu")
-    assert found["fresh"]["detail"] == f"a fresh start gives the same: 4 parameters {IDLE}"
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {IDLE}")
 
 
 def test_zeros_without_a_count_and_tiny_values_show_nothing(make, answers):
@@ -244,7 +244,8 @@ def test_a_count_of_two_values_is_none(make, answers):
     tree["optimizer"]["state"][0]["step"] = torch.ones(2)
     found = answers(make.save(tree), "cpu")
     assert found["step"]["evidence"]["counted"] == 3
-    assert "optimizer.state.0.step is nan, " in found["numbers"]["detail"]
+    assert found["numbers"]["evidence"]["wrong_counts"] == 1
+    assert "optimizer.state.0.step " in found["numbers"]["detail"]
 
 
 def test_tensors_without_plain_values_are_not_stepped_and_it_is_said(make, answers):

@@ -170,7 +170,7 @@ class SimulatedTensor(torch.Tensor):
     def record_stream(self, s: Any) -> None:
         """Do nothing: its memory is the CPU's."""
 
-    # torch takes the device of both from its current one, which a backend written in Python has no say in.
+    # torch uses its current device for both, which a backend written in Python cannot set.
     def new_tensor(
         self,
         data: Any,
