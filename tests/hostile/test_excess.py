@@ -112,7 +112,7 @@ def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monk
         for record in plain.infolist():
             packed.writestr(record.filename, plain.read(record))
     (tmp_path / "plain.pt").unlink()
-    monkeypatch.setattr("ckptmove.verification.step.reach._IN_ANY_CASE", 2**20)
+    monkeypatch.setattr("ckptmove.verification.step.tensor_sizes._IN_ANY_CASE", 2**20)
     with pytest.raises(LimitExceeded, match="take in memory"):
         ckptmove.verify(str(tmp_path / "packed.pt"), to="cpu")
 

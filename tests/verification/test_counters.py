@@ -21,11 +21,11 @@ def set_step(value, *keys):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (torch.tensor(0.0), "optimizer.state.1.step is 0, and exp_avg beside it is not zero: the count was lost"),
-        (0, "optimizer.state.1.step is 0, and exp_avg beside it is not zero: the count was lost"),
-        (torch.tensor(2.5), "optimizer.state.1.step is 2.5, which is no number of steps"),
-        (2.5, "optimizer.state.1.step is 2.5, which is no number of steps"),
-        (float("nan"), "optimizer.state.1.step is nan, which is no number of steps"),
+        (torch.tensor(0.0), "optimizer.state.1.step is 0, but exp_avg of the same parameter is not zero: "),
+        (0, "optimizer.state.1.step is 0, but exp_avg of the same parameter is not zero: "),
+        (torch.tensor(2.5), "optimizer.state.1.step is 2.5, "),
+        (2.5, "optimizer.state.1.step is 2.5, "),
+        (float("nan"), "optimizer.state.1.step is nan, "),
         (-3, "below zero: optimizer.state.1.step holds -3"),
         (torch.tensor(-3.0), "below zero: optimizer.state.1.step holds -3"),
     ],

@@ -577,9 +577,9 @@ def test_the_folder_at_hand_comes_after_everything_that_is_installed(make, answe
     [
         ("adamw", "did you mean AdamW?"),
         ("lion_pytorch.Lion", "did you mean lion_pytorch:Lion?"),
-        ("Lion", "and any as pkg.mod:CLASS"),
-        ("lion_pytorch:", "and any as pkg.mod:CLASS"),
-        ("a;b:C", "and any as pkg.mod:CLASS"),
+        ("Lion", "; others as pkg.mod:CLASS"),
+        ("lion_pytorch:", "; others as pkg.mod:CLASS"),
+        ("a;b:C", "; others as pkg.mod:CLASS"),
     ],
 )
 def test_what_names_no_class(name, said):
