@@ -69,7 +69,10 @@ def test_a_key_that_an_optimizer_of_ones_own_looks_for_elsewhere(make, answers, 
     (tmp_path / "own_key.py").write_text(OWN)
     for key, said in (
         ("exp_avg", "model.0.weight: KeyError: 'exp_avg'"),
-        ("other", "model.0.weight: KeyError: 'other': the state of parameter 0 does not have it, and own_key:Own reads it"),
+        (
+            "other",
+            "model.0.weight: KeyError: 'other': the state of parameter 0 does not have it, and own_key:Own reads it",
+        ),
         ("", "model.0.weight: KeyError"),
     ):
         monkeypatch.setenv("OWN_KEY", key)
