@@ -182,7 +182,7 @@ def _compare(
     tally.compared += 1
     tally.nbytes += place.span.nbytes
     if theirs is None:
-        tally.differing.add(f"{record.name} is missing from the result of torch.load")
+        tally.differing.add(f"{record.name} is missing")
         return
     if record.kind != "storage":
         for what, stored, got in (

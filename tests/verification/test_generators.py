@@ -30,4 +30,4 @@ def test_a_random_state_is_tried_in_a_generator(make, answers, state, said):
 def test_a_restore_that_has_failed_keeps_its_words(make, answers, monkeypatch):
     path = make.save({**make.tree("AdamW"), "rng_state": torch.zeros(100, dtype=torch.uint8)}, device="cpu")
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: {})
-    assert " is missing " in answers(path, "cpu")["restore"]["detail"]
+    assert " is missing" in answers(path, "cpu")["restore"]["detail"]

@@ -90,7 +90,7 @@ def test_what_is_refused_lies_whole_as_far_as_it_was_looked_at(packer, answers):
     tree = {"args": Namespace(a=1), **{f"w{index}": torch.ones(2) for index in range(9)}}
     folder = packer.unpack({"a.pth": packer.saved(tree)})
     found = answers(folder, sample=2)["restore"]
-    assert found["detail"].startswith("2 tensors complete in the file; ")
+    assert found["detail"].startswith("2 tensors complete in the files; ")
 
 
 def plain(packer, **more):
