@@ -15,14 +15,14 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render import document, github, verification
 from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.evidence import VerifyResult
-from ckptmove.verification.file_checks import hold_against
+from ckptmove.verification.file_checks import fail_on_findings
 from ckptmove.verification.pieces import batches, select
 from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import checks_without_torch
 from ckptmove.verification.step.entries import leaves, nested_state
-from ckptmove.verification.step.memory_limit import refuse_excess
 from ckptmove.verification.step.optimizers import choose
+from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _REQUESTS: Final = (
 def examine_resume(data: bytes) -> None:
     """A file of any kind: every check that needs no torch, for three devices, and what the steps would be made of."""
     whole = stored_file(opened(data))
-    refuse_excess(whole, LIMITS)
+    limit_tensor_sizes(whole, LIMITS)
     facts = check_bytes(whole, LIMITS)
     for request in _REQUESTS:
         _show(whole, facts, VerifyRequest.from_json(request.to_json()))
@@ -52,7 +52,7 @@ def _show(whole: StoredCheckpoint, facts: tuple[ArchiveFact, ...], request: Veri
     """What ``verify`` prints where torch says nothing, in every format."""
     findings, here, _ = checks_without_torch(whole, facts, request)
     made = {check.name: check for check in here}
-    checks = tuple(hold_against(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
+    checks = tuple(fail_on_findings(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
     result = VerifyResult(
         path="input", target=request.to or "cpu", mode="cpu", passed=False, proven=False, checks=checks,
         findings=findings,

@@ -65,7 +65,7 @@ class TorchTar(Container):
 
     name: ContainerName = "torch-tar"
     weights_only = False
-    not_weights_only = "it is a tar of torch 0.1, and weights-only mode reads none since torch 2.6"
+    not_weights_only = "it is a tar of torch 0.1, which weights_only=True refuses since torch 2.6"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchTar:

@@ -71,7 +71,7 @@ class TorchScript(TorchZip):
     loader = "torch.jit.load"
     weights_only = None
     not_weights_only = (
-        "it is a TorchScript archive: weights-only mode reads none since torch 2.6, and torch.jit.load reads all"
+        "it is a TorchScript archive, which weights_only=True refuses since torch 2.6 (use torch.jit.load)"
     )
     #: The record that every archive of this format has.
     _main: ClassVar[str] = "data.pkl"

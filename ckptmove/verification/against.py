@@ -1,4 +1,4 @@
-"""The second half of the restore check: the checkpoint equals its original, devices aside."""
+"""Compare a checkpoint with its original (``verify --against``), ignoring devices."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class OriginalTensors:
-    """The original's tensors under the names and with the dtypes of the checkpoint that came from it.
+    """Tensors of the original, by the names and with the dtypes of the checkpoint converted from it.
 
     Attributes:
-        is_cast: whether any of them has another dtype there.
+        is_cast: whether any tensor was cast to another dtype.
     """
 
     def __init__(self, found: Counterparts, original: Inventory, source: TensorSource) -> None:
-        """Look up the original's tensors.
+        """Match the records of the original with those of the checkpoint.
 
         Args:
-            found: tensors of the checkpoint, whose records will be asked for, with those of the original.
-            original: the original.
-            source: of its tensors, wrapper subclasses too.
+            found: matched tensors of the checkpoint and the original.
+            original: inventory of the original.
+            source: tensors of the original, including wrapper subclasses.
         """
         self._optimizers = original.optimizers
         self.is_cast = bool(casts(found))
@@ -49,11 +49,11 @@ class OriginalTensors:
         self._source = source
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """The original of a record, cast as it was.
+        """The original of a record, with the record's dtype.
 
         Raises:
-            LookupError: the original has no such tensor.
-            NoWrapper: the original of a wrapper subclass is not loaded.
+            LookupError: if the original has no matching tensor.
+            NoWrapper: if the original of a wrapper subclass is not loaded.
         """
         theirs = self._records.get(_key(record))
         if theirs is None:
@@ -62,22 +62,18 @@ class OriginalTensors:
         return values if record.kind == "wrapper-subclass" else values.to(dtype_of(record.dtype))
 
     def groups(self, optimizer: OptimizerRecord) -> tuple[ParamGroup, ...]:
-        """The groups of an optimizer in the original; none where it has no such one, or other groups.
-
-        Args:
-            optimizer: one of the checkpoint's.
-        """
+        """The original's groups of an optimizer of the checkpoint; empty if they cannot be matched."""
         alike = [one for one in self._optimizers if one.where == optimizer.where] or self._optimizers
         groups = alike[0].groups if len(alike) == 1 else ()
         return groups if len(groups) == len(optimizer.groups) else ()
 
 
 class Comparison(NamedTuple):
-    """How a checkpoint compares with its original.
+    """Result of the comparison with the original.
 
     Attributes:
-        lost: where it differs from the original.
-        notes: what was compared otherwise than name by name, or not at all, for people.
+        lost: differences from the original.
+        notes: remarks for the report: tensors matched by something other than their name, or not compared.
     """
 
     lost: Offenders
@@ -91,14 +87,14 @@ def differences(
     limits: Limits,
     sample: Sample | None = None,
 ) -> Comparison:
-    """Where a checkpoint differs from its original, devices and what ``convert`` changes with them aside.
+    """Differences between a checkpoint and its original, ignoring devices and what ``convert`` changes with them.
 
     Args:
-        checkpoint: the one that is verified.
-        original: the one that it came from; both as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` gives them.
-        found: which of their tensors and files belong together.
-        limits: what each of them may ask for.
-        sample: the tensors whose values are compared; None for all.
+        checkpoint: the checkpoint to verify.
+        original: its original; both sides as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` returns them.
+        found: matched tensors and files of the two.
+        limits: resource limits for reading each of them.
+        sample: tensors whose values are compared; None for all.
 
     Raises:
         UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare.compare`.
@@ -111,14 +107,14 @@ def differences(
     for name in result.removed:
         lost.add(f"{name} is not in the original")
     for change in result.changed:
-        lost.add(_told(change))
+        lost.add(_describe(change))
     for unknown in result.uncompared:
         lost.add(f"{unknown.name}: {unknown.reason}")
     return Comparison(lost, result.notes)
 
 
-def _told(change: Change) -> str:
-    if change.what == "value" and change.source == change.target:  # else the numbers of values differ
+def _describe(change: Change) -> str:
+    if change.what == "value" and change.source == change.target:  # otherwise the numbers of values differ
         return f"{change.name}: other bits"
     if change.what != "object":
         return f"{change.name}: {change.what} {change.source} in place of {change.target}"
@@ -130,17 +126,17 @@ def _told(change: Change) -> str:
 
 
 def _without_figures(*_: object) -> None:
-    """Measure nothing: that values differ is enough."""
+    """Measure nothing: it is enough to know that values differ."""
 
 
 def casts(found: Counterparts) -> str:
-    """What a comparison with the original has made up for, for people: nothing, or how many tensors were cast."""
+    """Casts between the original and the checkpoint, as text for the report; empty if there are none."""
     pairs = Counter((theirs.dtype, mine.dtype) for mine, theirs in _dense_pairs(found) if theirs.dtype != mine.dtype)
     return ", ".join(f"{amount(count, 'tensor')} cast from {one} to {other}" for (one, other), count in pairs.items())
 
 
 def _dense_pairs(found: Counterparts) -> Iterator[tuple[TensorRecord, TensorRecord]]:
-    """The dense tensors of both that have bytes."""
+    """Matched dense tensors that have bytes."""
     for mine, theirs in found.pairs:
         if not NOT_COMPARED & {mine.record.kind, theirs.record.kind}:
             yield from zip(mine.record.dense(), theirs.record.dense(), strict=False)

@@ -1,7 +1,4 @@
-"""The outcome of a check as it is gathered and as it travels from the child process to its parent.
-
-Never decides an outcome.
-"""
+"""Build check results, and convert them to JSON for the pipe between child process and parent."""
 
 from __future__ import annotations
 
@@ -14,29 +11,29 @@ from ckptmove.verification.evidence import CheckResult
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The order of the contract.
+#: All checks, in the order of the report.
 CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
-#: After those, where the user names a case.
+#: The check of ``--case``, reported last.
 CASE: Final = "case"
-#: Why most checks are skipped for a file of weights.
+#: Why most checks are skipped for a file that contains only weights.
 NOTHING_TO_RESUME: Final = "there is no optimizer state: nothing to resume"
 _NAMED: Final = 5
 
 
 @dataclass(slots=True)
 class Offenders:
-    """What is at fault: the first few by name, the rest as a number.
+    """A list of faults: the first few as text, the rest as a number.
 
     Attributes:
-        count: how many there are.
-        first: the first few.
+        count: number of faults.
+        first: texts of the first few.
     """
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Count one more."""
+        """Add a fault."""
         self.count += 1
         if len(self.first) < _NAMED:
             self.first.append(text)
@@ -50,27 +47,27 @@ class Offenders:
 
 
 def passed(name: str, detail: str, **evidence: object) -> CheckResult:
-    """A check that found what it looked for."""
+    """Result of a check that passed."""
     return CheckResult(name=name, status="passed", detail=detail, evidence=tuple(evidence.items()))
 
 
 def failed(name: str, detail: str, **evidence: object) -> CheckResult:
-    """A check that did not."""
+    """Result of a check that failed."""
     return CheckResult(name=name, status="failed", detail=detail, evidence=tuple(evidence.items()))
 
 
 def skipped(name: str, reason: str, **evidence: object) -> CheckResult:
-    """A check that does not apply."""
+    """Result of a check that was not made, with the reason."""
     return CheckResult(name=name, status="skipped", detail=reason, evidence=tuple(evidence.items()))
 
 
 def check_to_json(check: CheckResult) -> dict[str, object]:
-    """A check as the child sends it."""
+    """Convert a check result to the JSON object that the child sends."""
     return {"name": check.name, "status": check.status, "detail": check.detail, "evidence": dict(check.evidence)}
 
 
 def check_from_json(value: Mapping[str, Any]) -> CheckResult:
-    """The check that :func:`check_to_json` made."""
+    """Convert the JSON object of :func:`check_to_json` back."""
     return CheckResult(
         name=value["name"],
         status=value["status"],
@@ -80,7 +77,7 @@ def check_from_json(value: Mapping[str, Any]) -> CheckResult:
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
-    """A finding as the child sends it."""
+    """Convert a finding to the JSON object that the child sends."""
     return {
         "code": finding.code,
         "name": finding.name,
@@ -92,7 +89,7 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
 
 
 def finding_from_json(value: Mapping[str, Any]) -> Finding:
-    """The finding that :func:`finding_to_json` made."""
+    """Convert the JSON object of :func:`finding_to_json` back."""
     return Finding(
         code=value["code"],
         name=value["name"],

@@ -1,6 +1,6 @@
-"""The child process in which torch runs, and what came back from it.
+"""Run the child process that imports torch, and collect its answers.
 
-Never lets the child's death be this process's own.
+A crash of the child becomes a failed check; it never ends this process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
-#: What the child answers for, in the order in which it answers.
+#: Checks that the child makes, in the order of its answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
-#: On Windows, what `start_new_session` is elsewhere: no Ctrl-C of the console reaches the child.
+#: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
 _OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LONGEST_LINE: Final = 300
 _LONGEST_END: Final = 2**16
-#: What C++ says of an exception that leaves a hook of the user's in backward, on a simulated device.
+#: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
 _ABORTED: Final = "terminate called without an active exception"
-# `-m` would put the folder at hand before everything else on the child's path; it is to import what this process does.
-# A child that ends between the two messages has told that torch is broken, by whatever exception or signal.
-# However that ends, nobody waits for what a user's code has left running, or for torch to take itself down. What the
-# user has left to do at the end is done meanwhile, as the folders of `tempfile` would stay: that itself may wait.
+# `-m` would put the current folder first on the child's path; the child has to import the same modules as this process.
+# If the child ends between the two messages, torch is broken, whether by an exception or a signal.
+# The child exits without waiting for threads of the user's code or for torch's own cleanup. Exit functions still get
+# two seconds, because otherwise the folders of `tempfile` would remain.
 _START: Final = """\
 import os, sys
 sys.path[:] = sys.argv[1].split(sys.argv[2])
@@ -48,13 +48,13 @@ try:
     main()
     code = 0
 except BaseException:
-    said = traceback.format_exc()
+    trace = traceback.format_exc()
 try:
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     last.start()
     last.join(2)
     if code:
-        sys.stderr.write(said)
+        sys.stderr.write(trace)
     sys.stderr.flush()
 finally:
     os._exit(code)
@@ -63,17 +63,17 @@ finally:
 
 @dataclass(slots=True)
 class Answers:
-    """What a child said before it ended.
+    """Answers of a child process.
 
     Attributes:
-        torch: how far it came with it: ``importing``, ``imported``, or empty where it did not say.
-        torch_failure: what ended it while it imported torch; empty where nothing did.
-        imports: the class of the user's that it imports, until it has; else empty.
-        refusal: why what was asked for cannot be done; empty where it can.
-        mode: where it made the step, or None where it never came to say.
-        unusable: why the function that the user names makes no case; empty where it does.
-        checks: its checks by name; one that it did not come to is failed or skipped.
-        findings: what it found in the values.
+        torch: progress of the import: ``importing``, ``imported``, or empty before it begins.
+        torch_failure: error that ended the child while it imported torch, or empty.
+        imports: the user's optimizer class while it is being imported, else empty.
+        refusal: why the request cannot be fulfilled, or empty.
+        mode: device mode of the step; None if the child ended before it reported one.
+        unusable: why the user's function returns no usable case, or empty.
+        checks: results by name. Checks that the child did not reach are failed or skipped.
+        findings: findings about the stored values.
     """
 
     torch: str = ""
@@ -87,17 +87,17 @@ class Answers:
 
 
 def worker_command() -> list[str]:
-    """The command line of a child that imports what this process imports."""
+    """Command line of a child with the same ``sys.path`` as this process."""
     return [sys.executable, "-c", _START, os.pathsep.join(sys.path), os.pathsep]
 
 
 @contextmanager
 def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str]]:
-    """A child that is given its request as last argument; killed, where it still runs, when the context is left.
+    """Start a child with the request as its last argument, and kill it when the context exits.
 
-    It leads a process group of its own, in which the workers of a user's loader are, too: all of them are ended with
-    it, and no Ctrl-C reaches them but through this process. Its standard input is open for as long as this process
-    lives, by which it knows when it is left alone.
+    The child leads its own process group, which also contains the workers of a user's data loader. The whole group is
+    killed with it, and Ctrl-C reaches the group only through this process. The child's standard input stays open while
+    this process lives; the child ends when it is closed.
     """
     process = subprocess.Popen(  # noqa: S603  # the command is this package's own
         [*command, request],
@@ -117,11 +117,11 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """Kill whatever is left of a child and of the processes that it has started."""
-    if not hasattr(os, "killpg"):  # Windows has no such groups
+    """Kill a child and every process that it started."""
+    if not hasattr(os, "killpg"):  # Windows has no process groups
         process.kill()
         return
-    with suppress(ProcessLookupError, PermissionError):  # nobody is left; on macOS, none but those that have ended
+    with suppress(ProcessLookupError, PermissionError):  # the group is gone; on macOS, only ended ones remain
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -131,20 +131,20 @@ def collect(
     wanted: Sequence[str] = CHILD_CHECKS,
     timeout: float | None = None,
 ) -> Answers:
-    """Wait for a child and sort what it said; what it did not come to say is its failure.
+    """Wait for a child and collect its answers. A missing answer becomes a failed check.
 
-    A child that takes too long has failed, and is no file that was refused: what it has answered before stands in the
-    verdict, which a limit of the input (exit 4) would not have.
+    A timeout is a failed check and not an input limit (exit code 4), so that the verdict keeps the checks that were
+    answered in time.
 
     Args:
         process: the child.
-        stage: told, whenever it says something, what it does next.
-        wanted: the checks that it is to answer for, in their order.
-        timeout: seconds after which it is ended; None for never.
+        stage: called after each message with the name of the child's next stage.
+        wanted: the expected checks, in order.
+        timeout: seconds after which the child is killed; None for no limit.
     """
     errors: list[str] = []
     late: list[bool] = []
-    # Meanwhile: a child whose standard error is full would wait for ever.
+    # Read in a thread: a child whose standard error pipe is full would block forever.
     drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", process.stderr))), daemon=True)
     guard = Thread(target=lambda: late.append(_outlast(process, timeout)), daemon=True)
     for thread in (drain, guard):
@@ -158,19 +158,19 @@ def collect(
             stage(_next_stage(answers, wanted))
     for thread in (drain, guard):
         thread.join()
-    told = _Told(process.wait(), output, "".join(errors), timeout if any(late) else None)
-    _account(answers, told, wanted)
+    ending = _Ending(process.wait(), output, "".join(errors), timeout if any(late) else None)
+    _fill_missing(answers, ending, wanted)
     return answers
 
 
-class _Told(NamedTuple):
+class _Ending(NamedTuple):
     """How a child ended.
 
     Attributes:
-        code: its exit code, negative for a signal.
-        output: the beginning of what it wrote to standard output.
-        errors: the end of what it wrote to standard error.
-        timeout: seconds after which it was ended; None where it ended by itself.
+        code: exit code; negative for a signal.
+        output: beginning of its standard output that was not a message.
+        errors: end of its standard error.
+        timeout: the timeout in seconds, if it was exceeded; else None.
     """
 
     code: int
@@ -180,15 +180,15 @@ class _Told(NamedTuple):
 
 
 def _end_of(stream: IO[str]) -> str:
-    """The last of what a stream says, however much that is."""
-    said = ""
+    """Read a stream to its end, and return the last part of it."""
+    tail = ""
     while more := stream.read(_LONGEST_END):
-        said = (said + more)[-_LONGEST_END:]
-    return said
+        tail = (tail + more)[-_LONGEST_END:]
+    return tail
 
 
 def _outlast(process: subprocess.Popen[str], timeout: float | None) -> bool:
-    """Wait until a child ends, and see to it that it does; then nobody that it has started keeps its pipes open."""
+    """Wait until a child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
     try:
         process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -198,29 +198,29 @@ def _outlast(process: subprocess.Popen[str], timeout: float | None) -> bool:
     return False
 
 
-def _account(answers: Answers, told: _Told, wanted: Sequence[str]) -> None:
-    """Turn what a child did not come to say into failures."""
-    last = _last_line(told.errors) or _reason(told.code, told.output, "")
-    if answers.torch == "importing" and told.timeout is None:
+def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> None:
+    """Add a failed or skipped result for each check that the child did not answer."""
+    last = _last_line(ending.errors) or _reason(ending.code, ending.output, "")
+    if answers.torch == "importing" and ending.timeout is None:
         answers.torch_failure = last
-    if answers.imports and told.timeout is None:
+    if answers.imports and ending.timeout is None:
         answers.refusal = f"--optimizer {answers.imports} cannot be imported: {last}"
     missing = [name for name in wanted if name not in answers.checks]
     if not missing or answers.unusable:
         return
-    if told.timeout is not None:
+    if ending.timeout is not None:
         before = ", before torch was imported" * (answers.torch == "importing")
-        late = f"took longer than {told.timeout:g} s (--timeout){before}"
-        answers.checks[missing[0]] = failed(missing[0], late, timeout=told.timeout)
+        late = f"took longer than {ending.timeout:g} s (--timeout){before}"
+        answers.checks[missing[0]] = failed(missing[0], late, timeout=ending.timeout)
     else:
-        reason = _reason(told.code, told.output, told.errors)
-        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=told.code)
+        reason = _reason(ending.code, ending.output, ending.errors)
+        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=ending.code)
     for name in missing[1:]:
-        answers.checks[name] = skipped(name, "not reached: the process that makes this check has ended")
+        answers.checks[name] = skipped(name, "not reached: the process that runs this check has ended")
 
 
 def _take(line: str, answers: Answers) -> bool:
-    """Sort one line of the child's, and say whether it was an answer."""
+    """Parse one line of the child's output; return whether it was a message."""
     try:
         message: dict[str, Any] = json.loads(line)
         if "check" in message:
@@ -259,14 +259,14 @@ def _reason(code: int, output: str, errors: str) -> str:
     last = f": {line}" if line else ""
     if code == -signal.SIGABRT and line == _ABORTED:
         return (
-            "in backward a hook of yours raised an exception, which ends the process on a simulated device: "
-            "call the hook's function by itself to see which"
+            "one of your backward hooks raised an exception, which ends the process on a simulated device: "
+            "call the hook's function directly to see the exception"
         )
     if code < 0:
         return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
     if code > 0:
         return f"the process that runs torch ended with exit code {code}{last}"
-    return "the process that runs torch ended without an answer" + (f"; it said {output!r}" if output else "")
+    return "the process that runs torch ended without an answer" + (f"; it printed {output!r}" if output else "")
 
 
 def _signal_name(number: int) -> str:

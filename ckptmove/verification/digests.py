@@ -1,6 +1,6 @@
-"""What torch has read of each storage, as a digest in place of bytes that are stored just so.
+"""Replace the bytes that torch read for a storage by a digest, if they equal the stored bytes.
 
-Never lets go of bytes that are not: whoever compares them is to say where they differ.
+Bytes that differ are kept, so that the comparison can report where they differ.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
     from ckptmove.model import TensorRecord
 
-#: As much is hashed at once: of more, torch has a copy made by all processors, and each waits for the others.
+#: Bytes hashed at once. torch copies larger blocks with all processors, and each waits for the others.
 _BLOCK_BYTES: Final = 2**15
 
 
 class StorageDigests:
-    """The digests of the storages of one file, by where torch holds them.
+    """Digests of the storages of one file, by their address in torch's memory.
 
-    Each stays where it is for as long as a tensor views it, with its memory given back: such a tensor has torch's own
-    sizes and strides, and no values.
+    A storage keeps its address as long as a tensor views it, but its memory is released. The tensor keeps its sizes and
+    strides, and has no values.
     """
 
     def __init__(self, stored: Mapping[str, bytes]) -> None:
-        """Begin with no storage of torch's.
+        """Begin with no storage taken.
 
         Args:
-            stored: the SHA-256 of each storage as it is in the file, by its key.
+            stored: SHA-256 of each storage in the file, by storage key.
         """
         self._stored = stored
         self._known = frozenset(stored.values())
@@ -44,19 +44,19 @@ class StorageDigests:
         self._block = torch.frombuffer(self._buffer, dtype=torch.uint8)
 
     def take(self, storage: UntypedStorage, location: str) -> UntypedStorage:
-        """Digest a storage, and give its memory back if it is one of the file's; the ``map_location`` of a load.
+        """Digest a storage, and release its memory if the file has equal bytes; the ``map_location`` of a load.
 
-        Of an archive of ``torch.save`` that is called once for each storage, when its bytes were read and put in this
-        machine's byte order (``torch/serialization.py``, ``load_tensor``); of the format before, too early. torch
-        before 2.10 takes a storage to be as long as the pickle says, also where its record is shorter: what lies
-        behind that is not touched, since no file has it.
+        torch calls it once for each storage of a ``torch.save`` archive, after reading the bytes and converting them
+        to this machine's byte order (``torch/serialization.py``, ``load_tensor``). For the legacy format torch calls
+        it too early. torch before 2.10 gives a storage the length that the pickle states, also if its record is
+        shorter; bytes after the record are not in the file, so they are not touched.
 
         Args:
-            storage: with its bytes, on the CPU.
-            location: the tag of its device, which is of no concern here.
+            storage: a CPU storage with its bytes.
+            location: tag of its device; not used.
 
         Returns:
-            The same storage: views are known by where it lies.
+            The same storage, because its views are identified by its address.
         """
         del location
         flat = torch.empty(0, dtype=torch.uint8).set_(storage)
@@ -72,15 +72,15 @@ class StorageDigests:
         return storage
 
     def has_taken(self, tensor: torch.Tensor) -> bool:
-        """Whether the bytes of the storage that a tensor views are gone."""
+        """Whether the storage that a tensor views was released."""
         return tensor.untyped_storage().data_ptr() in self._taken
 
     def is_same(self, record: TensorRecord, raw: torch.Tensor) -> bool:
-        """Whether a view of a storage that was taken is that of a record: at the same place in the same storage.
+        """Whether a view of a released storage matches a record: same storage, same offset.
 
         Args:
             record: a dense tensor of the file.
-            raw: the bytes of torch's, from its first element to its last, as many as the record's.
+            raw: torch's bytes from the tensor's first element to its last; as many as the record has.
         """
         is_there = raw.storage_offset() == record.storage_offset * ITEM_BYTES[record.dtype]
         return is_there and self._taken[raw.untyped_storage().data_ptr()] == self._stored.get(record.storage or "")

@@ -1,7 +1,4 @@
-"""The values of a verification: what each check found, and the verdict.
-
-Never runs a check: that is ``verification/``.
-"""
+"""Result types of ``verify``: checks, sample size and verdict."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ class CheckResult(NamedTuple):
     """The outcome of one check of ``verify``.
 
     Attributes:
-        name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``,
-            ``fresh`` or, where one is named, ``case``.
-        status: what came of it.
-        detail: one line with figures; for a skipped check, the reason.
-        evidence: the figures by name.
+        name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or
+            ``case`` with ``--case``.
+        status: the outcome.
+        detail: one line with figures, or the reason for a skip.
+        evidence: figures by name.
     """
 
     name: str
@@ -37,26 +34,26 @@ class CheckResult(NamedTuple):
 
 
 def fails_run(findings: Iterable[Finding], *, strict: bool, proven: bool = True) -> bool:
-    """Whether findings fail a run: errors do. ``--strict`` of every command adds warnings and what is not proven.
+    """Whether findings fail a run: errors do. With ``--strict``, warnings and an unproven resume fail it too.
 
     Args:
-        findings: those that count.
-        strict: whether ``--strict`` was asked for.
-        proven: whether a resume was proven, where a command proves one.
+        findings: findings that are not ignored.
+        strict: whether ``--strict`` is set.
+        proven: whether the resume was proven; True for commands that prove none.
     """
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     return any(finding.severity in grave for finding in findings) or (strict and not proven)
 
 
 class SampleSize(NamedTuple):
-    """How much of a checkpoint was looked at.
+    """How much of a checkpoint a sample covers.
 
     Attributes:
-        asked: how many parameters of each optimizer, and how many other tensors, were asked for.
-        parameters: that optimizers step, of those looked at.
-        of_parameters: that they step in all.
-        tensors: whose values were looked at.
-        of_tensors: in all.
+        asked: requested number of parameters of each optimizer, and of other tensors.
+        parameters: optimizer parameters in the sample.
+        of_parameters: optimizer parameters in the checkpoint.
+        tensors: tensors whose values were checked.
+        of_tensors: tensors in the checkpoint.
     """
 
     asked: int
@@ -67,21 +64,21 @@ class SampleSize(NamedTuple):
 
     @property
     def is_all(self) -> bool:
-        """Whether there is no more than was asked for."""
+        """Whether the sample covers the whole checkpoint."""
         return (self.parameters, self.tensors) == (self.of_parameters, self.of_tensors)
 
     @property
     def of_all_parameters(self) -> str:
-        """How many of the parameters, for people."""
+        """Parameter counts as text."""
         return f"{self.parameters:,} of {amount(self.of_parameters, 'parameter')}"
 
     @property
     def of_all_tensors(self) -> str:
-        """How many of the tensors, for people."""
+        """Tensor counts as text."""
         return f"{self.tensors:,} of {amount(self.of_tensors, 'tensor')}"
 
     def __str__(self) -> str:
-        """How much that is, for people."""
+        """Both counts as text."""
         return f"{self.of_all_parameters}, {self.of_all_tensors}"
 
 
@@ -90,17 +87,17 @@ class VerifyResult(OneLine):
     """The verdict of ``verify`` on one checkpoint.
 
     Attributes:
-        path: as it was given.
-        target: the device that the step ran for.
+        path: the path as the caller passed it.
+        target: device of the step.
         mode: ``real``, ``simulated`` or ``cpu``.
         passed: whether no check failed.
-        proven: whether, besides, every optimizer was stepped on parameters of its own and with options of its own,
-            and its step used the stored state: False where a step was skipped, something stood in for what the file
-            does not hold, or only a sample was looked at. A case proves it where the step was skipped; where the case
-            itself does not, neither does the step.
-        checks: in the order of the contract.
-        findings: of the file.
-        sample: how much was looked at where only a sample was to be; else None.
+        proven: whether every optimizer was stepped on its own stored parameters and options, and its step used the
+            stored state. False if a step was skipped, if anything replaced values that the file does not contain, or if
+            only a sample was checked. A case proves the resume if the step was skipped; a case that does not prove it
+            makes this False.
+        checks: results in the order of the report.
+        findings: findings of the file.
+        sample: size of the sample; None if everything was checked.
     """
 
     path: str
@@ -113,11 +110,11 @@ class VerifyResult(OneLine):
     sample: SampleSize | None = None
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether the verdict is no: a check failed, which every error makes; or ``strict`` as :func:`fails_run`."""
+        """Whether the exit code is 1: a check failed, or, if ``strict``, as :func:`fails_run` says."""
         return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
 
     def __str__(self) -> str:
-        """The verdict, in one line."""
+        """The verdict as one line."""
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
         return f"{self.path}: {verdict} on {self.target} ({self.mode}){part}"

@@ -1,7 +1,4 @@
-"""The checks that need no torch: the file itself, where its tensors are to lie, and whether its parts fit together.
-
-Never imports torch and never reads a tensor, but for its CRC.
-"""
+"""Make the checks that need no torch: ``file``, ``placement`` and ``structure``."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _HOW: Final = {
     "position": "position",
     "ambiguous": "shape, in one of several ways",
 }
-#: The check that a finding fails. Every error is here, and the warning with which nothing is proven.
+#: The check that each finding fails: every error, and the warning that makes a proof impossible.
 FAILED_BY: Final = {
     "D102": "placement", "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
     "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
@@ -45,17 +42,17 @@ FAILED_BY: Final = {
 }  # fmt: skip
 
 
-#: Scalars of the state, besides ``step``, that are on the CPU in healthy runs: ``mu_product`` of NAdam, and the step
-#: size ``t`` of LBFGS where ``lr`` is a CPU tensor.
+#: Scalars of the state, other than ``step``, that are on the CPU in healthy runs: ``mu_product`` of NAdam, and the
+#: step size ``t`` of LBFGS if ``lr`` is a CPU tensor.
 _MENDED: Final = frozenset({"mu_product", "t"})
 
 
 def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> CheckResult:
-    """What the parts are, and whether their bytes were compared with checksums; findings about them fail the check.
+    """The ``file`` check: container and size, and whether CRCs were compared.
 
     Args:
-        parts: those of the checkpoint.
-        is_checked: whether CRCs were compared, where there are any.
+        parts: parts of the checkpoint.
+        is_checked: whether CRCs were compared for parts that have them.
     """
     size = sum(part.inventory.size_bytes for part in parts)
     unchecked = [part.name or part.path for part in parts if not part.has_checksums]
@@ -64,28 +61,28 @@ def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> Check
         crcs += ", except that .metadata has none"
     if len(parts) > 1 or parts[0].name:
         what = _counted(parts)
-        rest = f"without CRCs, so that their bytes could not be compared with any: {', '.join(unchecked)}"
+        rest = f"saved without CRCs, so their bytes could not be checked: {', '.join(unchecked)}"
         crcs = rest if len(unchecked) == len(parts) else f"{crcs}; {rest}" if unchecked else crcs
     else:
         what = parts[0].inventory.container
-        crcs = "saved without CRCs, so that its bytes could not be compared with any" if unchecked else crcs
+        crcs = "saved without CRCs, so its bytes could not be checked" if unchecked else crcs
     if not is_checked:
-        crcs = "no CRC compared, because only a sample was asked for (ckptmove inspect --check compares them)"
+        crcs = "no CRC compared, because only a sample is checked (ckptmove inspect --check compares them)"
     checksums = is_checked and not unchecked
     return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
 
 
 def _counted(parts: Sequence[StoredPart]) -> str:
-    """How many there are of each kind."""
+    """Number of parts of each kind, as text."""
     distributed = sum(part.is_distributed for part in parts)
     kinds = {"checkpoint file": len(parts) - distributed, "distributed checkpoint": distributed}
     return " and ".join(amount(count, kind) for kind, count in kinds.items() if count)
 
 
-def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:
-    """A check, failed by the findings that belong to it; one that has failed by itself keeps its own words.
+def fail_on_findings(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:
+    """Fail a check if any finding belongs to it; a check that failed already keeps its detail.
 
-    A note of such a code fails nothing.
+    Findings of severity "info" fail no check.
     """
     faults = Offenders()
     fix = ""
@@ -102,18 +99,18 @@ def hold_against(check: CheckResult, findings: Sequence[Finding]) -> CheckResult
 def check_placement(
     inventory: Inventory, request: MoveRequest, device_count: int | None = None, *, as_saved: bool = False
 ) -> CheckResult:
-    """Whether the file is placed for the target: a conversion would change nothing.
+    """The ``placement`` check: passes if a conversion to the target would change nothing.
 
-    A script's own ``map_location`` is not reckoned with, because for an accelerator it spoils what it moves
-    (``step``, RNG states); for the CPU it does all but the flags, and the detail says so.
+    The check ignores a script's own ``map_location``: for an accelerator it misplaces other values (``step``, RNG
+    states). For the CPU it changes everything except the flags, and the detail says so.
 
     Args:
         inventory: the checkpoint.
         request: the conversion, with its target.
-        device_count: devices of the target machine: the fix names no other one; None where that is not known.
-        as_saved: whether nobody asked for this target, so that each tensor is right on the device that it was saved
-            from: misplaced is then what belongs on another one by its nature (``step``, RNG states). A moment apart
-            from its parameter is a finding (D102).
+        device_count: number of devices of the target machine, to suggest no device that it lacks; None if unknown.
+        as_saved: whether the target was detected and not requested. Each tensor is then right on the device that it
+            was saved from, unless its kind belongs on another one (``step``, RNG states). A moment on another device
+            than its parameter is a finding (D102).
     """
     target = request.to or "cpu"
     home = available_device(target, Context(device_count=device_count))
@@ -129,7 +126,7 @@ def check_placement(
         return failed("placement", f"{error.target} has no such dtype: {lacking}; {way}", misplaced=lacking.count)
     if not inventory.storages:
         return skipped("placement", "there are no tensors")
-    # Training does not compute with a metric on the CPU, beside a model: the resume does not care.
+    # A metric on the CPU next to a model takes no part in training, so it does not affect the resume.
     idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other" and not is_accelerator(tensor.device)}
     if len(idle) == len(inventory.tensors):
         idle = set()
@@ -147,57 +144,57 @@ def check_placement(
     settings = _settings(inventory)
     apart = [fact.record for fact in inventory.facts if fact.kind == "graph-device"]
     misplaced += len(apart)
-    wrong += [f"on another device than their graph takes them on: {_some(apart)}"] if apart else []
+    wrong += [f"on a device other than their graph expects: {_some(apart)}"] if apart else []
     tied = dragged_along(plan.kept, request.keep)
     for place in dict.fromkeys(one.device for one in tied):
         stuck = [one.name for one in tied if one.device == place]
         misplaced += len(stuck)
-        wrong.append(f"on {place} with what --keep names, whose memory they share: {_some(stuck)}")
+        wrong.append(f"on {place}, because they share storage with a --keep match: {_some(stuck)}")
     flags = Offenders()
     for flag in (one for one in plan.flags if not one.where.startswith(settings)):
-        flags.add(f"{flag.where} is {flag.source}, has to be {flag.target}")
+        flags.add(f"{flag.where} is {flag.source}, must be {flag.target}")
     figures = {"tensors": len(inventory.tensors), "misplaced": misplaced, "flags": flags.count}
     if not wrong and not flags:
         rest = f"; load_state_dict itself moves {amount(mended, 'counter')}" if mended else ""
         rest += f"; {amount(left, 'tensor')} of no known role may stay on the CPU" if left else ""
         total = amount(len(inventory.tensors) - left, "tensor")
-        wanted = _as_saved(inventory, target, left) if as_saved else f"as {target} wants it"
+        wanted = _as_saved(inventory, target, left) if as_saved else f"for {target}"
         return passed("placement", f"{total} placed {wanted}{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
-    parts += [f"{amount(flags.count, 'option')} to follow: {flags}"] * bool(flags)
+    parts += [f"{amount(flags.count, 'option')} to change: {flags}"] * bool(flags)
     if target == "cpu" and not flags:
         mend += ", or map_location='cpu' where the script loads it"
     return failed("placement", "; ".join([*parts, mend]), **figures)
 
 
 def _as_saved(inventory: Inventory, target: str, left: int) -> str:
-    """How a file is placed for the target: by device, the tensors that a conversion would take along from there.
+    """Placement of a file as saved, as text: number of tensors on each device that a conversion would move.
 
     Args:
         inventory: the checkpoint.
-        target: where most of it is.
+        target: device of most of its tensors.
         left: tensors that are not counted.
     """
     edits = (edit for edit in plan_for(inventory, target).edits if edit.reason in DESTINATION_RULES)
     moved = {name: edit.source for edit in edits for name in edit.names}
     elsewhere = Counter(moved[record.name] for record in inventory.tensors if record.name in moved)
-    wanted = f"as {target} wants it"
+    wanted = f"for {target}"
     others = "".join(f", {count:,} on {tag}" for tag, count in sorted(elsewhere.items()))
     rest = len(inventory.tensors) - left - sum(elsewhere.values())
     return f"as saved: {rest:,} {wanted}{others}" if elsewhere else wanted
 
 
 def _settings(inventory: Inventory) -> tuple[str, ...]:
-    """What begins the paths in those files of a directory that no resume reads a device from: ``training_args.bin``."""
+    """Path prefixes of files in a directory whose devices no resume reads (``training_args.bin``)."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     return tuple(f"{file.path}." for file in files if file.roles == ("other",))
 
 
 def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:
-    """Whether ``load_state_dict`` moves a counter by itself, so that where it lies in the file makes no difference.
+    """Whether ``load_state_dict`` moves a counter to the right device, wherever the file has it.
 
-    ``_process_value_according_to_param_policy`` in ``torch/optim/optimizer.py`` takes ``step`` along to the device of
-    a parameter whose group is capturable or fused, and any other tensor of the state in any case.
+    ``_process_value_according_to_param_policy`` in ``torch/optim/optimizer.py`` moves ``step`` to the device of a
+    parameter whose group is capturable or fused, and moves any other tensor of the state always.
     """
     to_accelerator = edit.reason == "optimizer-scalar" and is_accelerator(edit.target)
     return to_accelerator or (".state." in f".{name}" and name.rpartition(".")[2] in _MENDED)
@@ -213,7 +210,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> CheckResult:
-    """Whether groups, state and parameters match in number and shape, before anything is loaded.
+    """The ``structure`` check: groups, state and parameters match in number and shape.
 
     Args:
         inventory: the checkpoint.
@@ -230,7 +227,7 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
         stated += len(optimizer.state)
         paired += sum(record is not None for _, record in pairing.matches)
         if optimizer.state and not keys:
-            faults.add(f"{optimizer.where or 'the optimizer'} has state, and its param_groups list no parameter")
+            faults.add(f"{optimizer.where or 'the optimizer'} has state, but its param_groups list no parameter")
         for key in sorted(key for key, count in Counter(keys).items() if count > 1):
             faults.add(f"parameter {key} of {optimizer.where or 'the optimizer'} is listed more than once")
     models = sum(record.role == "model" for record in inventory.tensors)

@@ -1,7 +1,4 @@
-"""Whether torch's generators take the random states that a checkpoint holds.
-
-Never touches the generator of this process.
-"""
+"""Check that torch's generators accept the RNG states of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory
     from ckptmove.verification.state import StoredTensors
 
-#: ``aten/src/ATen/CPUGeneratorImpl.cpp``: the state of mt19937 with what stands around it.
+#: ``aten/src/ATen/CPUGeneratorImpl.cpp``: the legacy struct around the state of mt19937.
 _CPU_BYTES: Final = 5056
-#: ``aten/src/ATen/cuda/CUDAGeneratorImpl.cpp`` until torch 1.5; today's is 16.
+#: ``aten/src/ATen/cuda/CUDAGeneratorImpl.cpp`` until torch 1.5; 16 since then.
 _CUDA_BYTES: Final = 816
-#: Accelerators have seeds and offsets of various lengths, all of them short.
+#: States of accelerators are a seed and an offset; their length varies, but all are short.
 _SHORT: Final = 64
 
 
 def refused_states(inventory: Inventory, stored: StoredTensors) -> Offenders:
-    """The random states that no generator takes; those of short ones that are not here cannot be tried."""
+    """RNG states that no generator accepts. Short states of accelerators are not tried."""
     refused = Offenders()
     for record in inventory.tensors:
         is_state = record.role == "rng" and record.dtype == "uint8" and len(record.shape) == 1
@@ -37,5 +34,5 @@ def refused_states(inventory: Inventory, stored: StoredTensors) -> Offenders:
             except RuntimeError as error:
                 refused.add(f"{record.name}: {str(error).partition(chr(10))[0]}")
         elif nbytes > _SHORT and nbytes != _CUDA_BYTES:
-            refused.add(f"{record.name} has {nbytes:,} bytes, as the state of no generator has")
+            refused.add(f"{record.name} has {nbytes:,} bytes, a size that no generator's state has")
     return refused

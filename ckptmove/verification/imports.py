@@ -1,6 +1,6 @@
-"""The class that a user has named to step an optimizer with, imported because they did.
+"""Import the optimizer class of ``--optimizer``.
 
-Never imports what a checkpoint names, and never outside of the child process.
+It runs only in the child process, and never imports a name that comes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ckptmove.errors import UsageError
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
-    """The class of ``torch.optim`` by its name, or any other as ``pkg.mod:CLASS``.
+    """Import an optimizer class: a name of ``torch.optim``, or ``pkg.mod:CLASS``.
 
-    A module may lie in the folder at hand, after everything that is installed.
+    The current folder is searched for the module after all installed packages.
 
     Args:
-        name: as :func:`ckptmove.verification.step.optimizers.check_override` takes it.
+        name: a name that :func:`ckptmove.verification.step.optimizers.check_override` accepts.
 
     Returns:
-        The class; None where this torch has none of that name.
+        The class; None if this torch has no class of that name.
 
     Raises:
-        UsageError: there is no such module or class, or it is no optimizer.
-        Exception: whatever the module raises while it is imported.
+        UsageError: if the module or class is missing, or is not an optimizer.
+        Exception: any exception of the module's own import.
     """
     module_name, colon, class_name = name.rpartition(":")
     if not colon:
@@ -39,8 +39,8 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
     try:
         found: object = import_module(module_name)
     except ModuleNotFoundError as error:
-        where = "install it beside torch, or run ckptmove in the folder that it lies in"
-        raise UsageError(f"--optimizer {name}: there is no module {error.name}; {where}") from error
+        where = "install it next to torch, or run ckptmove in the folder that contains it"
+        raise UsageError(f"--optimizer {name}: no module {error.name}; {where}") from error
     for part in class_name.split("."):
         found = getattr(found, part, None)
     if found is None:
@@ -48,7 +48,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
         hint = f"its optimizers are {', '.join(sorted(others))}" if others else "it has no optimizer"
         raise UsageError(f"--optimizer {name}: {module_name} has no {class_name}; {hint}")
     if not isinstance(found, type) or not _is_optimizer(found):
-        raise UsageError(f"--optimizer {name}: that is no torch.optim.Optimizer; name a class that is derived from it")
+        raise UsageError(f"--optimizer {name}: not a subclass of torch.optim.Optimizer")
     return found
 
 

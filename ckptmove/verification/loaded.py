@@ -1,6 +1,6 @@
-"""What ``torch.load`` returns for the files of a checkpoint, tensor by tensor under the names of the inventory.
+"""Load the files of a checkpoint with ``torch.load``, and list the tensors under the names of the inventory.
 
-Never lets torch unpickle anything but in weights-only mode.
+torch unpickles in weights-only mode only.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-#: Schemes whose scales and zero points are tensors, too.
+#: Quantization schemes whose scales and zero points are tensors.
 _PER_CHANNEL: Final = frozenset(
     {torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams}
 )
-#: Kinds of tensors at whose values torch does not look while it loads them, as it does at the indices of sparse ones.
+#: Kinds of tensors that torch loads without reading their values; it reads the indices of sparse tensors.
 _UNSEEN: Final = frozenset({"tensor", "parameter", "storage", "meta"})
-#: What torch raises for a file that it cannot load; at a damaged pickle its own unpickler falls over.
+#: Exceptions of ``torch.load`` for files that it cannot load; damaged pickles make its unpickler raise any of them.
 _LOAD_ERRORS: Final = (
     RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, OSError,
     SafetensorError,
 )  # fmt: skip
-#: What follows in torch's own words is the same for every file.
+#: Beginnings of torch's general advice in error messages, which is cut off.
 _ADVICE: Final = (". This is an internal miniz error", " (Could this error message be improved?")
 
 
 class NoWrapper(LookupError):
-    """A tensor subclass that is not given, with the reason in words that are the same for every tensor alike."""
+    """A wrapper subclass is not available. The message is a reason that does not name the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The outcome of ``torch.load`` for one file.
+    """Result of ``torch.load`` for one file.
 
     Attributes:
-        tensors: dense tensors by name, those of a sparse or quantized one under its name and their own
-            (``NAME.values``); several where two paths read alike.
-        refusal: why weights-only mode refused the file; empty where it did not.
-        error: why the load failed otherwise; empty where it did not.
-        is_mapped: whether the tensors are a mapping of the file.
-        digests: of storages whose bytes are gone: the tensors that view them have no values. None where all have.
+        tensors: dense tensors by name. Parts of a sparse or quantized tensor are listed as ``NAME.values`` and so on.
+            A name has several tensors if several paths are written the same.
+        refusal: why weights-only mode refused the file, or empty.
+        error: any other error of the load, or empty.
+        is_mapped: whether the tensors are a memory mapping of the file.
+        digests: storages whose bytes were released; tensors that view them have no values. None if all have values.
     """
 
     tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -80,10 +80,10 @@ class Loaded:
 
 
 class LoadedFiles:
-    """What every file of a checkpoint is to a script, each loaded when it is first asked for.
+    """The files of a checkpoint as a script loads them, each on first use.
 
-    The members of an archive cannot be mapped: one at a time is held, in digests where that will do. A distributed
-    checkpoint is loaded piece by piece by whoever compares it, and holds nothing here.
+    Members of an archive cannot be mapped. One of them is held at a time, with digests in place of bytes if possible.
+    A distributed checkpoint is not held here; it is loaded and compared piece by piece.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class LoadedFiles:
         """Begin with nothing loaded.
 
         Args:
-            parts: of the checkpoint.
-            stored: their tensors, as they lie in the files.
-            known: what was loaded of some, by name.
-            sample: the tensors that are looked at: files that hold none of them are not loaded. None for all.
+            parts: parts of the checkpoint.
+            stored: their tensors as stored.
+            known: files that are loaded already, by name.
+            sample: tensors to check; files without any of them are not loaded. None for all.
         """
         self._parts = {part.name: part for part in parts}
         self._stored = stored
@@ -111,7 +111,7 @@ class LoadedFiles:
             for name, part in self._parts.items()
             if chosen is None or any(record.name in chosen for record in part.inventory.tensors)
         }
-        #: The file of each wrapper subclass, which has no storage to tell it.
+        #: File of each wrapper subclass, which has no storage that names its file.
         self._wrappers = {
             record.name: name
             for name, part in self._used.items()
@@ -120,7 +120,7 @@ class LoadedFiles:
         }
 
     def at(self, file: str) -> Loaded:
-        """What was loaded of a file; the tensors of a member of an archive, until another one is asked for."""
+        """The result for a file. Tensors of an archive member are valid until another member is loaded."""
         if file not in self._loaded:
             part = self._parts[file]
             if not part.is_file:
@@ -130,7 +130,7 @@ class LoadedFiles:
         return self._loaded[file]
 
     def release(self) -> None:
-        """Let go of the member of an archive that is held, once it was compared."""
+        """Release the archive member that is held."""
         if self._held:
             held = self._loaded[self._held]
             held.tensors.clear()
@@ -138,19 +138,19 @@ class LoadedFiles:
             self._held = ""
 
     def has(self, file: str) -> bool:
-        """Whether a file could be loaded."""
+        """Whether torch loads a file."""
         loaded = self.at(file)
         return not (loaded.refusal or loaded.error)
 
     def alike(self, file: str, name: str) -> list[torch.Tensor]:
-        """The tensors of a file that have a name in the checkpoint; none for a file that was not loaded."""
+        """Tensors of a file with this name in the checkpoint; empty if the file was not loaded."""
         return self.at(file).tensors.get(self._parts[file].own_name(name), [])
 
     def wrapper(self, record: TensorRecord) -> torch.Tensor:
-        """A tensor subclass that wraps others, as ``torch.load`` returned it; it must not be written to.
+        """A wrapper subclass as ``torch.load`` returned it; it must not be written to.
 
         Raises:
-            NoWrapper: its file was not loaded, is not held any more, or two paths of that file read alike.
+            NoWrapper: if its file is not loaded, is released, or has several tensors of this name.
         """
         home = self._wrappers.get(record.name)
         if home is not None and not self._parts[home].is_file:
@@ -161,27 +161,27 @@ class LoadedFiles:
         return found[0]
 
     def digests(self, file: str) -> StorageDigests | None:
-        """What is left of the storages of a file in place of their bytes; None where nothing of it is gone."""
+        """Digests of the released storages of a file; None if nothing was released."""
         return self.at(file).digests
 
     def pieces(self, file: str) -> DistributedPart | None:
-        """The distributed checkpoint of a name; None for a file."""
+        """The distributed checkpoint with this name; None for a file."""
         part = self._parts[file]
         return part if isinstance(part, DistributedPart) else None
 
     @property
     def distributed(self) -> tuple[DistributedPart, ...]:
-        """The distributed checkpoints, which are loaded piece by piece."""
+        """Distributed checkpoints; these are loaded piece by piece."""
         return tuple(part for part in self._used.values() if isinstance(part, DistributedPart))
 
     @property
     def mapped(self) -> frozenset[str]:
-        """Names of the files that torch has mapped."""
+        """Names of the files that torch mapped."""
         return frozenset(name for name, part in self._used.items() if part.is_file and self.at(name).is_mapped)
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why weights-only mode refused files that hold a tensor, or the only file."""
+        """Reasons of weights-only mode by file name, for files that contain a tensor, or for the only file."""
         return {
             name: loaded.refusal
             for name, loaded in self._all()
@@ -190,28 +190,28 @@ class LoadedFiles:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Names of the files that could not be loaded, for whatever reason."""
+        """Names of the files that could not be loaded, for any reason."""
         return frozenset(name for name in self._used if not self.has(name))
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Names of the files that are not loaded, as they hold nothing of the sample."""
+        """Names of the files that were not loaded because they contain no tensor of the sample."""
         return frozenset(self._parts.keys() - self._used.keys())
 
     @property
     def released(self) -> frozenset[str]:
-        """Names of what is not held once it was compared: members of an archive, and distributed checkpoints."""
+        """Names of parts that are released after the comparison: archive members and distributed checkpoints."""
         return frozenset(name for name, part in self._parts.items() if not part.is_file)
 
     @property
     def error(self) -> str:
-        """Why a load failed otherwise, with the file where there are several; empty where none did."""
+        """First error other than a refusal, with the file name if it has one; empty if there is none."""
         errors = ((name, loaded.error) for name, loaded in self._all() if loaded.error)
         return next((f"{name}: {error}" if name else error for name, error in errors), "")
 
     @property
     def what(self) -> str:
-        """Who returns what was loaded: ``torch.load returns``."""
+        """The functions that loaded the tensors, as subject and verb: ``torch.load returns``."""
         used = [part.inventory for part in self._used.values()]
         loaders = {container_class(one.container).loader for one in used if one.tensors}
         if "torch.export.load" in loaders:
@@ -229,7 +229,7 @@ def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
         return Loaded()
     kind = container_class(part.inventory.container)
     if part.name and kind.name == "pickle":
-        # By itself it would have been meant for torch.load; beside checkpoints it is something that a script keeps.
+        # A bare pickle by itself may be meant for torch.load; next to checkpoints it is a script's own data.
         return Loaded(refusal="it is a bare pickle, which pickle.load restores")
     if kind.loader == "torch.export.load":
         return _load_program(part)
@@ -237,17 +237,17 @@ def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
         return load(kind, part.path, is_packed=any(fact.kind == "compressed-storage" for fact in part.inventory.facts))
     with as_file(cast("FilePart", part).source) as file:
         digests = stored.digests(part) if _has_unseen_values(part) else {}
-        # torch before 2.10 takes a storage for as long as the pickle says, also where its record is shorter.
+        # torch before 2.10 gives a storage the length that the pickle states, also if its record is shorter.
         if digests and len(digests) == len(part.inventory.storages):
             loaded = load(kind, file, digests=StorageDigests(digests))
             if not loaded.error:
                 return loaded
-            file.seek(0)  # whether torch takes the file is to be seen where it keeps all of it
+            file.seek(0)  # load again with all bytes, to see whether torch accepts the file
         return load(kind, file)
 
 
 def _has_unseen_values(part: StoredPart) -> bool:
-    """Whether a file can be loaded without values: torch looks at none, and swaps no bytes of any."""
+    """Whether a file can be loaded without values: torch reads none and swaps no bytes."""
     kinds = {record.kind for record in part.inventory.tensors}
     is_mappable = container_class(part.inventory.container).is_mappable
     return is_mappable and part.byteorder == sys.byteorder and kinds <= _UNSEEN
@@ -256,16 +256,16 @@ def _has_unseen_values(part: StoredPart) -> bool:
 def load(
     kind: type[Container], place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
 ) -> Loaded:
-    """Load a file as a careful script would: ``weights_only=True, mmap=True, map_location="cpu"``.
+    """Load a file with ``weights_only=True, mmap=True, map_location="cpu"``.
 
-    Deflated storages and members of an archive cannot be mapped, and are loaded without. A safetensors file goes
-    through that library, which is what a newer ``torch.load`` would ask, too.
+    Files with deflated storages and members of an archive cannot be mapped and are loaded without ``mmap``. safetensors
+    files are loaded with that library, as newer versions of ``torch.load`` do.
 
     Args:
-        kind: its format.
-        place: its path, or what reads it.
-        is_packed: whether it has deflated storages.
-        digests: takes the bytes of each storage of an archive of ``torch.save``; None to keep them.
+        kind: container format.
+        place: path or file object.
+        is_packed: whether any storage is deflated.
+        digests: receives the bytes of each storage of a ``torch.save`` archive; None to keep them.
     """
     if kind.not_weights_only:
         return Loaded(refusal=kind.not_weights_only)
@@ -286,7 +286,7 @@ def load(
 
 
 def _load_program(part: StoredPart) -> Loaded:
-    """Read an archive of ``torch.export``, of whatever device, without running it."""
+    """Read an archive of ``torch.export``, saved on any device, without running it."""
     tensors: dict[str, list[torch.Tensor]] = {}
     try:
         with as_file(cast("FilePart", part).source) as file:
@@ -306,17 +306,17 @@ def _load_program(part: StoredPart) -> Loaded:
 
 def _load_table(place: str | BinaryIO) -> Loaded:
     weights = load_file(place) if isinstance(place, str) else load_table(place.read())
-    # The library maps the file where torch can; it does not say so.
+    # safetensors maps the file if torch can, but does not report it.
     first = next((tensor.data_ptr() for tensor in weights.values() if tensor.numel()), 0)
     is_mapped = isinstance(place, str) and is_mapping(first, place)
     return Loaded({name: [tensor] for name, tensor in weights.items()}, is_mapped=is_mapped)
 
 
 def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every dense tensor below an object that weights-only mode returned, named by its path.
+    """Every dense tensor in the result of a weights-only load, with its path.
 
-    Tensors that hang on another one, as inside of a wrapper subclass, are named below it, in objects too. Walks without
-    recursion, and never goes into a container that it is inside of, or twice into an object.
+    Tensors inside a wrapper subclass, or in attributes of a tensor or an object, are listed under its path. The walk
+    does not recurse, enters no container that it is inside of, and enters each object once.
     """
     stack: list[tuple[Iterator[tuple[str, Any]], int]] = [(iter((("", root),)), 0)]
     inside: set[int] = set()
@@ -324,7 +324,7 @@ def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
     while stack:
         members, identity = stack[-1]
         for name, value in members:
-            held: Any = value  # what has members of its own
+            held: Any = value  # the value whose members are listed next
             if isinstance(value, torch.Tensor):
                 yield from _dense(name, value)
                 held = _attributes(value)
@@ -344,12 +344,12 @@ def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _attributes(value: Any) -> dict[str, object]:
-    """What torch pickles with a tensor or an object besides its values; nothing for a number, a text, or a class."""
+    """Attributes that torch pickles with a tensor or an object; empty for numbers, strings and classes."""
     try:
         state = {} if isinstance(value, type) else _get_obj_state(value)  # type: ignore[no-untyped-call]
-    except (AttributeError, TypeError):  # without attributes before Python 3.11, or not made to be pickled
+    except (AttributeError, TypeError):  # no attributes before Python 3.11, or not picklable
         return {}
-    both = state if isinstance(state, tuple) else (state,)  # those of `__dict__`, and those of `__slots__`
+    both = state if isinstance(state, tuple) else (state,)  # of `__dict__` and of `__slots__`
     return {name: one for part in both if isinstance(part, dict) for name, one in part.items()}
 
 
@@ -359,7 +359,7 @@ def _members(path: str, value: dict[Any, object] | list[object] | tuple[object, 
 
 
 def _key(key: object) -> str:
-    """A key as a part of a path, as the inventory writes it."""
+    """A key as part of a path, in the notation of the inventory."""
     if isinstance(key, bytes):
         return key.decode("utf-8", "backslashreplace")
     if isinstance(key, tuple):
@@ -390,10 +390,10 @@ def _flat(storage: Any) -> torch.Tensor:
 
 
 def _reason(error: UnpicklingError) -> str:
-    """What the weights-only unpickler said, without the advice to turn it off that ``torch.load`` wraps around it."""
+    """First line of the weights-only unpickler's message, without the advice that ``torch.load`` adds."""
     cause = error.__context__
     if not isinstance(cause, (UnpicklingError, RuntimeError)):  # torch 2.4 raises the latter
-        return "torch does not say why"
+        return "torch gives no reason"
     return str(cause).strip().partition("\n")[0].partition(". Please use")[0].rstrip(".")
 
 

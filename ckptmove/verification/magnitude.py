@@ -1,7 +1,4 @@
-"""How far the values of two runs of elements lie apart.
-
-Never looks at where they come from.
-"""
+"""Measure the largest absolute and relative differences between two arrays of elements."""
 
 from __future__ import annotations
 
@@ -13,25 +10,25 @@ import torch
 from ckptmove.comparison.differences import Gap
 from ckptmove.verification.state import dtype_of
 
-#: Beginnings of the names of dtypes whose elements are no numbers: torch ends the process over some of them.
+#: Prefixes of dtypes without arithmetic; torch aborts the process on some operations with them.
 _NO_NUMBERS: Final = ("quint", "qint", "bits", "float4")
 _INTEGERS: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
-#: A float64 has every integer up to twice this.
+#: float64 represents every integer up to twice this value.
 _EXACT: Final = 2**52
 _LARGEST_ITEM: Final = 8
 
 
 def measure(first: bytes, dtype: str, second: bytes, other: str) -> Gap | None:
-    """The largest differences between equally many elements.
+    """The largest differences between two arrays of equal length.
 
     Args:
-        first: the elements, in this machine's byte order.
-        dtype: of them.
-        second: the others.
-        other: dtype of those.
+        first: elements of one array, in this machine's byte order.
+        dtype: their dtype.
+        second: elements of the other array.
+        other: their dtype.
 
     Returns:
-        The gap, or None for dtypes whose elements are no numbers to torch.
+        The differences; None for dtypes without arithmetic in torch.
     """
     if dtype.startswith(_NO_NUMBERS) or other.startswith(_NO_NUMBERS):
         return None
@@ -54,22 +51,22 @@ def _elements(raw: bytes, dtype: str) -> torch.Tensor:
 
 
 def _widest(values: torch.Tensor) -> torch.Tensor:
-    """Elements as the widest numbers of their kind."""
+    """Convert elements to float64 or complex128."""
     return values.to(torch.complex128 if values.is_complex() else torch.float64)
 
 
 def _is_small(values: torch.Tensor) -> bool:
-    """Whether integers, and the differences between two of them, are numbers that a float64 has."""
+    """Whether float64 represents all of these integers and their differences exactly."""
     if values.dtype.itemsize < _LARGEST_ITEM:
         return True
-    # Of an unsigned number that is too large for the signed type the sign is set.
+    # An unsigned number that is too large for int64 is negative in this view.
     signed = values.view(torch.int64)
     least = 0 if values.dtype is torch.uint64 else -_EXACT
     return bool((signed >= least).all() and (signed <= _EXACT).all())
 
 
 def _restore(apart: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Measure again what is one number to float64, which rounds large integers: one of the sides has them."""
+    """Measure again, exactly, the pairs that float64 rounds to equal numbers."""
     alike = apart == 0
     sides = (_widest(one).real if one.is_complex() or one.is_floating_point() else one for one in (ours, theirs))
     pairs = compress(zip(*(side.tolist() for side in sides), strict=True), alike.tolist())
@@ -77,7 +74,7 @@ def _restore(apart: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> N
 
 
 def _of_integers(one: torch.Tensor, two: torch.Tensor) -> Gap:
-    """The gap between integers that are too large for floating point."""
+    """The differences between integers that are too large for float64."""
     if one.dtype == two.dtype:
         differ = one.view(torch.int64) != two.view(torch.int64)
         one, two = one.view(torch.int64)[differ].view(one.dtype), two.view(torch.int64)[differ].view(two.dtype)

@@ -1,7 +1,4 @@
-"""How far values lie apart, where there is a torch that can tell.
-
-Never imports torch before two values differ.
-"""
+"""Measure the differences between values if torch is installed. torch is imported when the first values differ."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def measure(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:
-    """As :func:`ckptmove.verification.magnitude.measure`; None, too, where there is no torch that works."""
+    """Call :func:`ckptmove.verification.magnitude.measure`; None if torch cannot be imported."""
     by_torch = measure_of_torch()
     return None if by_torch is None else by_torch(one, dtype, two, other)
 
 
 @cache
 def measure_of_torch() -> Measure | None:
-    """What measures, or None where there is no torch that works."""
+    """The measuring function, or None if torch cannot be imported."""
     try:
-        from ckptmove.verification.magnitude import measure  # noqa: PLC0415  # equal values do not wait for torch
+        from ckptmove.verification.magnitude import measure  # noqa: PLC0415  # importing torch takes seconds
     except (ImportError, OSError):
         return None
     return measure

@@ -1,10 +1,10 @@
-"""How much memory the child process may take, held by the system.
+"""Limit the memory of the child process.
 
-Never limits a process that drives a real accelerator, whose driver reserves far more than it uses, and never one that
-runs the user's own code: a case, or an optimizer that torch does not have.
+The limit does not apply to a process that uses a real accelerator, whose driver reserves far more memory than it uses,
+or to one that runs the user's own code (a case, or an optimizer from outside torch).
 
-What counts is memory that is private and can be written to (``RLIMIT_DATA``): a file that is mapped counts too, as its
-pages would if they were written to. Address space (``RLIMIT_AS``) would not do: torch reserves more than it uses.
+The limit is on private writable memory (``RLIMIT_DATA``). A mapped file counts too, because its pages could be written
+to. Address space (``RLIMIT_AS``) cannot be limited: torch reserves more than it uses.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from ckptmove.verification.place import find_site
 if TYPE_CHECKING:
     from ckptmove.verification.request import VerifyRequest
 
-#: What a child may take besides what torch has taken when it is imported: of a small file it takes 100 MiB.
+#: Bytes allowed in addition to those in use after importing torch; a small file takes 100 MiB.
 _IN_ANY_CASE: Final = 2**32
-#: For each byte of the files, as many as their values may take: LBFGS was seen to take 83, every other optimizer 3.
+#: Bytes allowed for each byte of the files. Measured: 83 for LBFGS, 3 for every other optimizer.
 _PER_BYTE: Final = 256
-#: For each processor, whose thread has a stack and an arena of its own.
+#: Bytes allowed for each processor, whose thread has its own stack and malloc arena.
 _PER_PROCESSOR: Final = 2**26
-#: Threads with larger stacks than this are somebody's own setting, by one of these names or by ``ulimit -s``.
+#: Larger thread stacks are the user's setting, through one of these variables or ``ulimit -s``.
 _USUAL_STACK: Final = 2**24
 _STACKS: Final = frozenset({"OMP_STACKSIZE", "KMP_STACKSIZE", "GOMP_STACKSIZE"})
-#: Of this process, in pages; the sixth is what it has of its own.
+#: Memory figures of this process in pages; the sixth is data and stack (``man 5 proc_pid_statm``).
 _FIGURES: Final = Path("/proc/self/statm")
-#: How torch and Python say that there is no memory left.
+#: Messages of torch and Python for an allocation that failed.
 _SAID: Final = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc", "not enough memory")
-#: What to do about it.
+#: Hint for the user.
 HINT: Final = "it needs more memory than a file of this size may take; if you trust the file: --limit-factor 10"
 
 
 def limit_memory(request: VerifyRequest) -> bool:
-    """Hold this process to a size that follows from that of the files.
+    """Limit the memory of this process in proportion to the size of the files.
 
     Args:
-        request: what is verified.
+        request: the verification.
 
     Returns:
-        Whether there is a limit: for the user's own code and on a real accelerator there is none, nor where the system
-        does not say what a process has, or threads have stacks of a size that somebody has chosen.
+        Whether a limit was set. No limit is set for the user's own code, on a real accelerator, if the system does
+        not report the memory of a process, or if the user chose the size of thread stacks.
     """
     is_foreign = request.case is not None or not (request.optimizer is None or request.optimizer in BY_NAME)
     if is_foreign or find_site(request.to or "cpu").mode == "real":
@@ -65,8 +65,8 @@ def limit_memory(request: VerifyRequest) -> bool:
     return True
 
 
-def explained(message: dict[str, object]) -> dict[str, object]:
-    """An answer of the child, with what to do where a check failed for want of memory."""
+def with_hint(message: dict[str, object]) -> dict[str, object]:
+    """Add a hint to a check that failed because memory ran out."""
     check = message.get("check")
     if not isinstance(check, dict) or check["status"] != "failed" or not any(one in check["detail"] for one in _SAID):
         return message

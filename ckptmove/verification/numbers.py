@@ -1,7 +1,4 @@
-"""Whether the stored values are numbers that training can go on from.
-
-Never changes a value, and looks at one tensor at a time.
-"""
+"""The ``numbers`` check: stored values are finite, second moments and step counts are not negative."""
 
 from __future__ import annotations
 
@@ -25,24 +22,24 @@ if TYPE_CHECKING:
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.counters import Counters, Uneven
 
-#: Roles whose values training goes on from; a metric may well be infinite.
+#: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
-#: Buffers of ``torch.ao.quantization``'s observers, infinite until they have seen a value.
+#: Buffers of the observers of ``torch.ao.quantization``, which are infinite until the first value is observed.
 _EXTREMES: Final = frozenset({"min_val", "max_val", "min_vals", "max_vals"})
-#: Buffers of batch norm that the forward pass takes the root of.
+#: Buffer of batch norm; the forward pass takes its square root.
 _VARIANCE: Final = "running_var"
-#: Two values in a byte: torch has no arithmetic for it.
+#: Dtypes with two values in a byte, which have no arithmetic in torch.
 _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
 
 
 @dataclass(slots=True)
 class NumbersTally:
-    """What was seen of the values so far.
+    """Figures and faults of the values checked so far.
 
     Attributes:
-        state_keys: by name of a state tensor: its key (``exp_avg_sq``), with the class of its optimizer.
-        trained: names of the tensors that an optimizer trains; empty where that is not known.
-        counters: the step counts.
+        state_keys: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
+        trained: names of the tensors that an optimizer trains; empty if unknown.
+        counters: step counts.
     """
 
     state_keys: dict[str, tuple[str, str | None]]
@@ -57,7 +54,7 @@ class NumbersTally:
 
     @classmethod
     def of(cls, inventory: Inventory, trained: frozenset[str], counters: Counters) -> NumbersTally:
-        """A tally for one checkpoint."""
+        """An empty tally for a checkpoint."""
         tally = cls(
             {
                 record.name: (key, optimizer.algorithm)
@@ -73,7 +70,7 @@ class NumbersTally:
         return tally
 
     def look(self, record: TensorRecord, values: torch.Tensor) -> None:
-        """Look at one dense tensor of the checkpoint."""
+        """Check the values of one dense tensor of the checkpoint."""
         if record.role not in _ROLES or record.dtype in _NOT_COMPARED:
             return
         if not (values.is_floating_point() or values.is_complex()):
@@ -90,12 +87,12 @@ class NumbersTally:
             self.note_negative(record.name, lowest)
 
     def note_negative(self, name: str, value: float) -> None:
-        """Count a second moment, a variance or a step count below zero."""
+        """Add a second moment, a variance or a step count that is below zero."""
         self._negative.add(f"{name} holds {value:.6g}")
         self._where["N502"].append(name)
 
     def check(self, ignored: Collection[str]) -> CheckResult:
-        """The outcome; what belongs to an ignored code is no failure."""
+        """The result of the check. Faults whose finding code is ignored do not fail it."""
         figures = {
             "tensors": self._tensors,
             "elements": self._elements,
@@ -114,17 +111,17 @@ class NumbersTally:
         if faults:
             return failed("numbers", "; ".join(faults), **figures)
         if not self._tensors:
-            return skipped("numbers", "nothing that could be read is known to be a weight or a state", **figures)
+            return skipped("numbers", "no readable tensor is known to be a weight or optimizer state", **figures)
         values = f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')}"
         parts = [f"{values} are finite, second moments and step counts not negative"]
         if self._not_finite or self._negative:
-            parts = [f"{values} looked at; what is not finite or below zero is ignored"]
+            parts = [f"{values} checked; values that are not finite or below zero are ignored"]
         if self._infinite_buffers:
-            parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, as masks have")
-        return passed("numbers", "; ".join([*parts, *(group.told for group in self.counters.uneven)]), **figures)
+            parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, like those of masks")
+        return passed("numbers", "; ".join([*parts, *(group.advice for group in self.counters.uneven)]), **figures)
 
     def findings(self) -> tuple[Finding, ...]:
-        """O209, N501 and N502, where there is reason."""
+        """Findings O209, N501 and N502."""
         spoiled, negative = self._where["N501"], self._where["N502"]
         findings = [_uneven(group) for group in self.counters.uneven]
         if spoiled:
@@ -143,10 +140,11 @@ class NumbersTally:
         return is_variance or key in magnitudes(algorithm)
 
     def _is_mask(self, name: str, values: torch.Tensor) -> bool:
-        """Whether infinities are those of a mask that is added before a softmax.
+        """Whether infinities are legitimate.
 
-        It has nothing but zeros besides, or it is a buffer, of which a normalisation's statistics are none that may.
-        The extremes that an observer of quantization has not seen yet, and a best value so far, are infinite, too.
+        They are in a mask that is added before a softmax: an untrained tensor with -inf, or a tensor that contains
+        only 0 and -inf. They also are in observers of quantization that have seen no value, and in a best value so
+        far. They are not in the running statistics of a normalization layer.
         """
         if is_buffer(name) or bool(values.isnan().any()):
             return False
@@ -175,12 +173,12 @@ def _uneven(group: Uneven) -> Finding:
 
 
 def comparable(values: torch.Tensor) -> torch.Tensor:
-    """The same values in a dtype that torch can compare on the CPU."""
+    """Convert values to a dtype that torch can compare on the CPU."""
     real = torch.view_as_real(values) if values.is_complex() else values
     return real.float() if real.is_floating_point() and real.element_size() == 1 else real
 
 
 def _range(values: torch.Tensor) -> tuple[float, float]:
-    """Lowest and highest value in one pass without a copy; NaN where there is one, as ``torch.aminmax`` has it."""
+    """Lowest and highest value in one pass without a copy; NaN if any value is NaN, as in ``torch.aminmax``."""
     lowest, highest = torch.aminmax(comparable(values))
     return lowest.item(), highest.item()

@@ -1,7 +1,7 @@
-"""Giving back memory whose bytes can be read again from the file, or that nobody will read again.
+"""Release memory pages that can be read again from a file, or that are no longer needed.
 
-Never takes memory for a mapping of the file that is not known to be one: what is lost of that is back when it is asked
-for, of any other it is gone.
+Only memory known to be a mapping of the file may be released: its pages are read again from the file on access. Other
+memory would lose its values.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 2**24
 #: Windows has no madvise(2).
 _CAN_DROP: Final = hasattr(mmap, "MADV_DONTNEED")
-#: What the memory of this process is, a line for each region: Linux alone tells (``man 5 proc_pid_maps``).
+#: Memory regions of this process, one a line (``man 5 proc_pid_maps``). Only Linux has it.
 _REGIONS = Path("/proc/self/maps")
 
 
 def is_mapping(address: int, path: str) -> bool:
-    """Whether memory is a mapping of a file; False, too, where the system does not tell.
+    """Whether memory is a mapping of a file; False if the system does not report it.
 
     Args:
-        address: of a byte in memory.
-        path: of the file.
+        address: address of a byte.
+        path: path of the file.
     """
     try:
         regions = _REGIONS.read_text(errors="replace").splitlines()
@@ -46,14 +46,14 @@ def is_mapping(address: int, path: str) -> bool:
 
 
 def drop_pages(start: int, end: int) -> None:
-    """Give back the whole pages of a run of memory, where the system can.
+    """Release the whole pages of a memory range, if the system supports it.
 
-    What a file was mapped to is read again from the file; on Linux all else reads as zeros from then on, and elsewhere
-    it may stay what it is.
+    Pages of a mapped file are read again from the file on access. Other memory reads as zeros afterwards on Linux, and
+    may keep its values elsewhere.
 
     Args:
         start: address of the first byte.
-        end: of the byte after the last one.
+        end: address after the last byte.
     """
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last and _CAN_DROP:
@@ -67,10 +67,10 @@ def _c_library() -> ctypes.CDLL:
 
 @dataclass(slots=True)
 class PageRelease:
-    """Drops the clean pages of torch's mapping of a file, which torch holds until the last tensor is gone.
+    """Release the clean pages of torch's mapping of a file, which torch holds until the last tensor is freed.
 
-    The pages come back from the file when they are read again. A tensor is taken for mapped only where its address
-    less its offset in the file is the same page-aligned base as that of all before it.
+    The pages are read from the file again on access. A tensor counts as mapped only if its address minus its offset in
+    the file is the same page-aligned base as for all tensors before it.
 
     Attributes:
         enabled: whether torch mapped the file, in this machine's byte order.
@@ -83,12 +83,12 @@ class PageRelease:
     _bytes: int = 0
 
     def seen(self, address: int, offset: int, nbytes: int) -> None:
-        """Note bytes that will not be needed again soon.
+        """Mark bytes as not needed again soon.
 
         Args:
-            address: of the first byte in memory.
-            offset: of the same byte in the file.
-            nbytes: how many.
+            address: address of the first byte.
+            offset: offset of this byte in the file.
+            nbytes: number of bytes.
         """
         if not self.enabled or not _CAN_DROP:
             return
@@ -104,23 +104,23 @@ class PageRelease:
             self._release()
 
     def _release(self) -> None:
-        # The page that the first byte lies in is one of the mapping, too.
+        # The page that contains the first byte belongs to the mapping, too.
         drop_pages(self._lowest - self._lowest % mmap.PAGESIZE, self._highest)
         self._lowest, self._highest, self._bytes = sys.maxsize, 0, 0
 
 
 class PagesOfFiles:
-    """The same for several mapped files side by side."""
+    """Release the pages of several mapped files."""
 
     def __init__(self, files: Iterable[str]) -> None:
         """Begin with nothing seen.
 
         Args:
-            files: names of those that torch mapped, in this machine's byte order.
+            files: names of the files that torch mapped, in this machine's byte order.
         """
         self._releases = {file: PageRelease(enabled=True) for file in files}
 
     def seen(self, file: str, address: int, offset: int, nbytes: int) -> None:
-        """Note bytes of a file that will not be needed again soon; nothing where it is not mapped."""
+        """Mark bytes of a file as not needed again soon; nothing happens if the file is not mapped."""
         if file in self._releases:
             self._releases[file].seen(address, offset, nbytes)

@@ -1,6 +1,6 @@
-"""An optimizer's parameters with their state, cut into pieces that fit in memory and gathered into batches.
+"""Cut an optimizer's parameters and state into pieces that fit in memory, and group the pieces into batches.
 
-Never holds a tensor: a piece says which elements of which records are stepped together.
+A piece holds records and no tensors: it says which elements of which records are stepped together.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
     from ckptmove.model import OptimizerRecord, StateEntry, TensorRecord
 
-#: Elements that are stepped at once: their state fits in a processor's cache, and in memory many times over.
+#: Elements stepped at once: their state fits in a processor's cache, and in memory many times over.
 WINDOW_ELEMENTS: Final = 2**18
 _BATCH_PIECES: Final = 512
 NOT_SAMPLED: Final = "it is not in the sample"
-#: Why a parameter is not stepped beside others that have state.
+#: Why a parameter without state is not stepped if other parameters have state.
 WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
-#: An optimizer compares each group that it is given with all before it.
+#: Groups in a batch. An optimizer compares each new group with all groups before it.
 _BATCH_GROUPS: Final = 32
 
 
 class TensorSource(Protocol):
-    """Whatever can build the tensor of a record; what it returns must not be written to."""
+    """A source of tensors by record; the returned tensors must not be written to."""
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """The tensor, on the CPU."""
+        """The tensor of a record, on the CPU."""
         ...
 
 
@@ -40,9 +40,9 @@ class Window(NamedTuple):
     """A run of a parameter's elements.
 
     Attributes:
-        start: first element, or first row.
-        end: after the last one (exclusive).
-        flat: whether it counts elements; otherwise rows.
+        start: first element or row.
+        end: element or row after the last one.
+        flat: whether it counts elements of the flat tensor; otherwise rows.
     """
 
     start: int
@@ -50,22 +50,22 @@ class Window(NamedTuple):
     flat: bool
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same run of a tensor of the parameter's shape, as a view."""
+        """This run of a tensor with the parameter's shape, as a view."""
         return (tensor.view(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
 
 
 class Piece(NamedTuple):
-    """A parameter, or a run of its elements, with what the optimizer keeps for it.
+    """A parameter, or a run of its elements, with its optimizer state.
 
     Attributes:
-        name: of the parameter in the checkpoint, or of its state where the file holds no parameter.
+        name: the parameter's name in the checkpoint, or the path of its state if the file has no parameter.
         group: index of its group.
-        parameter: its record; where the file holds none, the record of its first moment, whose shape it has.
-        is_stored: whether ``parameter`` is the parameter itself.
-        entry: its state; None where there is none.
-        window: the elements; None for all of them.
-        elements: how many.
-        offset: of the first of them in the parameter, in elements.
+        parameter: its record; if the file has none, the record of its first moment, which has the same shape.
+        is_stored: whether ``parameter`` is the record of the parameter itself.
+        entry: its state, or None.
+        window: its run of elements; None for all.
+        elements: number of elements.
+        offset: index of its first element in the parameter.
     """
 
     name: str
@@ -78,18 +78,18 @@ class Piece(NamedTuple):
     offset: int
 
     def cut(self, tensor: torch.Tensor, record: TensorRecord) -> torch.Tensor:
-        """This piece's share of a tensor: its window where the tensor has the parameter's shape, else all of it."""
+        """This piece of a tensor: its window if the tensor has the parameter's shape, else the whole tensor."""
         if self.window is None or record.shape != self.parameter.shape:
             return tensor
         return self.window.cut(tensor)
 
 
 class Selection(NamedTuple):
-    """Which parameters of an optimizer are stepped, and which are not.
+    """The parameters of an optimizer that are stepped, and those that are not.
 
     Attributes:
-        pieces: of those that are, in the order of the groups.
-        left_out: by reason, the names of those that the optimizer lists and that cannot be stepped.
+        pieces: pieces of the parameters to step, in the order of the groups.
+        left_out: names of listed parameters that cannot be stepped, by reason.
     """
 
     pieces: list[Piece]
@@ -103,17 +103,17 @@ def select(
     chosen: Container[str] | None = None,
     obstacle: Callable[[TensorRecord], str] = lambda record: f"it keeps a {record.kind} tensor ({record.name})",
 ) -> Selection:
-    """The pieces of every parameter that can be stepped, and the names of all others.
+    """Select the parameters that can be stepped.
 
-    A parameter without state beside others with state is not stepped. One whose values are not in the file is stood in
-    for by a tensor of its moment's shape.
+    A parameter without state is not stepped if others have state. If the file has no values of a parameter, a tensor
+    with the shape of its moment is used instead.
 
     Args:
         optimizer: the optimizer.
-        parameters: by state key, the parameter's record or None.
-        algorithm: class in ``torch.optim``, or the name of another one.
-        chosen: the keys of those that are stepped; None for all. One that steps them as one vector takes all.
-        obstacle: why state that is not dense cannot be restored; empty where it can.
+        parameters: the parameter's record by state key, or None.
+        algorithm: class name in ``torch.optim``, or the name of another class.
+        chosen: keys of the parameters to step; None for all. An optimizer that steps all as one vector ignores it.
+        obstacle: returns why state that is not dense cannot be restored, or an empty string if it can.
     """
     entries = {entry.key: entry.without_inner() for entry in optimizer.state}
     found = Selection([], {})
@@ -144,16 +144,16 @@ def select(
 
 
 def is_dense(record: TensorRecord) -> bool:
-    """Whether a tensor's values lie in a storage, one by one: not those of a meta, sparse or quantized one."""
+    """Whether a storage contains the tensor's values one by one; False for meta, sparse and quantized tensors."""
     return record.storage is not None and not record.parts and record.kind in {"tensor", "parameter"}
 
 
 def batches(pieces: Iterator[Piece], *, together: bool) -> Iterator[list[Piece]]:
-    """Pieces that are stepped by one optimizer: many small ones, or a large one by itself.
+    """Group pieces into batches, each for one optimizer instance: many small pieces, or one large piece.
 
     Args:
         pieces: the pieces, in the order of their groups.
-        together: whether all of them are stepped at once, as many as there are.
+        together: whether all pieces form one batch.
     """
     batch: list[Piece] = []
     groups: set[int] = set()
@@ -172,7 +172,7 @@ def batches(pieces: Iterator[Piece], *, together: bool) -> Iterator[list[Piece]]
 
 
 def _stand_in(entry: StateEntry | None, algorithm: str) -> TensorRecord | None:
-    """A moment of a parameter that is not in the file: it has the parameter's shape."""
+    """A moment of a parameter that is not in the file; it has the parameter's shape."""
     known = algorithm if algorithm in BY_NAME else None
     return next((record for _, record in moments(entry, known)), None) if entry is not None else None
 
@@ -181,7 +181,7 @@ def _cut(piece: Piece) -> Iterator[Piece]:
     tensors = [piece.parameter, *(record for _, record in piece.entry.tensors)] if piece.entry else [piece.parameter]
     sized = [record for record in tensors if record.shape]
     if piece.elements <= WINDOW_ELEMENTS or any(record.shape != piece.parameter.shape for record in sized):
-        yield piece  # a moment of another shape: the optimizer itself is to say what it makes of that
+        yield piece  # a moment of another shape: the step shows whether the optimizer accepts it
         return
     flat = all(is_contiguous(record) for record in sized)
     rows = piece.elements if flat else piece.parameter.shape[0]
@@ -197,7 +197,7 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_contiguous(record: TensorRecord) -> bool:
-    """Whether a dense tensor's elements lie one after the other, the last dimension fastest."""
+    """Whether a dense tensor is contiguous in memory."""
     expected = 1
     for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):
         if size != 1 and step != expected:

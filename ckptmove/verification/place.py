@@ -1,7 +1,4 @@
-"""Where the step is made: the CPU, the accelerator of this machine, or a simulated one.
-
-Never says that a simulated device is real.
-"""
+"""Choose the device of the step: the CPU, an accelerator of this machine, or a simulated one."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """A device that a step can be made on.
+    """A device to make a step on.
 
     Attributes:
-        device: what torch knows it by in this process.
+        device: its torch device in this process.
     """
 
     device: torch.device
 
-    def standing(self) -> AbstractContextManager[object]:
-        """The time in which tensors are made and moved on the device: a simulated one is only there for it."""
+    def active(self) -> AbstractContextManager[object]:
+        """Context in which tensors are made on the device and moved to it; required for a simulated device."""
         ...
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -43,7 +40,7 @@ class Place(Protocol):
 
 
 class TorchDevice:
-    """A device that torch has here.
+    """A device that torch has on this machine.
 
     Attributes:
         device: the device.
@@ -52,8 +49,8 @@ class TorchDevice:
     def __init__(self, tag: str) -> None:
         self.device = torch.device(tag)
 
-    def standing(self) -> AbstractContextManager[object]:
-        """Always."""
+    def active(self) -> AbstractContextManager[object]:
+        """A context without effect."""
         return contextlib.nullcontext()
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -70,12 +67,12 @@ class TorchDevice:
 
 
 class Site(NamedTuple):
-    """The place of one verification.
+    """Target and device mode of one verification.
 
     Attributes:
-        target: tag of the target.
-        mode: what stands for it.
-        reason: why there is nothing to step on; empty where there is.
+        target: device tag of the target.
+        mode: kind of device that is used for the target.
+        reason: why no step can be made; empty if it can.
     """
 
     target: str
@@ -83,12 +80,12 @@ class Site(NamedTuple):
     reason: str = ""
 
     def place(self) -> Place:
-        """The place itself."""
+        """The device to make the step on."""
         return SimulatedDevice(self.target) if self.mode == "simulated" else TorchDevice(self.target)
 
 
 def find_site(target: str) -> Site:
-    """What can stand for a target on this machine."""
+    """Find a device for the target on this machine, or simulate it."""
     if target.partition(":")[0] == "cpu":
         return Site(target, "cpu")
     if is_here(target):
@@ -97,9 +94,9 @@ def find_site(target: str) -> Site:
 
 
 def is_here(target: str) -> bool:
-    """Whether torch has this accelerator here, with this index."""
+    """Whether this machine has the accelerator, with this index."""
     kind, _, index = target.partition(":")
     module: Any = getattr(torch, kind, None)
-    # `torch.mps.is_available` is younger than the oldest torch that is supported.
+    # The oldest supported torch has no `torch.mps.is_available`.
     available = torch.backends.mps.is_available if kind == "mps" else getattr(module, "is_available", None)
     return bool(available is not None and available() and int(index or 0) < module.device_count())

@@ -1,7 +1,4 @@
-"""Plain numbers that training goes on from: those of schedulers and of a ``GradScaler``.
-
-Never looks into a tensor, and never recurses.
-"""
+"""Check the plain numbers in the state of schedulers and of a ``GradScaler``."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ if TYPE_CHECKING:
 
     from ckptmove.pickles.tree import Dict, Value
 
-#: Of a scheduler: the best loss so far may be infinite, a learning rate may not.
+#: Scheduler keys whose values must be finite; others may be infinite, for example the best loss so far.
 _RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
 
 
 def broken_numbers(root: Value) -> Iterator[str]:
-    """What no scheduler or scaler can go on from, for people, with its path.
+    """Numbers that no scheduler or scaler can continue from, as text with their paths.
 
     Args:
-        root: of the tree.
+        root: root of the checkpoint's tree.
     """
     stack: list[tuple[str, Value]] = [("", root)]
     seen: dict[int, Value] = {}

@@ -1,7 +1,7 @@
-"""The tensors of a ``torch.export`` archive as torch's own reader of archives gives them.
+"""Read the tensors of a ``torch.export`` archive with torch's archive reader.
 
-Never calls ``torch.export.load``: that evaluates texts of the file. Its weights are read as it reads them, by
-``get_storage_from_record``, and put on the CPU; its pickles by ``torch.load(weights_only=True)``.
+``torch.export.load`` is never called: it evaluates strings of the file. Weights are read as it reads them, with
+``get_storage_from_record``, and placed on the CPU; pickles with ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FOLDERS = {"weights": "state_dict", "constants": "constants"}
 
 
 def program_tensors(part: StoredPart, place: str | BinaryIO) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight and constant that is stored as raw bytes, by its name in the part.
+    """Weights and constants that are stored as raw bytes, by name.
 
     Args:
         part: the archive.
-        place: its path, or what reads it.
+        place: its path or file object.
     """
     reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001  # torch has no public name for it
     sizes = {storage.key: storage.nbytes for storage in part.inventory.storages}
@@ -45,13 +45,13 @@ def program_tensors(part: StoredPart, place: str | BinaryIO) -> Iterator[tuple[s
 
 
 def program_pickles(place: str | BinaryIO) -> Iterator[tuple[str, object]]:
-    """What each pickle of the archive holds, by its path in the tree.
+    """Contents of each pickle of the archive, by path in the tree.
 
     Args:
-        place: the path of the archive, or what reads it.
+        place: path or file object of the archive.
 
     Raises:
-        UnpicklingError: weights-only mode refuses one.
+        UnpicklingError: if weights-only mode refuses a pickle.
     """
     reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001  # torch has no public name for it
     names = frozenset(reader.get_all_records())

@@ -1,7 +1,4 @@
-"""What ``verify`` is asked, and how the question reaches the child process.
-
-Never opens a file and never imports torch.
-"""
+"""The options of one ``verify`` run, and their JSON form for the child process."""
 
 from __future__ import annotations
 
@@ -12,24 +9,23 @@ from ckptmove.limits import Limits
 
 
 class VerifyRequest(NamedTuple):
-    """What the user asked ``verify`` for.
+    """Options of one ``verify`` run.
 
     Attributes:
-        path: a checkpoint: a file or a directory.
-        to: tag of the target, or None for the device where most of the model lies.
-        against: the original that the values must equal, or None.
-        optimizer: class to use in place of the one that the keys point to, of ``torch.optim`` by its name or any other
-            as ``pkg.mod:CLASS``, or None.
-        require_device: whether a simulated target is a failure.
-        seed: of the gradient.
-        ignore: codes of findings that are no failure.
-        keep: globs of tensor names that may lie where they are.
-        devices: how many devices the target machine has, or None for as many as ``to`` and the file name.
+        path: checkpoint file or directory.
+        to: device tag of the target; None for the device of most of the model.
+        against: path of the original to compare values with, or None.
+        optimizer: optimizer class to use instead of the detected one: a name of ``torch.optim`` or ``pkg.mod:CLASS``.
+        require_device: whether a simulated target fails the step.
+        seed: seed of the gradients.
+        ignore: finding codes that fail nothing.
+        keep: globs of tensor names that may stay on their device.
+        devices: number of devices of the target machine; None for as many as ``to`` and the file name.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
-        timeout: seconds that the child may take, or None for as many as it needs.
-        sample: how many parameters of each optimizer, and how many other tensors, are looked at; None for all.
-        limits: what each file may ask for.
-        nbytes: size of all files, of the original's too: the memory of the child follows it.
+        timeout: seconds that the child may run, or None for no limit.
+        sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
+        limits: resource limits for reading each file.
+        nbytes: total size of the files, including the original's; the memory limit of the child depends on it.
     """
 
     path: str
@@ -48,12 +44,12 @@ class VerifyRequest(NamedTuple):
     nbytes: int = 0
 
     def to_json(self) -> str:
-        """The request as one JSON document."""
+        """Convert to a JSON document."""
         return json.dumps({**self._asdict(), "limits": self.limits._asdict()})
 
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:
-        """The request of a document that :meth:`to_json` made."""
+        """Read the document of :meth:`to_json`."""
         facts = json.loads(text)
         globs, codes = tuple(facts["keep"]), tuple(facts["ignore"])
         return cls(**{**facts, "ignore": codes, "keep": globs, "limits": Limits(**facts["limits"])})

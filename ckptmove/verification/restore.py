@@ -1,6 +1,6 @@
-"""The restore check: what a script gets from the file is what is stored in it, bit for bit.
+"""The ``restore`` check: tensors that ``torch.load`` returns equal the stored ones bit for bit.
 
-Never compares values: only bits, sizes, strides and dtypes.
+Only bits, sizes, strides and dtypes are compared, not values.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from ckptmove.verification.sampling import Sample
     from ckptmove.verification.state import StoredBytes, StoredTensors
 
-#: Kinds that have no bytes of their own in a storage, or whose parts torch does not hand out again.
+#: Kinds without bytes of their own in a storage, or whose parts torch does not return.
 NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
-#: With these words torch says that an archive does not hold together.
+#: Message of torch for a damaged archive.
 _DAMAGED: Final = "PytorchStreamReader failed"
 
 
 @dataclass(slots=True)
 class RestoreTally:
-    """What the comparison has seen so far.
+    """Figures and faults of the comparison so far.
 
     Attributes:
         compared: tensors compared with torch's.
         nbytes: bytes compared.
-        apart: kinds of tensors that have no bytes to compare, and how many of each.
+        apart: number of tensors without bytes to compare, by kind.
         differing: tensors that differ, and how.
-        unreadable: tensors whose bytes cannot be taken from the file as they lie.
-        places: how often each name has come: two paths may read alike.
-        known: bytes in the file, and where torch has them, that were found equal.
-        pieces: of distributed checkpoints.
+        unreadable: tensors whose bytes are encoded or incomplete.
+        places: how often each name has occurred; several paths may be written the same.
+        known: bytes of the file and their addresses in memory that were found equal.
+        pieces: results for distributed checkpoints.
     """
 
     compared: int = 0
@@ -59,9 +59,9 @@ class RestoreTally:
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
-    """For every dense tensor, by name, storage and offset: its place among those whose paths read alike.
+    """Index of every dense tensor, by name, storage and offset, among the tensors with the same name.
 
-    A key may hold dots, so that ``{"a.b": …}`` and ``{"a": {"b": …}}`` read the same.
+    A key may contain dots, so ``{"a.b": …}`` and ``{"a": {"b": …}}`` have the same name.
     """
     counts: dict[str, int] = {}
     found: dict[tuple[str, str | None, int], int] = {}
@@ -72,7 +72,7 @@ def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
 
 
 def dense_records(inventory: Inventory, sample: Sample | None = None) -> Iterator[TensorRecord]:
-    """Every dense tensor of a checkpoint, or of a sample, that has bytes: the parts of a sparse one in its place."""
+    """Dense tensors with bytes of a checkpoint or a sample; a sparse tensor is replaced by its parts."""
     for record in inventory.tensors:
         if record.kind not in NOT_COMPARED and (sample is None or record.name in sample.names):
             yield from record.dense()
@@ -85,16 +85,16 @@ def survey(
     numbers: NumbersTally,
     sample: Sample | None = None,
 ) -> CheckResult:
-    """Compare every tensor with what ``torch.load`` returned, and look at its numbers while it is at hand.
+    """Compare every tensor with the result of ``torch.load``, and check its numbers in the same pass.
 
-    Those of a file that it did not load are looked at alone.
+    Tensors of files that torch did not load are only checked for their numbers.
 
     Args:
-        inventory: of the checkpoint.
-        stored: its tensors.
-        loaded: what was returned.
-        numbers: told of each tensor.
-        sample: the tensors that are looked at; None for all.
+        inventory: inventory of the checkpoint.
+        stored: its tensors as stored.
+        loaded: its tensors as loaded.
+        numbers: receives each tensor.
+        sample: tensors to check; None for all.
 
     Returns:
         The ``restore`` check.
@@ -115,7 +115,7 @@ def survey(
                 tally.unreadable.add(record.name)
             continue
         values = stored.tensor(record)
-        # Tied tensors and shared views are the same bytes under several names.
+        # Tied tensors and shared views have the same bytes under several names.
         if (place, record.dtype) not in seen:
             numbers.look(record, values)
         pieces = loaded.pieces(place.file)
@@ -134,16 +134,16 @@ def survey(
 
 
 class LoadedTensors:
-    """What ``torch.load`` returned, as a source of tensors that gives its pages back as it goes."""
+    """Source of the tensors that ``torch.load`` returned; releases their pages after use."""
 
     def __init__(self, loaded: LoadedFiles, stored: StoredTensors, inventory: Inventory, instead: TensorSource) -> None:
-        """Look up what was returned.
+        """Index the loaded tensors.
 
         Args:
-            loaded: what was returned.
-            stored: the same as it lies in the files.
-            inventory: of the checkpoint, whose records will be asked for.
-            instead: of the tensors of files that ``torch.load`` did not load.
+            loaded: the loaded files.
+            stored: their tensors as stored.
+            inventory: inventory of the checkpoint whose records are used for look-ups.
+            instead: source for files that ``torch.load`` did not load.
         """
         self._loaded = loaded
         self._stored = stored
@@ -156,7 +156,7 @@ class LoadedTensors:
         """The tensor of a record; it must not be written to.
 
         Raises:
-            LookupError: ``torch.load`` returned no such tensor.
+            LookupError: if ``torch.load`` did not return the tensor.
         """
         place = self._stored.place(record)
         if place is None or place.file in self._missing:
@@ -182,7 +182,7 @@ def _compare(
     tally.compared += 1
     tally.nbytes += place.span.nbytes
     if theirs is None:
-        tally.differing.add(f"{record.name} is not in what torch.load returns")
+        tally.differing.add(f"{record.name} is missing")
         return
     if record.kind != "storage":
         for what, stored, got in (
@@ -209,7 +209,7 @@ def _compare(
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a dense tensor from its first element to its last, gaps included, without a copy."""
+    """View the bytes of a dense tensor from its first element to its last, including gaps."""
     item = tensor.element_size()
     count = extent_elements(tuple(tensor.shape), tuple(tensor.stride()))
     start = tensor.storage_offset() * item
@@ -217,7 +217,7 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two flat uint8 tensors are equal; eight bytes at a time where they lie so."""
+    """Whether two flat uint8 tensors are equal; compares eight bytes at a time if they are aligned."""
     if one.shape != other.shape:
         return False
     if one.storage_offset() % 8 or other.storage_offset() % 8:
@@ -240,7 +240,7 @@ def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, lo
     if refused:
         figures["refusal"] = "; ".join(f"{name}: {reason}" if name else reason for name, reason in refused.items())
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
-    apart += tally.pieces.said
+    apart += tally.pieces.summary
     if loaded.left_out:
         apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} with nothing of the sample"
     error = loaded.error or str(tally.pieces.errors)
@@ -249,14 +249,14 @@ def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, lo
         is_damaged = tally.pieces.errors or _DAMAGED in error
         return failed("restore", f"torch.load fails: {error}{mend if is_damaged else ''}", **figures)
     if tally.unreadable:
-        return failed("restore", f"bytes not stored plainly and whole: {tally.unreadable}", **figures)
+        return failed("restore", f"bytes encoded or incomplete: {tally.unreadable}", **figures)
     differing = "; ".join(str(one) for one in (tally.differing, tally.pieces.differing) if one)
     if differing:
         return failed("restore", f"{loaded.what} something else: {differing}", **figures)
     if refused and not tally.compared:
         several = "" not in refused
         detail = (
-            f"{amount(looked_at, 'tensor')} lie whole in the file{'s' * several}{apart}; not compared with torch.load, "
+            f"{amount(looked_at, 'tensor')} complete in the file{'s' * several}{apart}; not compared with torch.load, "
             f"because weights_only=True refuses {'' if several else 'the file: '}{figures['refusal']}"
         )
         return skipped("restore", detail, **figures)

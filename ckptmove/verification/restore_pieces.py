@@ -1,6 +1,6 @@
-"""The restore check of a distributed checkpoint: each of its pieces through ``torch.load``, held against its place.
+"""The ``restore`` check of a distributed checkpoint: compare each piece that ``torch.load`` returns with its tensor.
 
-Never unpickles ``.metadata``, as ``torch.distributed.checkpoint.load`` would, and never holds more than one piece.
+``.metadata`` is never unpickled, as ``torch.distributed.checkpoint.load`` would do. One piece is in memory at a time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PiecesTally:
-    """What was seen of the pieces so far.
+    """Figures and faults of the pieces compared so far.
 
     Attributes:
-        chunks: pieces of tensors that were loaded.
-        objects: pieces of what is no tensor that were loaded.
-        differing: pieces that are not what lies at their place, and how.
+        chunks: loaded pieces of tensors.
+        objects: loaded pieces of other objects.
+        differing: pieces that differ from their part of the tensor, and how.
         errors: pieces that could not be loaded, and why.
         refused: objects that weights-only mode refuses, and why.
     """
@@ -42,26 +42,26 @@ class PiecesTally:
     refused: Offenders = field(default_factory=Offenders)
 
     @property
-    def said(self) -> str:
-        """What was loaded, and by whom, for people."""
+    def summary(self) -> str:
+        """The loaded pieces, and how they were loaded, as text."""
         if not self.chunks and not self.objects:
             return ""
         found = [amount(self.chunks, "piece")] + [amount(self.objects, "object")] * bool(self.objects)
         refused = f"; not loaded, because weights_only=True refuses it: {self.refused}" if self.refused else ""
         return (
             f"; {' and '.join(found)} of *.distcp were loaded one at a time by torch.load(weights_only=True); "
-            f"torch.distributed.checkpoint.load was not run, as it unpickles .metadata{refused}"
+            f"torch.distributed.checkpoint.load was not run, because it unpickles .metadata{refused}"
         )
 
 
 def compare_pieces(record: TensorRecord, values: torch.Tensor, part: DistributedPart, tally: PiecesTally) -> None:
-    """Hold what ``torch.load`` makes of each piece of a tensor against the tensor as it was put together.
+    """Compare each loaded piece of a tensor with the assembled tensor.
 
     Args:
         record: the tensor.
-        values: as it was put together.
-        part: the checkpoint that it is in.
-        tally: told of what was found.
+        values: its assembled values.
+        part: the checkpoint that contains it.
+        tally: receives the results.
     """
     for piece in part.pieces_of(part.own_name(record.storage or "")):
         name = f"{record.name} ({piece.place})"
@@ -76,7 +76,7 @@ def compare_pieces(record: TensorRecord, values: torch.Tensor, part: Distributed
 
 
 def compare_objects(part: DistributedPart, tally: PiecesTally) -> None:
-    """Load what is no tensor, too."""
+    """Load the objects that are not tensors."""
     for name, piece in part.objects():
         loaded = _load(piece)
         if loaded.refusal:
@@ -93,7 +93,7 @@ def _load(piece: StoredPiece) -> Loaded:
 
 
 def _fault(record: TensorRecord, values: torch.Tensor, piece: StoredPiece, loaded: Loaded) -> str:
-    """How a piece differs from its place; empty where it does not."""
+    """How a piece differs from its part of the tensor; empty if it does not."""
     tensors = loaded.tensors.get("", [])
     if not tensors:
         return "no tensor"

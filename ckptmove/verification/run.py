@@ -1,7 +1,4 @@
-"""The use-case: one verification from the request to the verdict, torch in a child process.
-
-Never imports torch.
-"""
+"""Verify one checkpoint: make the checks without torch, run the child process, and return the verdict."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import VerifyResult
-from ckptmove.verification.file_checks import check_file, check_placement, check_structure, hold_against
+from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.sampling import choose
-from ckptmove.verification.step.memory_limit import refuse_excess
 from ckptmove.verification.step.optimizers import check_override
+from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,25 +46,25 @@ def verify_checkpoint(
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
 ) -> VerifyResult:
-    """Prove that a checkpoint resumes, or say what is in the way.
+    """Prove that a checkpoint resumes, or report why it does not.
 
     Args:
-        request: what to verify.
-        command: the child process; by default the worker of this package.
-        progress: told of bytes checked and bytes in all.
-        stage: then told what the child does next.
+        request: the options.
+        command: command line of the child process; by default this package's worker.
+        progress: called with the bytes checked so far and the total.
+        stage: called with the name of the child's next stage.
 
     Returns:
-        The verdict: every check of the contract, in its order. Where the target is neither here nor can be
-        simulated, the step counts as failed: nothing was proven.
+        The verdict with all checks in order. The step fails if this machine does not have the target and cannot
+        simulate it: nothing was proven.
 
     Raises:
-        TorchMissing: torch is not installed.
-        TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, a case that is none, an original with none of the same tensors, or
-            no time at all.
-        UnreadableInput: the checkpoint or its original cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: it asks for more than the limits allow.
+        TorchMissing: if torch is not installed.
+        TorchBroken: if torch cannot be imported.
+        UsageError: if the device or optimizer is unknown, the case is unusable, the original has no tensor in common
+            with the checkpoint, or an option's number is out of range.
+        UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if either needs more than the limits allow.
     """
     _refuse_request(request)
     limits, nbytes = request.limits, 0
@@ -75,22 +72,22 @@ def verify_checkpoint(
     read_from: tuple[DiskPlace, ...] = ()
     if request.against is not None:
         with open_stored(request.against, limits, to_resume=True) as original:
-            # One that cannot be read is an error of the input, not an outcome.
-            refuse_excess(original, limits)
+            # An original that cannot be read is an input error, not a failed check.
+            limit_tensor_sizes(original, limits)
             nbytes, kind, read_from = original.nbytes, original.kind, original.read_from
     cases = () if request.case is None else (CASE,)
     with open_stored(request.path, limits, to_resume=True) as checkpoint:
         if request.against is not None:
             _refuse_stranger(checkpoint, request.against, kind, limits)
-        refuse_excess(checkpoint, limits)
+        limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes)
-        # torch takes seconds to import: meanwhile the CRCs are compared here.
+        # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
             findings, here, sample = checks_without_torch(checkpoint, facts, request)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
-        # Whatever the child says of files that have changed meanwhile, it may have seen some of each.
+        # The child's answers are worthless if files changed: it may have read parts of both versions.
         for place in (*read_from, *checkpoint.read_from):
             place.require_unchanged()
     if answers.torch_failure:
@@ -100,42 +97,45 @@ def verify_checkpoint(
     if answers.refusal:
         raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    checks = tuple(hold_against(found[name], findings) for name in (*CHECKS, *cases))
+    checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
     return _verdict(asked, answers, checks, findings, sample)
 
 
 def _refuse_request(request: VerifyRequest) -> None:
-    """Refuse what cannot be done, whatever the file holds."""
+    """Raise for options that no checkpoint could fulfil."""
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing
     if request.timeout is not None and not request.timeout > 0:
-        raise UsageError(f"--timeout takes seconds, more than 0, and not {request.timeout:g}")
+        raise UsageError(f"--timeout takes a number of seconds greater than 0, not {request.timeout:g}")
     if request.sample is not None and request.sample < 1:
-        raise UsageError(f"--sample takes a number of parameters, at least 1, and not {request.sample}")
+        raise UsageError(f"--sample takes a number of parameters, at least 1, not {request.sample}")
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
 
 
 def _refuse_stranger(checkpoint: StoredCheckpoint, against: str, kind: str, limits: Limits) -> None:
-    """Refuse a file against a directory or an archive that holds none of the same tensors."""
+    """Raise if the original is of another kind (file, directory, archive) and has no tensor of the same name."""
     if checkpoint.kind == kind:
         return
     with open_stored(against, limits) as original:
         if not find_counterparts(*side_by_side(checkpoint, original)).pairs:
-            kinds = f"{checkpoint.path} is {checkpoint.kind}, and --against names {kind}"
-            raise UsageError(f"{kinds} that holds no tensor of the same name: {against}")
+            kinds = f"{checkpoint.path} is {checkpoint.kind}, but --against names {kind}"
+            raise UsageError(f"{kinds} without a tensor of the same name: {against}")
 
 
 def checks_without_torch(
     checkpoint: StoredCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
 ) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
-    """The findings, the checks that this process makes while torch is imported in the other one, and the sample's size.
+    """Make the checks of this process, while the child imports torch.
 
     Args:
-        checkpoint: what is verified.
-        facts: about its bytes; None where they were not compared with their CRCs.
-        asked: what the user asked for: without a target, the devices of the file are taken as they are.
+        checkpoint: the checkpoint.
+        facts: facts about its bytes; None if they were not compared with their CRCs.
+        asked: the options; without a target, the devices in the file are taken as correct.
+
+    Returns:
+        The findings, the checks, and the size of the sample.
     """
     inventory = checkpoint.inventory
     target = None if asked.to is None else parse_target(asked.to)
@@ -187,19 +187,19 @@ def _verdict(
 
 
 def _is_proven(checks: Sequence[CheckResult]) -> bool:
-    """Whether the resume is proven: by every check that stepped. A case stands in for a step that was skipped."""
+    """Whether every step made proves the resume; a case replaces a step that was skipped."""
     proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
     is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
     return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
 
 
 def _target(request: VerifyRequest, inventory: Inventory) -> str:
-    """The device that the step is made for."""
+    """Device tag of the step."""
     return parse_target(request.to if request.to is not None else target_device(inventory, Context()) or "cpu")
 
 
 def _settled(request: VerifyRequest, inventory: Inventory) -> VerifyRequest:
-    """The request with its target, and with as many devices as the machine needs where the user said no number."""
+    """The request with target and number of devices filled in."""
     target = _target(request, inventory)
     tags = (tensor.device for tensor in inventory.tensors)
     devices = request.devices if request.devices is not None else devices_needed((target, *tags))

@@ -1,6 +1,6 @@
-"""A sample of a checkpoint: the parameters and tensors that stand for all where all would take too long.
+"""Choose a sample of a checkpoint's parameters and tensors (``--sample``).
 
-Never looks at a tensor's bytes, and never chooses by chance: the same seed chooses the same.
+The choice reads no tensor, and the same seed gives the same sample.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _Item = TypeVar("_Item")
 
 
 class Sample(NamedTuple):
-    """What is looked at.
+    """The tensors and parameters to check.
 
     Attributes:
-        names: of the tensors.
-        keys: of the parameters that are stepped, for each optimizer in its turn: the paths of two may read alike.
-        size: how much that is.
+        names: names of the tensors.
+        keys: keys of the parameters to step, one set for each optimizer; two optimizers may use the same keys.
+        size: size of the sample.
     """
 
     names: frozenset[str]
@@ -36,18 +36,18 @@ class Sample(NamedTuple):
 
 
 def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]], count: int, seed: int) -> Sample:
-    """A sample that is spread over each optimizer's groups, and over all that no optimizer trains.
+    """Choose a sample that is spread over each optimizer's groups and over all tensors that no optimizer trains.
 
     Args:
-        inventory: of the checkpoint.
+        inventory: inventory of the checkpoint.
         pairings: its optimizers, each with its parameters.
-        count: how many parameters of each optimizer, with all of their state, and how many of the other tensors.
-        seed: another one chooses others.
+        count: number of parameters of each optimizer, with all of their state, and number of other tensors.
+        seed: seed of the choice.
 
     Returns:
-        The sample. Of an optimizer that steps its parameters as one vector it has all, however many they are.
+        The sample. It contains all parameters of an optimizer that steps them as one vector.
     """
-    random = Random(seed)  # noqa: S311  # it is to be the same again, not to be secret
+    random = Random(seed)  # noqa: S311  # repeatable, not secret
     names: set[str] = set()
     keys: list[frozenset[str]] = []
     trained: set[str] = set()
@@ -60,7 +60,7 @@ def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairi
         listed += len(own)
         found = [(key, record.name) for key, record in pairing.matches if record is not None]
         found += [(entry.key, record.name) for entry in optimizer.state for _, record in entry.tensors]
-        found = [(key, name) for key, name in found if key in own]  # state that no group lists is one of the others
+        found = [(key, name) for key, name in found if key in own]  # state that no group lists counts as other tensors
         trained.update(name for _, name in found)
         names.update(name for key, name in found if key in chosen)
     others = dict.fromkeys(record.name for record in inventory.tensors if record.name not in trained)
@@ -76,7 +76,7 @@ def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairi
 
 
 def _spread(items: Sequence[_Item], count: int, random: Random) -> list[_Item]:
-    """One of each of so many runs of equal length; all where there are no more."""
+    """Choose one item from each of ``count`` runs of equal length; all items if there are not more."""
     if len(items) <= count:
         return list(items)
     bounds = [len(items) * place // count for place in range(count + 1)]

@@ -1,7 +1,7 @@
-"""Tensors built from the bytes of a checkpoint as they lie in it.
+"""Build tensors from the stored bytes of a checkpoint.
 
-Never unpickles, and never reads more than the tensor that is asked for: large ones are mapped, or kept for a while
-where they cannot be. One file and many are the same here: a storage's key says which it lies in.
+Nothing is unpickled, and only the bytes of the requested tensor are read. Large tensors are mapped, or kept for a
+while if they cannot be mapped. A checkpoint may have several files; a storage's key names its file.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.layouts.stored_part import StoredPart
     from ckptmove.model import TensorRecord
 
-#: Below this a read is cheaper than a mapping.
+#: Reading fewer bytes is cheaper than mapping them.
 _MAP_FROM_BYTES: Final = 2**17
-#: A checkpoint may have thousands of files, and a process may open a thousand or so: its own, torch's and the mapped.
+#: Open files. A checkpoint may have thousands; the limit of a process is about a thousand, shared with torch's.
 _MOST_OPEN: Final = 16
-#: Large tensors that are kept where they cannot be mapped: a parameter with its moments is cut into many windows.
+#: Large tensors kept because they cannot be mapped: a parameter and its moments are cut into many windows.
 _MOST_KEPT: Final = 4
-#: As much is put together at once: a multiple of the size of any element.
+#: Bytes read at once; a multiple of every element size.
 _BLOCK_BYTES: Final = 2**20
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StoredBytes(NamedTuple):
-    """Where bytes lie that are read as they are.
+    """Location of bytes that can be read without decoding.
 
     Attributes:
         file: name of the file in the checkpoint.
-        span: the bytes.
-        tensor: whose bytes the span counts, where each tensor's are counted by themselves; else empty.
+        span: byte range.
+        tensor: name of the tensor that the range is relative to, if each tensor has its own byte count; else empty.
     """
 
     file: str
@@ -58,14 +58,14 @@ class StoredBytes(NamedTuple):
 
 
 class StoredTensors:
-    """The tensors of a checkpoint, each built when it is asked for and gone when it is let go."""
+    """The tensors of a checkpoint as stored, each built on request."""
 
     def __init__(self, parts: Iterable[StoredPart], *, mapped: bool = True) -> None:
-        """Take down where the bytes of each storage lie.
+        """Begin with no file open.
 
         Args:
-            parts: of the checkpoint; a file is opened once more when a tensor of it is asked for.
-            mapped: whether large tensors are mapped; otherwise every one is read into memory.
+            parts: parts of the checkpoint; a file is opened again for its first tensor.
+            mapped: whether to map large tensors; otherwise all tensors are read into memory.
         """
         self._parts = {part.name: part for part in parts}
         self._mapped = mapped
@@ -87,13 +87,13 @@ class StoredTensors:
         return frozenset(name for name, part in self._parts.items() if not _swaps(part))
 
     def part_of(self, record: TensorRecord) -> StoredPart | None:
-        """The part that a dense tensor's storage lies in; None where it has none."""
+        """The part that contains a dense tensor's storage; None if it has no storage."""
         return None if record.storage is None else self._part_at(record.storage)
 
     def place(self, record: TensorRecord) -> StoredBytes | None:
-        """Where a dense tensor's bytes lie, from its first element to its last; None where they are not there.
+        """Location of a dense tensor's bytes, from its first element to its last.
 
-        A tensor has none without a storage, with a storage that is not stored plainly, or one that is too short.
+        None if the tensor has no storage, or if the storage is encoded or too short.
         """
         part = self.part_of(record)
         key = None if part is None else part.own_key(record)
@@ -107,23 +107,23 @@ class StoredTensors:
         return StoredBytes(part.name, Span(start, end), whose) if end <= storage.end else None
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """A dense tensor with its dtype, sizes and strides, on the CPU; no file is ever written to.
+        """Build a dense tensor with its dtype, sizes and strides on the CPU. Writing to it never changes the file.
 
         Raises:
-            DamagedArchive: its bytes are not in the file, or not as they are in memory.
-            SourceChanged: they are no longer there.
-            AccessFailed: the file cannot be opened any more.
-            UnreadableInput: a piece of it is not what it should be.
+            DamagedArchive: if its bytes are encoded or incomplete.
+            SourceChanged: if the file has changed.
+            AccessFailed: if the file can no longer be opened.
+            UnreadableInput: if a piece of it is damaged.
         """
         place = self.place(record)
         if place is None:
             part = self.part_of(record) or next(iter(self._parts.values()))
-            raise DamagedArchive(part.path, f"'{record.name}' is not stored plainly and whole")
+            raise DamagedArchive(part.path, f"'{record.name}' is encoded or incomplete")
         values = torch.empty(0, dtype=dtype_of(record.dtype))
         return values.set_(self._extent(place, record).untyped_storage(), 0, record.shape, record.stride)
 
     def digests(self, part: StoredPart) -> dict[str, bytes]:
-        """The SHA-256 of each storage of a part, as it lies there, by its key; none of one that is not there whole.
+        """SHA-256 of each complete storage of a part, by storage key.
 
         Raises:
             As :meth:`tensor`.
@@ -140,12 +140,12 @@ class StoredTensors:
         return found
 
     def _part_at(self, key: str) -> StoredPart | None:
-        """The part that a storage's key begins with, a slash after it; files may lie in the folder of another one."""
+        """The part named by the beginning of a storage key, before a slash; files may be in folders of other parts."""
         ends = (end for end in range(len(key) - 1, 0, -1) if key[end] == "/" and key[:end] in self._parts)
         return next((self._parts[key[:end]] for end in ends), self._parts.get(""))
 
     def _extent(self, place: StoredBytes, record: TensorRecord) -> torch.Tensor:
-        """The bytes as a flat uint8 tensor, in this machine's byte order."""
+        """Bytes as a flat uint8 tensor, in this machine's byte order."""
         if place.span.nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         part, item = self._parts[place.file], ITEM_BYTES[record.dtype]
@@ -170,12 +170,12 @@ class StoredTensors:
         return values
 
     def _bytes(self, part: StoredPart, key: str, span: Span) -> bytearray:
-        """Bytes of a storage of a part, read into memory."""
+        """Read bytes of a part's storage into memory."""
         disk = part.disk
         return _gathered(part, key, span) if disk is None else self._read(disk, _on_disk(disk, span))
 
     def _opened(self, disk: DiskPlace) -> FileIO:
-        """A file as it was read, opened where it is not; there are a few, and the first one is let go."""
+        """Open a file, or return it if it is open; the oldest one is closed if too many are."""
         opened = self._open.get(disk.path)
         if opened is None:
             if len(self._open) == _MOST_OPEN:
@@ -192,7 +192,7 @@ class StoredTensors:
         before = span.start % mmap.ALLOCATIONGRANULARITY
         if span.end > os.fstat(number).st_size:
             raise SourceChanged(disk.path)
-        # A private copy on write: torch warns of a buffer that it could not write to.
+        # Private copy on write, because torch warns of buffers that are not writable.
         pages = mmap.mmap(number, before + span.nbytes, access=mmap.ACCESS_COPY, offset=span.start - before)
         return torch.frombuffer(pages, dtype=torch.uint8, count=span.nbytes, offset=before)
 
@@ -201,7 +201,7 @@ class StoredTensors:
         buffer = bytearray(span.nbytes)
         opened.seek(span.start)
         done = 0
-        while done < span.nbytes:  # the system may give less than was asked for
+        while done < span.nbytes:  # the system may return fewer bytes than requested
             count = opened.readinto(memoryview(buffer)[done:])
             if not count:
                 raise SourceChanged(disk.path)
@@ -210,17 +210,17 @@ class StoredTensors:
 
 
 def _on_disk(disk: DiskPlace, span: Span) -> Span:
-    """Where bytes of a part lie in the file that has them."""
+    """Convert a byte range of a part to one of its file."""
     return Span(disk.start + span.start, disk.start + span.end)
 
 
 def _swaps(part: StoredPart) -> bool:
-    """Whether a part is in the other byte order than this machine."""
+    """Whether the byte order of a part differs from this machine's."""
     return part.byteorder != sys.byteorder
 
 
 def _gathered(part: StoredPart, key: str, span: Span) -> bytearray:
-    """Bytes that lie nowhere on the disk in one run, or not as they are."""
+    """Read bytes that are compressed, or not contiguous on disk."""
     stored = cast("elements.StoredBytes", part.storage(key))  # a span of it is known
     buffer = bytearray(span.nbytes)
     for block in _blocks(span.start, span.end):
@@ -229,26 +229,26 @@ def _gathered(part: StoredPart, key: str, span: Span) -> bytearray:
 
 
 def _blocks(start: int, end: int) -> Iterator[Span]:
-    """A run of bytes in pieces that are read at once."""
+    """Split a byte range into blocks."""
     return (Span(first, min(first + _BLOCK_BYTES, end)) for first in range(start, end, _BLOCK_BYTES))
 
 
 def extent_elements(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from a tensor's first to its last, gaps between them included; 0 for an empty one."""
+    """Number of elements from a tensor's first to its last, including gaps; 0 for an empty tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def overlaps(record: TensorRecord) -> bool:
-    """Whether several elements of a dense tensor are one and the same in memory."""
+    """Whether several elements of a dense tensor share memory."""
     return math.prod(record.shape) > extent_elements(record.shape, record.stride)
 
 
 def distinct(values: torch.Tensor) -> torch.Tensor:
-    """All values of a tensor as a view, of one that is expanded or lies over itself each just once, whatever its shape.
+    """A view of all values of a tensor, in any shape; values of an expanded tensor occur once.
 
-    What lies over itself otherwise than by expansion is taken with the gaps that it may have.
+    A tensor that overlaps itself in another way is returned with its gaps.
     """
     extent = extent_elements(tuple(values.shape), tuple(values.stride()))
     for dimension, step in enumerate(values.stride()):
@@ -258,16 +258,16 @@ def distinct(values: torch.Tensor) -> torch.Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of torch for a name without ``torch.``.
+    """The torch dtype of a name without ``torch.``.
 
     Raises:
-        AttributeError: this torch is too old to know it.
+        AttributeError: if this torch has no dtype of this name.
     """
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements as integers, so that equal means equal bits: NaN equals itself, -0.0 is not 0.0."""
+    """View elements as integers, to compare bits: NaN equals itself, -0.0 differs from 0.0."""
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return flat.reshape(-1).view(_INTEGERS[flat.element_size()])

@@ -1,6 +1,6 @@
-"""The child process: everything of ``verify`` that needs torch.
+"""Main function of the child process, which makes all checks that need torch.
 
-Never writes to standard output but its answers, a JSON document on each line, as soon as they are known.
+Its standard output carries only its answers: one JSON document on each line, written as soon as it is known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ckptmove.verification.checks import check_to_json, failed, finding_to_json
 from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import LoadedFiles
-from ckptmove.verification.memory import HINT, explained, limit_memory
+from ckptmove.verification.memory import HINT, limit_memory, with_hint
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -33,7 +33,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.sampling import choose
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.step.counters import look_at_counters
+from ckptmove.verification.step.counters import check_counters
 from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.wrappers import WithWrappers
@@ -49,28 +49,27 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Answer the request that is the last argument."""
-    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # whoever starts it otherwise ends it otherwise
+    """Answer the request in the last command-line argument."""
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
         _end_with_parent()
-    # Whatever a library prints goes to standard error: standard output is for answers.
+    # Output of libraries goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # A case is stepped once: what torch.compile would make of it takes minutes, and knows no simulated device.
+    # A case is stepped once: torch.compile would take minutes, and does not know a simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     request = VerifyRequest.from_json(sys.argv[-1])
     is_limited = limit_memory(request)
-    # What the user's model, or the user's optimizer, asks of it is the user's.
+    # The user's model or optimizer may need the real torch._dynamo.
     if request.case is None and (request.optimizer is None or request.optimizer in BY_NAME):
         leave_out_dynamo()
     if request.case is None:
-        # What is stepped at once fits in a processor's cache: a second thread saves a tenth of the time, and where
-        # another process has that thread's processor, the first waits for it thousands of times.
+        # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
+        # thread's processor, the first thread waits for it thousands of times.
         torch.set_num_threads(1)
     with answers:
 
         def emit(message: dict[str, object]) -> None:
-            said = explained(message) if is_limited else message
-            answers.write(json.dumps(said) + "\n")
+            answers.write(json.dumps(with_hint(message) if is_limited else message) + "\n")
             answers.flush()
 
         try:
@@ -78,12 +77,12 @@ def main() -> None:
         except UsageError as error:
             emit({"refusal": str(error)})
         except (MemoryError, OutOfMemory) as error:
-            # The last line of what a process says is what is told of it.
+            # The parent reports the last line of standard error.
             raise MemoryError(HINT if is_limited else error) from error
 
 
 def _end_with_parent() -> None:
-    """Take standard input for the sign of life that it is, and leave nothing in its place for a user's code to read."""
+    """Watch standard input, which closes when the parent ends, and replace it with an empty one for the user's code."""
     alive = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -92,7 +91,7 @@ def _end_with_parent() -> None:
 
 
 def _follow(alive: int) -> None:
-    """End this process and all that it has started, as soon as the other end of a pipe is gone."""
+    """Kill this process group when the other end of a pipe closes."""
     os.read(alive, 1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -101,12 +100,12 @@ def run(request: VerifyRequest, emit: Emit) -> None:
     """Make every check that needs torch.
 
     Args:
-        request: what to verify, with its target.
-        emit: told of the mode, of each finding and of each check, in the order of the contract.
+        request: the options, with their target.
+        emit: called with the device mode, and with each finding and check in order.
 
     Raises:
-        UsageError: the optimizer that was named is not there.
-        UnreadableInput: a file is not what it was any more.
+        UsageError: if the requested optimizer is missing.
+        UnreadableInput: if a file has changed since it was opened.
     """
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
@@ -127,7 +126,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         )
         sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample)
-        counters = look_at_counters(inventory, stored)
+        counters = check_counters(inventory, stored)
         for part in checkpoint.parts:
             for fault in broken_numbers(part.tree()):
                 counters.faults.add(part.full_name(fault))
@@ -135,7 +134,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         restore = survey(inventory, stored, loaded, numbers, sample)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
-            restore = failed("restore", f"no generator takes: {refused}", **dict(restore.evidence))
+            restore = failed("restore", f"refused by torch's generators: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
             other = stack.enter_context(open_stored(request.against, request.limits, to_resume=True))
@@ -147,7 +146,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             compared = differences(*sides, found, request.limits, sample)
             other.require_unchanged()
             restore = _with_original(restore, request.against, compared, casts(found), sample)
-        checkpoint.require_unchanged()  # no file is to be blamed for what another one of its name is
+        checkpoint.require_unchanged()  # a file may have been replaced by another one of its name
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():
@@ -160,7 +159,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
 
 
 def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
-    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # most checkpoints come without a case
+    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # only needed for --case
 
     try:
         emit({"check": check_to_json(check_case(bench, case))})
@@ -169,7 +168,7 @@ def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
 
 
 def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
-    """A check that says of how much it speaks; one that has failed, or was not made, speaks for itself."""
+    """Add the size of the sample to a check that passed."""
     if sample is None or sample.size.is_all or check.status != "passed":
         return check
     part = sample.size.of_all_tensors if check.name in {"restore", "numbers"} else sample.size.of_all_parameters
@@ -179,16 +178,16 @@ def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
 def _with_original(
     restore: CheckResult, against: str, compared: Comparison, cast: str, sample: Sample | None
 ) -> CheckResult:
-    """The restore check, with what the comparison with the original showed."""
+    """Add the comparison with the original to the ``restore`` check."""
     lost = compared.lost
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
         return restore._replace(evidence=evidence)
     if lost:
-        return failed("restore", f"not what {against} holds: {lost}", **dict(evidence))
-    what = "every tensor" if compared.notes else "all"
-    unseen = "" if sample is None or sample.size.is_all else " but the bits of tensors outside the sample"
-    made_up = f" and {cast}" if cast else ""
-    made_up += "".join(f"; {note}" for note in compared.notes)
-    detail = f"{restore.detail}; and {what} that {against} holds{unseen}, devices aside{made_up}"
+        return failed("restore", f"differs from {against}: {lost}", **dict(evidence))
+    what = "every tensor equals" if compared.notes else "all equal"
+    unseen = "" if sample is None or sample.size.is_all else " except the bits of tensors outside the sample"
+    ignored = f" and {cast}" if cast else ""
+    ignored += "".join(f"; {note}" for note in compared.notes)
+    detail = f"{restore.detail}; {what} {against}{unseen}, ignoring devices{ignored}"
     return restore._replace(detail=detail, evidence=evidence)

@@ -1,9 +1,8 @@
-"""Tensor subclasses that wrap other tensors, as torchao's 8-bit and 4-bit optimizers keep their moments.
+"""Tensor subclasses that wrap other tensors, for example the moments of torchao's 8-bit and 4-bit optimizers.
 
-Never builds one from a file's own bytes: ``torch.load(weights_only=True)`` does.
-
-Such a subclass has no storage of its own. What can be compared, copied or moved are the tensors inside of it, which
-``__tensor_flatten__`` names and ``__tensor_unflatten__`` takes back (torch/utils/_python_dispatch.py).
+A wrapper subclass has no storage of its own. Its inner tensors can be compared, copied or moved:
+``__tensor_flatten__`` names them and ``__tensor_unflatten__`` rebuilds the wrapper (torch/utils/_python_dispatch.py).
+Only ``torch.load(weights_only=True)`` builds wrappers from a file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WithWrappers:
-    """A source of tensors that also gives wrapper subclasses, as ``torch.load(weights_only=True)`` returned them."""
+    """A source of tensors that includes wrapper subclasses, as ``torch.load(weights_only=True)`` returned them."""
 
     def __init__(self, source: TensorSource, loaded: LoadedFiles) -> None:
         self._source = source
@@ -35,18 +34,18 @@ class WithWrappers:
         """The tensor of a record; it must not be written to.
 
         Raises:
-            NoWrapper: ``torch.load`` returned no such wrapper subclass.
+            NoWrapper: if ``torch.load`` did not return the wrapper subclass.
         """
         return self._loaded.wrapper(record) if record.kind == "wrapper-subclass" else self._source.tensor(record)
 
 
 def is_wrapper(value: object) -> bool:
-    """Whether a value is a tensor with others inside in place of a storage; a simulated tensor counts as plain."""
+    """Whether a value is a wrapper subclass; a simulated tensor counts as plain."""
     return not isinstance(value, SimulatedTensor) and bool(is_traceable_wrapper_subclass(value))
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor; of a wrapper subclass, the same class around copies of the tensors inside."""
+    """Copy a tensor; for a wrapper subclass, also its inner tensors."""
     if not is_wrapper(tensor):
         return tensor.detach().clone()
     made: torch.Tensor = transform_subclass(tensor, lambda _name, inner: copied(inner))  # type: ignore[no-untyped-call]
@@ -54,7 +53,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def opened(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat state with each wrapper subclass replaced by the tensors inside of it: ``exp_avg.codes``."""
+    """Replace each wrapper subclass in a flat state by its inner tensors (``exp_avg.codes``)."""
     found: dict[str, Any] = {}
     for key, value in state.items():
         if is_wrapper(value):

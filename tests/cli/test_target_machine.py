@@ -25,7 +25,7 @@ TARGET = re.compile(r"--to (\w+:?\d*)")
 def test_both_commands_judge_a_file_alike(name, devices):
     """The same findings, as grave; and a device fails *placement* where it is an error, or a counter went along."""
     pytest.importorskip("torch")
-    from ckptmove.verification.file_checks import FAILED_BY, hold_against
+    from ckptmove.verification.file_checks import FAILED_BY, fail_on_findings
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.run import checks_without_torch
 
@@ -37,7 +37,7 @@ def test_both_commands_judge_a_file_alike(name, devices):
     assert [(one.code, one.severity, one.fix) for one in verified] == [
         (one.code, one.severity, one.fix) for one in inspected
     ]
-    placement = hold_against(next(check for check in checks if check.name == "placement"), verified)
+    placement = fail_on_findings(next(check for check in checks if check.name == "placement"), verified)
     errors = {one.code for one in inspected if one.severity is Severity.ERROR and FAILED_BY[one.code] == "placement"}
     counters = {one.code for one in inspected} & {"O201"}
     assert (placement.status == "failed") == bool(errors | counters), placement.detail

@@ -151,7 +151,7 @@ def test_what_cannot_be_asked():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nowhere_at_all:Lion", "there is no module nowhere_at_all"),
+        ("nowhere_at_all:Lion", "no module nowhere_at_all"),
         ("breaks:Lion", "--optimizer breaks:Lion cannot be imported: ZeroDivisionError: division by zero"),
         ("leaves:Lion", "--optimizer leaves:Lion cannot be imported: SystemExit: 7"),
     ],

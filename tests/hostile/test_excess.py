@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import zipfile
 from pathlib import Path
@@ -114,8 +113,8 @@ def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monk
         for record in plain.infolist():
             packed.writestr(record.filename, plain.read(record))
     (tmp_path / "plain.pt").unlink()
-    monkeypatch.setattr("ckptmove.verification.step.memory_limit._IN_ANY_CASE", 2**20)
-    with pytest.raises(LimitExceeded, match=" memory"):
+    monkeypatch.setattr("ckptmove.verification.step.tensor_sizes._IN_ANY_CASE", 2**20)
+    with pytest.raises(LimitExceeded, match="take in memory"):
         ckptmove.verify(str(tmp_path / "packed.pt"), to="cpu")
 
 
@@ -152,16 +151,16 @@ def test_what_is_not_a_number_is_found_where_values_lie_over_each_other(saved_to
 def test_no_step_is_made_of_what_lies_over_itself(saved_to, little_memory, to) -> None:
     many = ONE.expand(2**26)
     found = checks(saved_to(adam(many, many)), to)
-    assert re.search(r"\bmodel\.w: 67,108,864 values .* 1 element\b", found["step"]["detail"])
+    assert "model.w: 67,108,864 values overlap in 1 element of memory" in found["step"]["detail"]
     found = checks(saved_to(adam(torch.ones(2**10, 2**9), ONE.expand(2**10, 2**9))), to)
-    assert re.search(r"\bexp_avg: 524,288 values .* 1 element\b", found["step"]["detail"])
+    assert "exp_avg: 524,288 values overlap in 1 element" in found["step"]["detail"]
 
 
 def test_a_rate_that_lies_over_itself_is_not_copied(saved_to, little_memory) -> None:
     tree = adam(torch.ones(3), torch.ones(3))
     tree["optimizer"]["param_groups"] = [{**GROUP, "lr": ONE.expand(2**27)}]
     found = checks(saved_to(tree))
-    assert "param_groups.0.lr: 134,217,728 values " in found["step"]["detail"]
+    assert "param_groups.0.lr: 134,217,728 values overlap" in found["step"]["detail"]
 
 
 def test_a_small_one_that_lies_over_itself_is_stepped_as_torch_restores_it(saved_to) -> None:
@@ -174,8 +173,7 @@ def test_a_small_one_that_lies_over_itself_is_stepped_as_torch_restores_it(saved
 def test_lbfgs_does_not_iterate_for_ever(saved_to, options) -> None:
     found = checks(saved_to(lbfgs(**options)), "cpu")
     assert found["step"]["status"] == "passed"
-    assert "max_iter of 1,000 " in found["step"]["detail"]
-    assert "max_eval of 1,000 " in found["step"]["detail"]
+    assert "max_iter of 1,000 instead of the larger stored value, max_eval of 1,000" in found["step"]["detail"]
 
 
 def test_lbfgs_makes_no_list_of_any_length(saved_to, little_memory) -> None:

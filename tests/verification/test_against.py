@@ -90,7 +90,7 @@ def test_devices_and_flags_may_differ_from_the_original(make, answers):
     original = make.save(tree, name="original.pt", device="mps")
     found = answers(path, "cuda:0", against=original)
     assert found["restore"]["status"] == "passed"
-    assert found["restore"]["detail"].endswith(f"; and all that {original} holds, devices aside")
+    assert found["restore"]["detail"].endswith(f"; all equal {original}, ignoring devices")
     assert found["parity"]["status"] == "passed"
 
 
@@ -107,8 +107,8 @@ def test_a_cast_is_held_to_the_cast_of_the_original(make, answers):
     tree["optimizer"] = {**wide["optimizer"], "state": narrow(wide["optimizer"]["state"])}
     moved = str(convert(original, to="mps", cast=True).output)
     found = answers(moved, "mps", against=original)
-    assert "devices aside and 12 tensors cast from float64 to float32" in found["restore"]["detail"]
-    assert found["parity"]["detail"].endswith(f"from {original}, cast as this file is")
+    assert found["restore"]["detail"].endswith(" 12 tensors cast from float64 to float32")
+    assert found["parity"]["detail"].endswith(f"from {original}, cast like this file")
     assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4, found
     tree["model"]["0.weight"][0, 0] += 1e-3
     found = answers(make.save(tree, device="mps"), "mps", against=original)
@@ -135,7 +135,7 @@ def test_a_deflated_original_cannot_be_compared(make, answers, tmp_path):
     assert found["parity"]["status"] == "failed"
     found = answers(str(packed), "cuda:0")
     assert found["restore"]["status"] == "failed"
-    assert found["step"]["detail"].startswith("no step from storages that are deflated; ckptmove convert")
+    assert "deflated" in found["step"]["detail"]
 
 
 def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):

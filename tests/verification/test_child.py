@@ -31,15 +31,13 @@ def test_an_abort_is_a_failed_check_that_names_the_signal():
     answers = answers_of("import os; os.abort()")
     assert statuses(answers) == ["failed", *["skipped"] * 4]
     assert answers.checks["restore"].detail == "the process that runs torch was ended by SIGABRT"
-    assert answers.checks["step"].detail == "not reached: the process that makes this check has ended"
+    assert answers.checks["step"].detail == "not reached: the process that runs this check has ended"
 
 
 def test_an_abort_by_a_hook_in_backward_is_told_in_words():
     said = "terminate called without an active exception"
     answers = answers_of(f"import os, sys; print({said!r}, file=sys.stderr, flush=True); os.abort()")
-    assert answers.checks["restore"].detail.startswith(
-        "in backward a hook of yours raised an exception, which ends the"
-    )
+    assert answers.checks["restore"].detail.startswith("one of your backward hooks raised an exception")
 
 
 def test_what_was_answered_before_a_crash_counts():
@@ -49,14 +47,15 @@ def test_what_was_answered_before_a_crash_counts():
     assert statuses(answers) == ["passed", "failed", *["skipped"] * 3]
     assert answers.mode == "real"
     assert answers.checks["restore"] == passed("restore", "fine", tensors=1)
-    assert answers.checks["numbers"].detail.startswith("the process that runs torch was ended by SIGABRT")
+    assert answers.checks["numbers"].evidence == (("exit_code", -signal.SIGABRT),)
+    assert answers.checks["numbers"].detail.endswith(": oh no")
 
 
 def test_a_case_is_answered_for_last():
     with child([sys.executable, "-c", ONE], "{}") as process:
         answers = collect(process, wanted=("restore", "case"))
     assert answers.checks["case"].status == "failed"
-    assert answers.checks["case"].detail == "the process that runs torch ended without an answer"
+    assert answers.checks["case"].evidence == (("exit_code", 0),)
 
 
 def test_a_case_that_is_none_is_a_mistake_of_the_request_and_no_failure():
@@ -72,17 +71,15 @@ def test_a_signal_without_a_name():
 
 
 def test_an_exception_is_a_failed_check_with_its_last_line():
-    answers = answers_of("raise ValueError('so it is')")
-    assert answers.checks["restore"].detail == (
-        "the process that runs torch ended with exit code 1: ValueError: so it is"
-    )
+    answers = answers_of("raise ValueError('seventeen')")
+    assert answers.checks["restore"].detail.endswith(" 1: ValueError: seventeen")
 
 
 @pytest.mark.parametrize("said", ["", "garbage", "[]", "17", "{}", '{"check": {}}', '{"check": 3}', '{"finding": {}}'])
 def test_garbage_is_a_failed_check(said):
     answers = answers_of(f"print({said!r})")
     assert answers.checks["restore"].detail == (
-        f"the process that runs torch ended without an answer; it said {said + chr(10)!r}"
+        f"the process that runs torch ended without an answer; it printed {said + chr(10)!r}"
     )
     assert answers.mode is None
     assert answers.findings == []
@@ -103,7 +100,7 @@ def test_a_child_that_ends_while_it_imports_torch(end, failure):
 
 def test_a_child_may_say_more_than_a_pipe_holds():
     answers = answers_of("import sys; sys.stderr.write('x' * 1_000_000 + '\\nlast\\n'); sys.exit(3)")
-    assert answers.checks["restore"].detail == "the process that runs torch ended with exit code 3: last"
+    assert answers.checks["restore"].detail.endswith("code 3: last")
 
 
 def test_every_stage_is_told(make):
@@ -148,7 +145,7 @@ def test_nobody_waits_for_a_thread_where_what_ends_the_case_is_no_error(ended, r
 def test_the_last_line_of_what_ended_the_worker_is_told():
     with child([*worker_command()], "no request") as process:
         answers = collect(process)
-    assert answers.checks["restore"].detail.startswith("the process that runs torch ended with exit code 1: json.")
+    assert " code 1: json." in answers.checks["restore"].detail
 
 
 def test_what_the_user_has_left_to_do_at_the_end_is_done(ended, tmp_path):
@@ -220,7 +217,7 @@ def test_a_child_that_takes_too_long_is_a_failed_check(with_a_worker):
         answers = collect(process, timeout=0.25)
     assert statuses(answers) == ["passed", "failed", *["skipped"] * 3]
     assert answers.checks["numbers"] == failed("numbers", "took longer than 0.25 s (--timeout)", timeout=0.25)
-    assert answers.checks["fresh"].detail == "not reached: the process that makes this check has ended"
+    assert answers.checks["fresh"].status == "skipped"
     wait_until(lambda: not any(map(is_running, started)))
 
 
@@ -255,7 +252,7 @@ def test_a_child_that_ends_in_time_is_not_late():
 def test_what_a_child_leaves_behind_does_not_keep_its_parent_waiting(with_a_worker):
     program, pids = with_a_worker
     answers = answers_of(f"{program}\nos.abort()")
-    assert answers.checks["restore"].detail == "the process that runs torch was ended by SIGABRT"
+    assert answers.checks["restore"].evidence == (("exit_code", -signal.SIGABRT),)
     wait_until(lambda: not any(map(is_running, pids())))
 
 

@@ -21,7 +21,7 @@ from ckptmove.model import ArchiveFact, Severity
 from ckptmove.moves import MoveRequest
 from ckptmove.torch_facts.weights_only import classify
 from ckptmove.verification.checks import CHECKS, failed, passed
-from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, hold_against
+from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.step.optimizers import check_override
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
@@ -37,7 +37,7 @@ def structure(path, ignored=()):
         inventory = checkpoint.inventory
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         findings = [finding for finding in find_all(inventory, Context()) if finding.code not in ignored]
-        return hold_against(check_structure(inventory, pairings), findings)
+        return fail_on_findings(check_structure(inventory, pairings), findings)
 
 
 @pytest.mark.parametrize("kind", ["short-storage", "missing-storage", "past-end", "crc-mismatch"])
@@ -48,7 +48,7 @@ def test_a_file_with_broken_records_fails(make, kind):
         assert check.status == "passed"
         assert check.detail.endswith("every CRC matches")
         broken = replace(whole, facts=(ArchiveFact(kind, "data/0", 120),))
-        failed = hold_against(check, find_all(broken, Context()))
+        failed = fail_on_findings(check, find_all(broken, Context()))
         assert failed.status == "failed"
         assert failed.detail.endswith("): data/0")
         assert failed.evidence == check.evidence
@@ -58,13 +58,13 @@ def test_what_is_no_fault_of_the_file_does_not_fail_it(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint:
         check = check_file(checkpoint.parts)
         harmless = replace(checkpoint.inventory, facts=(ArchiveFact("orphan-record", "x", 3),))
-        assert hold_against(check, find_all(harmless, Context())) is check
+        assert fail_on_findings(check, find_all(harmless, Context())) is check
 
 
 def test_a_pickle_that_attacks_fails_the_file(make):
     with open_stored(make("AdamW"), Limits()) as checkpoint:
         inventory = replace(checkpoint.inventory, globals=(classify("os.system"), classify("torch.Size")))
-        check = hold_against(check_file(checkpoint.parts), find_all(inventory, Context()))
+        check = fail_on_findings(check_file(checkpoint.parts), find_all(inventory, Context()))
     assert check.status == "failed"
     assert "os.system" in check.detail
     assert check.detail.endswith("(S702)")
@@ -78,9 +78,9 @@ def test_every_error_of_the_catalogue_fails_a_check():
 
 def test_a_check_that_has_failed_keeps_its_own_words():
     fault = found("F801", "data/0", (), "")
-    assert hold_against(failed("file", "its own"), [fault]).detail == "its own"
-    assert hold_against(passed("file", ""), [fault]).detail == "data/0 (F801)"
-    assert hold_against(passed("numbers", ""), [fault]).status == "passed"
+    assert fail_on_findings(failed("file", "own"), [fault]).detail == "own"
+    assert fail_on_findings(passed("file", ""), [fault]).detail == "data/0 (F801)"
+    assert fail_on_findings(passed("numbers", ""), [fault]).status == "passed"
 
 
 def test_a_file_without_crcs_is_said_and_not_failed(make):
@@ -88,8 +88,8 @@ def test_a_file_without_crcs_is_said_and_not_failed(make):
         path = make("AdamW")
     with open_stored(path, Limits()) as checkpoint:
         check = check_file(checkpoint.parts)
-    assert check.status == "passed"
-    assert "saved without CRCs" in check.detail
+        assert check.status == "passed"
+        assert dict(check.evidence)["checksums"] is False
 
 
 def test_a_file_that_lies_right(make):
@@ -107,7 +107,8 @@ def test_tensors_on_another_device_are_named_with_the_mending_command(make):
 def test_a_step_that_map_location_dragged_along_is_misplaced(make):
     tree = make.tree("AdamW")
     check = placement(make.save(tree, stay=()), "cuda:0")
-    assert "4 tensors misplaced; cuda:0 -> cpu: optimizer.state.0.step" in check.detail
+    assert dict(check.evidence)["misplaced"] == 4
+    assert "cuda:0 -> cpu: optimizer.state.0.step" in check.detail
 
 
 def test_a_metric_may_lie_anywhere(make):
@@ -127,7 +128,8 @@ def test_what_may_stay_where_it_is(make):
 def test_for_the_cpu_a_script_can_mend_it_itself(make):
     check = placement(make("AdamW"), "cpu")
     assert check.status == "failed"
-    assert check.detail.endswith("--to cpu, or map_location='cpu' where the script loads it")
+    assert "--to cpu, " in check.detail
+    assert "map_location='cpu'" in check.detail
 
 
 def test_a_flag_that_the_target_refuses(make):
@@ -135,14 +137,15 @@ def test_a_flag_that_the_target_refuses(make):
     tree["optimizer"]["param_groups"][0]["capturable"] = True
     check = placement(make.save(tree, device="cpu"), "cpu")
     assert check.status == "failed"
-    assert "1 option to follow: optimizer.param_groups.0.capturable is True, has to be False" in check.detail
+    assert dict(check.evidence)["flags"] == 1
+    assert "optimizer.param_groups.0.capturable is True, " in check.detail
     assert "map_location" not in check.detail
 
 
 def test_a_dtype_that_the_target_lacks(make):
     check = placement(make("AdamW", dtype=torch.float64), "mps")
     assert check.status == "failed"
-    assert check.detail.startswith("mps has no such dtype: model.0.weight is float64")
+    assert ": model.0.weight is" in check.detail
     assert check.detail.endswith("--to mps --cast")
 
 
@@ -166,12 +169,12 @@ def test_placement_of_tensors_of_no_known_role(tmp_path):
 
     state = {"model": {"a.weight": torch.ones(2)}, "metric": torch.ones(1)}
     beside = check("cuda:0", ["metric"], **state)
-    assert beside.detail == "1 tensor placed as cuda:0 wants it; 1 tensor of no known role may stay on the CPU"
+    assert beside.detail == "1 tensor placed for cuda:0; 1 tensor of no known role may stay on the CPU"
     astray = check("cpu", ["model.*"], **state)
     assert (astray.status, dict(astray.evidence)["misplaced"]) == ("failed", 1)
     assert "cuda:0 -> cpu: metric" in astray.detail
     assert check("cuda:0", ["metric"], metric=torch.ones(1)).status == "failed"
-    assert check("cuda:0", [], words=["no tensor"]).detail == "there are no tensors"
+    assert check("cuda:0", [], words=["no tensor"]).status == "skipped"
 
 
 def test_a_storage_that_no_tensor_views_is_named_by_its_key(make):
@@ -198,7 +201,7 @@ def test_no_model_is_said(make):
     del tree["model"]
     check = structure(make.save(tree))
     assert check.status == "skipped"
-    assert check.detail.endswith("none found in the model (the file holds no model tensors)")
+    assert (dict(check.evidence)["paired"], dict(check.evidence)["model_tensors"]) == (0, 0)
 
 
 def test_state_of_a_model_of_other_widths(make):
@@ -221,7 +224,7 @@ def test_a_moment_of_another_shape(make):
 def test_state_of_no_group(make):
     tree = make.tree("AdamW")
     tree["optimizer"]["state"][9] = tree["optimizer"]["state"][0]
-    assert structure(make.save(tree)).detail == "state of 1 parameter that no group lists (O206): optimizer.state.9"
+    assert structure(make.save(tree)).detail.endswith("(O206): optimizer.state.9")
     assert structure(make.save(tree), ["O206"]).status == "passed"
 
 
@@ -240,7 +243,6 @@ def test_state_in_another_order_than_the_model(make):
     state[0], state[1] = state[1], state[0]
     check = structure(make.save(tree))
     assert check.status == "failed"
-    assert "in another order" in check.detail
     assert check.detail.endswith("(O208): optimizer.state.0.exp_avg")
     check = structure(make.save(tree), ["O208"])
     assert check.status == "skipped"
@@ -250,13 +252,14 @@ def test_state_in_another_order_than_the_model(make):
 def test_a_state_that_has_lost_a_key(make):
     tree = make.tree("AdamW")
     del tree["optimizer"]["state"][2]["exp_avg_sq"]
-    assert structure(make.save(tree)).detail == "AdamW reads optimizer.state.2.exp_avg_sq: not in the file (O207)"
+    assert "optimizer.state.2.exp_avg_sq: " in structure(make.save(tree)).detail
+    assert structure(make.save(tree)).detail.endswith("(O207)")
 
 
 def test_groups_that_list_nothing_beside_state(make):
     tree = make.tree("AdamW")
     tree["optimizer"]["param_groups"] = []
-    assert "optimizer has state, and its param_groups list no parameter" in structure(make.save(tree)).detail
+    assert "optimizer has state, but its param_groups list no parameter" in structure(make.save(tree)).detail
 
 
 def test_counters_that_load_state_dict_moves_are_not_misplaced(make):
@@ -264,7 +267,7 @@ def test_counters_that_load_state_dict_moves_are_not_misplaced(make):
     tree["optimizer"]["param_groups"][0]["capturable"] = True
     check = placement(make.save(tree), "cuda:0")
     assert check.status == "passed"
-    assert check.detail == "16 tensors placed as cuda:0 wants it; load_state_dict itself moves 4 counters"
+    assert check.detail == "16 tensors placed for cuda:0; load_state_dict itself moves 4 counters"
     assert placement(make("NAdam", device="cuda:0"), "cuda:0").status == "passed"
 
 
@@ -274,14 +277,15 @@ def as_saved(path, device_count=None):
         inventory, context = checkpoint.inventory, Context(device_count=device_count)
         request = MoveRequest(to=target_device(inventory, context))
         check = check_placement(inventory, request, device_count, as_saved=True)
-        return hold_against(check, find_all(inventory, context))
+        return fail_on_findings(check, find_all(inventory, context))
 
 
 def test_without_a_target_each_device_of_the_file_is_right(make):
     tree = make.tree("AdamW")
     whole = as_saved(make.save(tree, device="cuda:3"))
     assert (whole.status, dict(whole.evidence)["misplaced"]) == ("passed", 0)
-    assert whole.detail == "16 tensors placed as cuda:3 wants it"
+    assert whole.detail.endswith(" cuda:3")
+    assert dict(whole.evidence)["tensors"] == 16
     tree["ema"] = {"0.average": torch.ones(5, 6)}
     averaged = make.save(tree, stay=("step", "average"))
     assert as_saved(averaged).status == "passed"
@@ -292,7 +296,7 @@ def test_a_model_on_several_devices_is_right_as_it_was_saved(make):
     two = SAMPLES / "dataparallel-two-gpus.pth"
     check = as_saved(str(two))
     assert check.status == "passed"
-    assert check.detail == "8 tensors placed as saved: 4 as cuda:0 wants it, 4 on cuda:1"
+    assert check.detail.endswith(": 4 for cuda:0, 4 on cuda:1")
     assert as_saved(str(two), 8).status == "passed"
     assert as_saved(str(two), 1).status == "failed"
     assert placement(str(two), "cuda:0").status == "failed"
@@ -303,17 +307,18 @@ def test_without_a_target_what_was_saved_on_the_cpu_is_not_called_what_the_targe
     tree["model"]["norm.running_mean"] = torch.ones(3)
     check = as_saved(make.save(tree, device="cuda:0", stay=("step", "running_mean")))
     assert check.status == "passed"
-    assert check.detail == "17 tensors placed as saved: 16 as cuda:0 wants it, 1 on cpu"
+    assert check.detail.endswith(": 16 for cuda:0, 1 on cpu")
 
 
 def test_without_a_target_what_belongs_elsewhere_by_its_nature_is_misplaced(make):
     dragged = as_saved(make.save(make.tree("AdamW"), device="cuda:3", stay=()))
     assert dragged.status == "failed"
-    assert "4 tensors misplaced; cuda:3 -> cpu: optimizer.state.0.step" in dragged.detail
+    assert dict(dragged.evidence)["misplaced"] == 4
+    assert "cuda:3 -> cpu: optimizer.state.0.step" in dragged.detail
     assert dragged.detail.endswith("--to cuda:3")
     left = as_saved(make.save(make.tree("AdamW"), device="cuda:3", stay=("step", "exp_avg", "exp_avg_sq")))
     assert left.status == "failed"
-    assert "(D102): optimizer.state.0.exp_avg; fix: ckptmove convert" in left.detail
+    assert "(D102): optimizer.state.0.exp_avg; fix: " in left.detail
     assert left.detail.endswith("--to cuda:3")
 
 
@@ -321,7 +326,7 @@ def test_a_random_state_that_is_no_bytes_is_misplaced(make):
     tree = {**make.tree("AdamW"), "rng_state": torch.get_rng_state().float()}
     with open_checkpoint(make.save(tree, stay=("step", "rng_state"))) as checkpoint:
         inventory = checkpoint.inventory
-        check = hold_against(
+        check = fail_on_findings(
             check_placement(inventory, MoveRequest(to="cuda:0")), find_all(inventory, Context(target="cuda:0"))
         )
     assert check.status == "failed"
@@ -351,7 +356,8 @@ def test_what_shares_memory_with_what_is_kept_is_not_kept_on_purpose(make, tmp_p
     ckptmove.convert(str(tmp_path / "tied.pth"), to="cuda:0", keep=("ema.*",), output=str(moved))
     check = placement(str(moved), "cuda:0", ("ema.*",))
     assert check.status == "failed"
-    assert "1 tensor misplaced; on cpu with what --keep names, whose memory they share: model.w; fix:" in check.detail
+    assert dict(check.evidence)["misplaced"] == 1
+    assert ": model.w; fix:" in check.detail
     assert placement(str(moved), "cuda:0", ("ema.*", "model.w")).status == "passed"
 
 

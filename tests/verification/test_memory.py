@@ -10,7 +10,7 @@ import torch
 import ckptmove
 from ckptmove.limits import Limits
 from ckptmove.verification import memory
-from ckptmove.verification.memory import HINT, explained, limit_memory
+from ckptmove.verification.memory import HINT, limit_memory, with_hint
 from ckptmove.verification.place import Site
 from ckptmove.verification.request import VerifyRequest
 from fuzz.payloads import text
@@ -85,10 +85,10 @@ def test_where_the_system_does_not_tell_there_is_no_limit(set_to, monkeypatch, t
 def test_a_check_that_failed_for_want_of_memory_says_what_to_do():
     said = "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
     check = {"name": "restore", "status": "failed", "detail": said}
-    assert explained({"check": check}) == {"check": {**check, "detail": f"{said}; {HINT}"}}
+    assert with_hint({"check": check}) == {"check": {**check, "detail": f"{said}; {HINT}"}}
     others = {"check": {**check, "detail": "no"}}, {"check": {**check, "status": "passed"}}, {"mode": "cpu"}
     for other in others:
-        assert explained(other) is other
+        assert with_hint(other) is other
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "pkg.mod:Shampoo"])

@@ -117,7 +117,7 @@ def test_moments_of_integers_fail_the_step(make, answers):
     tree = make.tree("AdamW")
     tree["optimizer"]["state"][1]["exp_avg"] = torch.ones(5, dtype=torch.int64)
     found = answers(make.save(tree), "cuda:0")
-    assert "model.0.bias: exp_avg is int64, and no optimizer of torch keeps it so" in found["step"]["detail"]
+    assert "model.0.bias: exp_avg is int64, " in found["step"]["detail"]
 
 
 def test_a_cast_to_a_wider_dtype_loses_nothing(make, answers):

@@ -68,7 +68,7 @@ def test_every_kind_of_tensor_is_what_torch_load_returns(make):
     }
     check = restore(make.save(tree, device="cpu"))
     assert check.status == "passed", check.detail
-    assert "1 meta tensor left out" in check.detail
+    assert "1 meta tensor " in check.detail
     assert dict(check.evidence)["differing"] == 0
     assert dict(check.evidence)["compared"] == 21
 
@@ -106,7 +106,7 @@ def test_a_list_that_holds_itself_is_walked_once():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"name": "nobody"}, "nobody is not in what torch.load returns"),
+        ({"name": "nobody"}, "nobody is missing"),
         ({"dtype": "int32"}, "dtype torch.float32 in place of torch.int32"),
         ({"shape": (5, 5)}, "shape (5, 6) in place of (5, 5)"),
         ({"stride": (1, 5)}, "stride (6, 1) in place of (1, 5)"),
@@ -139,7 +139,7 @@ def test_a_storage_of_another_size_fails(make):
 def test_a_tensor_past_the_end_of_its_storage_fails(make):
     check = restore(make("AdamW"), lambda inventory: with_first(inventory, storage_offset=1000))
     assert check.status == "failed"
-    assert check.detail == "bytes not stored plainly and whole: model.0.weight"
+    assert check.detail == "bytes encoded or incomplete: model.0.weight"
 
 
 def test_a_deflated_storage_fails(make, tmp_path):
@@ -151,14 +151,14 @@ def test_a_deflated_storage_fails(make, tmp_path):
             target.writestr(item.filename, source.read(item), zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED)
     check = restore(str(packed))
     assert check.status == "failed"
-    assert check.detail == "bytes not stored plainly and whole: model.0.weight"
+    assert dict(check.evidence)["unreadable"] == 1
+    assert check.detail.endswith("model.0.weight")
 
 
 def test_a_refusal_of_weights_only_is_said_and_not_got_around(make):
     check = restore(make.save({"args": Namespace(a=1), "w": torch.ones(3)}))
     assert check.status == "skipped"
-    assert "weights_only=True refuses the file" in check.detail
-    assert "GLOBAL argparse.Namespace was not an allowed global" in check.detail
+    assert "argparse.Namespace " in dict(check.evidence)["refusal"]
     assert "torch.serialization" not in check.detail
     assert dict(check.evidence)["weights_only"] is False
 
@@ -174,9 +174,10 @@ def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
         said = "Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
     else:
         said = "Unsupported global: GLOBAL posix.system was not an allowed global by default"
-    assert check.detail.endswith(f"refuses the file: {said}")
+    assert dict(check.evidence)["refusal"] == said
+    assert check.detail.endswith(f": {said}")
     operand = restore(make.save({"w": torch.ones(3), "set": frozenset({1})}))
-    assert "weights_only" not in operand.detail.partition("refuses the file: ")[2]
+    assert "weights_only" not in dict(operand.evidence)["refusal"]
 
 
 def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
@@ -219,7 +220,8 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
 
     monkeypatch.setattr(torch, "load", refuse)
     refused = load(TorchZip, "x")
-    assert refused.refusal == "torch does not say why"
+    assert refused.refusal
+    assert not refused.error
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -239,7 +241,7 @@ def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):
     save_file({"w": torch.ones(3)}, path)
     assert restore(str(path)).status == "passed"
     monkeypatch.setattr(loaded, "load_file", refuse)
-    assert restore(str(path)).detail == "torch.load fails: SafetensorError: no such dtype"
+    assert restore(str(path)).detail.endswith("SafetensorError: no such dtype")
 
 
 def test_big_endian_files_are_swapped(make):

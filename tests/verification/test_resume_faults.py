@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from ckptmove.verification import place
 from ckptmove.verification.step import trial
 from ckptmove.verification.step.recipe import Recipe, refused_options
-from ckptmove.verification.step.trial import LOST
+from ckptmove.verification.step.trial import LOST, WITHOUT_STATE
 
 STEPS = ("step", "parity", "fresh")
 
@@ -26,7 +26,7 @@ def test_capturable_on_the_cpu_is_refused_by_torch_itself(make, answers):
     found = answers(make.save(tree, name="my model.pt"), "cpu")
     assert statuses(found) == ["failed", "skipped", "skipped"]
     assert "AssertionError: If capturable=True" in found["step"]["detail"]
-    assert "fix: ckptmove convert '" in found["step"]["detail"]
+    assert "ckptmove convert '" in found["step"]["detail"]
     assert found["step"]["detail"].endswith("--to cpu")
 
 
@@ -34,7 +34,8 @@ def test_capturable_on_a_simulated_mps_is_refused(make, answers):
     tree = make.tree("Adam")
     tree["optimizer"]["param_groups"][0]["capturable"] = True
     found = answers(make.save(tree, device="mps"), "mps")
-    assert "optimizer.param_groups.0.capturable=True is not supported there" in found["step"]["detail"]
+    assert found["step"]["status"] == "failed"
+    assert "optimizer.param_groups.0.capturable=True " in found["step"]["detail"]
 
 
 def test_a_simulated_mps_without_it_is_asked_and_passes(make, answers):
@@ -46,7 +47,7 @@ def test_capturable_on_cuda_has_parity_within_tolerance(make, answers):
     tree["optimizer"]["param_groups"][0]["capturable"] = True
     found = answers(make.save(tree, stay=()), "cuda:0")
     assert statuses(found) == ["passed"] * 3, found
-    assert "within the tolerances" in found["parity"]["detail"]
+    assert found["parity"]["evidence"]["exact"] is False
     assert 0 < found["parity"]["evidence"]["furthest"] < 1e-5
 
 
@@ -81,7 +82,7 @@ def test_parity_with_an_original_that_lacks_a_moment_fails(make, answers):
     del tree["optimizer"]["state"][1]["exp_avg"]
     found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
     assert statuses(found) == ["passed", "failed", "skipped"]
-    assert "refused: LookupError: the original has no optimizer.state.1.exp_avg" in found["parity"]["detail"]
+    assert "LookupError: the original has no optimizer.state.1.exp_avg" in found["parity"]["detail"]
 
 
 def test_parity_is_with_a_step_that_has_the_options_of_the_original(make, answers):
@@ -93,7 +94,7 @@ def test_parity_is_with_a_step_that_has_the_options_of_the_original(make, answer
         assert statuses(answers(path, target, against=same)) == ["passed"] * 3
         found = answers(path, target, against=other)
         assert statuses(found) == ["passed", "failed", "passed"]
-        assert "model.0.weight: differs by up to" in found["parity"]["detail"]
+        assert "model.0.weight: differs " in found["parity"]["detail"]
 
 
 def test_an_option_that_differs_by_little_is_no_matter_of_tolerance(make, answers):
@@ -119,7 +120,7 @@ def test_an_original_of_other_groups_is_stepped_with_the_options_at_hand(make, a
     tree["optimizer"]["param_groups"] = [{**group, "params": [0, 1]}, {**group, "params": [2, 3]}]
     original = make.save(tree, name="original.pt")
     step = answers(path, "cpu", against=original)["step"]
-    assert step["detail"].endswith(f"{original} is stepped with the options of this checkpoint")
+    assert f"; {original} is " in step["detail"]
 
 
 @pytest.mark.parametrize("steps", [3, (3, 9, 3, 3)])
@@ -129,7 +130,7 @@ def test_the_counts_are_said_as_they_are(make, answers, steps):
         tree["optimizer"]["state"][index]["step"].fill_(count)
     said = answers(make.save(tree), "cpu")["step"]["detail"]
     counts = said.partition(";")[0]  # what follows tells that older torch writes the keys of Adam
-    assert counts.endswith("up by one to 4" if steps == 3 else "up by one to 4 in some and 10 in others")
+    assert counts.endswith(" to 4" if steps == 3 else " to 4 in some and 10 in others")
 
 
 def test_values_that_were_not_finite_before_are_not_called_so(make, answers):
@@ -137,7 +138,8 @@ def test_values_that_were_not_finite_before_are_not_called_so(make, answers):
     tree["model"]["0.weight"][1, 1] = torch.nan
     said = answers(make.save(tree), "cpu")["step"]
     assert said["status"] == "passed"
-    assert "4 moved, 1 not finite, as before, step counts" in said["detail"]
+    assert said["evidence"]["moved"] == 4
+    assert ", 1 not finite, as before, " in said["detail"]
 
 
 def test_parity_out_of_tolerance_fails(make, answers, monkeypatch):
@@ -161,7 +163,7 @@ def test_parity_of_another_dtype_fails(make, answers, monkeypatch):
     path = make("AdamW")
     monkeypatch.setattr(torch.optim, "AdamW", Wider)
     found = answers(path, "cpu")
-    assert "torch.float32 (5, 6) against torch.float64 (5, 6)" in found["parity"]["detail"]
+    assert "torch.float32 (5, 6) instead of torch.float64 (5, 6)" in found["parity"]["detail"]
 
 
 def test_parity_without_weights_only_says_how_little_it_shows(make, answers):
@@ -170,7 +172,7 @@ def test_parity_without_weights_only_says_how_little_it_shows(make, answers):
     tree = {**make.tree("AdamW"), "args": Namespace(lr=1)}
     found = answers(make.save(tree), "cpu")
     assert statuses(found) == ["passed"] * 3
-    assert found["parity"]["detail"].endswith("torch.load refuses the file, so that it shows no more")
+    assert found["parity"]["detail"].endswith("torch.load refuses the file")
 
 
 def broken(monkeypatch, change):
@@ -193,20 +195,22 @@ def test_a_step_that_gives_nan_fails(make, answers, monkeypatch):
 def test_a_moment_that_becomes_infinite_fails(make, answers, monkeypatch):
     path = make("AdamW")
     broken(monkeypatch, lambda parameter, state: state["exp_avg"].fill_(torch.inf))
-    assert "model.0.weight: exp_avg is not finite after the step" in answers(path, "cpu")["step"]["detail"]
+    assert "model.0.weight: exp_avg is not " in answers(path, "cpu")["step"]["detail"]
 
 
 def test_a_count_that_stands_still_fails(make, answers, monkeypatch):
     path = make("AdamW")
     broken(monkeypatch, lambda parameter, state: state["step"].sub_(1))
-    assert "model.0.weight: step went from 3 to 3" in answers(path, "cpu")["step"]["detail"]
+    found = answers(path, "cpu")["step"]
+    assert "model.0.weight: step " in found["detail"]
+    assert "from 3 to 3" in found["detail"]
 
 
 def test_a_tensor_that_leaves_its_device_fails(make, answers, monkeypatch):
     path = make("AdamW")
     broken(monkeypatch, lambda parameter, state: state.update(exp_avg=state["exp_avg"].cpu()))
     found = answers(path, "cuda:0")
-    assert "model.0.weight: exp_avg is on cpu and belongs on cuda:0" in found["step"]["detail"]
+    assert "model.0.weight: exp_avg is on cpu, but belongs on cuda:0" in found["step"]["detail"]
 
 
 def test_state_that_is_forgotten_fails_fresh(make, answers, monkeypatch):
@@ -218,8 +222,9 @@ def test_state_that_is_forgotten_fails_fresh(make, answers, monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", Forgetful)
     found = answers(path, "cpu")
     assert found["fresh"]["status"] == "failed"
-    assert "it is not used for model.0.bias, model.0.weight, model.1.bias, model.1.weight" in found["fresh"]["detail"]
-    assert "step went from 3 to 1" in found["step"]["detail"]
+    assert found["fresh"]["evidence"] == {"with_state": 4, "changed": 0}
+    assert found["fresh"]["detail"].endswith(" model.0.bias, model.0.weight, model.1.bias, model.1.weight")
+    assert "from 3 to 1" in found["step"]["detail"]
 
 
 def _beside(make, change):
@@ -238,7 +243,7 @@ def _zero_moments(optimizer):
 def test_no_optimizer_vouches_for_the_lost_state_of_another(make, answers):
     found = answers(_beside(make, _zero_moments), "cuda:0")
     assert found["fresh"]["status"] == "failed"
-    assert found["fresh"]["detail"] == f"the state was lost: opt_d: 4 parameters {LOST}"
+    assert found["fresh"]["detail"].endswith(f": opt_d: 4 parameters {LOST}")
     healthy = answers(_beside(make, lambda optimizer: None), "cuda:0")
     assert (healthy["fresh"]["status"], healthy["step"]["evidence"]["proven"]) == ("passed", True)
 
@@ -248,7 +253,7 @@ def test_no_optimizer_proves_the_state_of_another(make, answers):
     assert [found[name]["status"] for name in ("step", "parity", "fresh")] == ["passed"] * 3
     evidence = found["step"]["evidence"]
     assert evidence["proven"] is False
-    assert evidence["unproven"].startswith("no step shows that the state of opt_d is used: 4 parameters")
+    assert evidence["unproven"] == f"no step shows that the state of opt_d is used: 4 parameters {WITHOUT_STATE}"
 
 
 def test_two_optimizers_of_the_same_parameters_are_two(make, answers):
@@ -288,9 +293,8 @@ def test_the_second_optimizer_is_not_tried_after_a_refusal(make, answers):
 def test_a_real_device_is_asked_for_and_there_is_none(make, answers):
     found = answers(make("AdamW"), "cuda:0", require_device=True)
     assert statuses(found) == ["failed", "passed", "passed"]
-    assert found["step"]["detail"] == (
-        "there is no cuda:0 here, which --require-device asks for: it was only simulated"
-    )
+    assert found["step"]["detail"].startswith("--require-device: ")
+    assert found["step"]["detail"].endswith("simulated")
     assert answers(make("AdamW", device="cpu"), "cpu", require_device=True)["step"]["status"] == "passed"
 
 
@@ -310,7 +314,7 @@ def test_a_real_device_is_asked_for_and_there_is_nothing_to_step(make, answers, 
     assert statuses(answers(path, "cuda:0")) == ["skipped"] * 3
     found = answers(path, "cuda:0", require_device=True)
     assert statuses(found) == ["failed", "skipped", "skipped"]
-    assert found["step"]["detail"].startswith("there is no cuda:0 here, which --require-device asks for")
+    assert found["step"]["detail"].startswith("--require-device: ")
 
 
 def lose(*path):
@@ -347,9 +351,7 @@ def test_state_in_another_order_is_not_proven_on_zeros(make, answers):
     state[0], state[1] = state[1], state[0]
     found = answers(make.save(tree), "cuda:0")
     assert statuses(found) == ["skipped", "passed", "passed"]
-    assert found["step"]["detail"].startswith(
-        "4 parameters of the optimizer not found in the model: zeros stood in; AdamW on"
-    )
+    assert found["step"]["evidence"]["standins"] == 4
     assert found["step"]["evidence"]["proven"] is False
 
 
@@ -388,7 +390,7 @@ def test_options_that_many_groups_share_are_tried_once():
     rates = [0.1] * 50 + [0.2] * 50 + [-1.0]
     optimizer = SimpleNamespace(groups=[SimpleNamespace(where=f"groups.{index}") for index in range(len(rates))])
     recipe = Recipe("SGD", counted, tuple({"lr": lr} for lr in rates), ({},) * len(rates), torch.zeros(1), (), "")
-    assert refused_options(recipe, optimizer, None) == "groups.100: Invalid learning rate: -1.0"
+    assert refused_options(recipe, optimizer, None).startswith("groups.100: ")
     assert tried == [0.5, 0.1, 0.2, -1.0]
 
 
@@ -416,10 +418,8 @@ def test_second_moments_that_a_cast_makes_zero(make, answers):
         state["exp_avg_sq"].fill_(1e-9)
     found = answers(make.save(tree), "cuda:0")
     assert found["step"]["status"] == "failed"
-    assert (
-        "model.0.weight: load_state_dict casts exp_avg_sq to torch.float16, which makes 30 of its values 0"
-        in found["step"]["detail"]
-    )
+    assert "model.0.weight: load_state_dict casts exp_avg_sq to torch.float16, " in found["step"]["detail"]
+    assert " 30 of its values 0" in found["step"]["detail"]
 
 
 def test_what_is_deflated_is_not_stepped(make, answers, tmp_path):
@@ -429,9 +429,7 @@ def test_what_is_deflated_is_not_stepped(make, answers, tmp_path):
             target.writestr(item.filename, source.read(item))
     found = answers(str(packed), "cuda:0")
     assert statuses(found) == ["skipped"] * 3
-    assert found["step"]["detail"] == (
-        f"no step from storages that are deflated; ckptmove convert {packed} --to cuda:0 stores them plainly"
-    )
+    assert f"; ckptmove convert {packed} --to cuda:0 " in found["step"]["detail"]
 
 
 def test_float64_on_mps_is_mended_by_a_cast(make, answers):
@@ -440,13 +438,11 @@ def test_float64_on_mps_is_mended_by_a_cast(make, answers):
 
 
 def test_a_target_that_cannot_be_simulated_is_not_proven(make, answers, monkeypatch):
-    monkeypatch.setattr(place, "unavailable_reason", lambda: "torch 2.3 cannot host a backend written in Python")
+    monkeypatch.setattr(place, "unavailable_reason", lambda: "too-old")
     found = answers(make("AdamW"), "cuda:0")
     assert statuses(found) == ["failed", "skipped", "skipped"]
-    assert found["step"]["detail"] == (
-        "not proven: there is no cuda:0 here, and it cannot be simulated: "
-        "torch 2.3 cannot host a backend written in Python"
-    )
+    assert found["step"]["detail"].startswith("not proven: ")
+    assert found["step"]["detail"].endswith(": too-old")
 
 
 def test_what_cannot_be_simulated_is_not_said_to_have_been(make, answers, monkeypatch):
@@ -456,7 +452,7 @@ def test_what_cannot_be_simulated_is_not_said_to_have_been(make, answers, monkey
     found = answers(make.save(tree), "cuda:0", require_device=True)
     assert statuses(found) == ["failed", "skipped", "skipped"]
     assert found["step"]["detail"] == (
-        "there is no cuda:0 here, which --require-device asks for, and it cannot be simulated: torch 2.3 is too old"
+        "--require-device: there is no cuda:0 here, and it cannot be simulated: torch 2.3 is too old"
     )
 
 
@@ -468,10 +464,8 @@ def test_a_case_that_cannot_be_stepped_is_not_passed_over(make, answers, monkeyp
     assert statuses(answers(path, "cuda:0")) == ["skipped"] * 3, "there is nothing to resume"
     found = answers(path, "cuda:0", case="train.py:case")
     assert (statuses(found), found["case"]["status"]) == (["failed", "skipped", "skipped"], "skipped")
-    assert (
-        found["step"]["detail"]
-        == "not proven: there is no cuda:0 here, and it cannot be simulated: torch 2.3 is too old"
-    )
+    assert found["step"]["detail"].startswith("not proven: ")
+    assert found["step"]["detail"].endswith(": torch 2.3 is too old")
 
 
 def test_an_accelerator_of_this_machine_is_used_as_it_is(make, answers, monkeypatch):

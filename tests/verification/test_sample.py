@@ -121,10 +121,10 @@ def test_against_an_original_bits_are_those_of_the_sample_and_form_that_of_all(t
         assert answers(checkpoint, "cpu", sample=6, seed=seed, against=bits)["restore"]["status"] == status
     assert answers(checkpoint, "cpu", sample=6, seed=passing, against=form)["restore"]["status"] == "failed"
     told = answers(checkpoint, "cpu", sample=6, against=checkpoint)["restore"]["detail"]
-    unseen = "but the bits of tensors outside the sample"
-    assert f"; and all that {checkpoint} holds {unseen}, devices aside; a sample: " in told
+    unseen = "except the bits of tensors outside the sample"
+    assert f"; all equal {checkpoint} {unseen}, ignoring devices; a sample: " in told
     whole = answers(checkpoint, "cpu", sample=1000, against=checkpoint)["restore"]["detail"]
-    assert whole.endswith(f"; and all that {checkpoint} holds, devices aside")
+    assert whole.endswith(f"; all equal {checkpoint}, ignoring devices")
 
 
 def test_every_check_that_looked_at_a_sample_says_of_how_much(checkpoint, answers):
@@ -188,12 +188,12 @@ def lbfgs_state():
 
 def test_the_verdict_says_that_it_is_one_of_a_sample_and_that_no_crc_was_compared(tmp_path, checkpoint):
     with_crc = verify(checkpoint)
-    assert (with_crc.sample, with_crc.checks[0].detail.endswith("every CRC matches")) == (None, True)
+    assert (with_crc.sample, dict(with_crc.checks[0].evidence)["checksums"]) == (None, True)
     result = verify(checkpoint, sample=2)
     assert result.passed
     size = "2 of 24 parameters, 10 of 116 tensors"
     assert str(result) == f"{checkpoint}: passed, but not proven on cpu (cpu), by a sample: {size}"
-    assert "no CRC compared" in result.checks[0].detail
+    assert " inspect --check " in result.checks[0].detail
     assert dict(result.checks[0].evidence)["checksums"] is False
 
 
@@ -217,5 +217,5 @@ def test_a_sample_of_all_parameters_and_not_of_all_tensors_proves_no_resume(tmp_
 
 @pytest.mark.parametrize("count", [0, -3])
 def test_a_sample_of_nothing_is_refused(checkpoint, count):
-    with pytest.raises(UsageError, match=f"--sample takes a number of parameters, at least 1, and not {count}"):
+    with pytest.raises(UsageError, match=f"--sample .* not {count}"):
         verify(checkpoint, sample=count)

@@ -66,7 +66,7 @@ def test_lbfgs_on_complex_parameters(make, answers):
 def test_lbfgs_before_its_first_step(make, answers):
     found = answers(make.save(lbfgs(steps=0)), "cuda:0")
     assert statuses(found) == ["passed", "passed", "skipped"]
-    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters without state yet"
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {trial.WITHOUT_STATE}")
 
 
 def test_lbfgs_after_one_iteration_has_no_history_and_a_scale_of_one(make, answers):
@@ -81,7 +81,7 @@ def test_lbfgs_with_a_learning_rate_of_zero(make, answers):
     tree["optimizer"]["param_groups"][0]["lr"] = 0.0
     found = answers(make.save(tree), "cpu")
     assert found["step"]["status"] == "passed"
-    assert "4 parameters with a learning rate of 0" in found["step"]["detail"]
+    assert f"4 parameters {trial.IDLE}" in found["step"]["detail"]
 
 
 def test_a_history_that_the_optimizer_forgets_fails_fresh(make, answers, monkeypatch):
@@ -93,7 +93,8 @@ def test_a_history_that_the_optimizer_forgets_fails_fresh(make, answers, monkeyp
     monkeypatch.setattr(torch.optim, "LBFGS", Forgetful)
     found = answers(path, "cpu")
     assert found["fresh"]["status"] == "failed"
-    assert "it is not used for model.0.bias" in found["fresh"]["detail"]
+    assert found["fresh"]["evidence"] == {"with_state": 4, "changed": 0}
+    assert " model.0.bias" in found["fresh"]["detail"]
     assert "n_iter went from 12 to 4" in found["step"]["detail"]
 
 
@@ -149,7 +150,7 @@ def test_a_history_of_two_sizes_that_the_step_does_not_look_at_yet(make, answers
 def test_an_inverse_of_zero_belongs_to_no_history(make, answers):
     tree = lbfgs()
     tree["optimizer"]["state"][0]["ro"][0] = torch.tensor(0.0)
-    assert "ro.0 is 0, which is not 1 /" in answers(make.save(tree), "cpu")["step"]["detail"]
+    assert "ro.0 is 0, " in answers(make.save(tree), "cpu")["step"]["detail"]
 
 
 def test_another_history_is_not_the_original(make, answers):
@@ -196,7 +197,7 @@ def test_sparse_adam_resumes(make, answers, target, dtype):
     found = answers(make.save(sparse(dtype=dtype), device=target), target)
     assert statuses(found) == ["passed"] * 3, found
     assert found["step"]["evidence"]["proven"] is True
-    assert "step counts went up by one to 4" in found["step"]["detail"]
+    assert found["step"]["evidence"]["counted"] == 1
 
 
 def test_sparse_adam_in_windows(make, answers):
@@ -214,7 +215,7 @@ def test_sparse_moments_that_are_forgotten_fail_fresh(make, answers, monkeypatch
     monkeypatch.setattr(torch.optim, "SparseAdam", Forgetful)
     found = answers(path, "cpu")
     assert statuses(found)[2] == "failed"
-    assert "it is not used for model.table.weight" in found["fresh"]["detail"]
+    assert found["fresh"]["detail"].endswith(" model.table.weight")
 
 
 def test_other_sparse_moments_are_not_the_original(make, answers):
@@ -261,10 +262,10 @@ class Halves(torch.nn.Module):
 def test_lbfgs_of_one_run_of_the_model_is_stepped_with_it(make, answers, frozen, dtype):
     found = answers(make.save(lbfgs(model=Halves(frozen), dtype=dtype)), "cpu")
     assert statuses(found) == ["passed"] * 3, found
-    assert "how many elements there are, not which" in found["step"]["evidence"]["unproven"]
+    assert " elements " in found["step"]["evidence"]["unproven"]
 
 
 def test_lbfgs_of_no_run_of_the_model_is_not_accused(make, answers):
     found = answers(make.save(lbfgs(model=Halves(1))), "cpu")
     assert statuses(found) == ["skipped"] * 3
-    assert "4 of 4 parameters not found in the file" in found["step"]["detail"]
+    assert ", and 4 of 4 parameters " in found["step"]["detail"]

@@ -88,7 +88,7 @@ def test_a_device_that_is_not_there_is_refused(cuda):
         other = torch.ones(2, device=targets.meant_by("cuda:1"))
         with pytest.raises(RuntimeError, match="at least two devices, cuda:1 and cuda:0!"):
             other + torch.ones(2, device=cuda.device)
-    with SimulatedDevice("xpu:0"), pytest.raises(RuntimeError, match="xpu:2 is not there: the machine has 1 of xpu"):
+    with SimulatedDevice("xpu:0"), pytest.raises(RuntimeError, match=r"xpu:2 .* 1 xpu device$"):
         targets.meant_by("xpu:2")
     assert isinstance(torch.cuda.device, type)
 

@@ -9,7 +9,9 @@ from ckptmove.model import StateEntry, TensorRecord
 from ckptmove.verification import place
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, select
 from ckptmove.verification.place import TorchDevice
-from ckptmove.verification.step.step import _farthest, put, scaled
+from ckptmove.verification.step.step import _largest_magnitude, copy_to, scaled
+from ckptmove.verification.step.trial import IDLE, LOST, TOO_SMALL, ZEROS
+from ckptmove.verification.step.verdicts import _NO_STEP
 
 STEPS = ("step", "parity", "fresh")
 
@@ -24,14 +26,14 @@ class Recorder:
 
 
 def test_a_tensor_goes_where_the_file_has_it():
-    assert put(torch.zeros(()), "cpu", Recorder()) == 0
-    assert put(torch.zeros(()), "cuda:0", Recorder()) == 1
+    assert copy_to(torch.zeros(()), "cpu", Recorder()) == 0
+    assert copy_to(torch.zeros(()), "cuda:0", Recorder()) == 1
 
 
 def test_what_is_stepped_is_a_copy():
     stored = torch.ones(3)
     TorchDevice("cpu").to_device(stored).zero_()
-    put(stored, "cpu", TorchDevice("cpu")).zero_()
+    copy_to(stored, "cpu", TorchDevice("cpu")).zero_()
     assert stored.sum() == 3
 
 
@@ -117,7 +119,7 @@ def test_a_count_that_leaves_the_cpu_in_the_step_is_a_stray(make, answers, monke
 
     path = make("AdamW")
     monkeypatch.setattr(torch.optim, "AdamW", Dragging)
-    assert "model.0.weight: step is on cuda:0 and belongs on cpu" in answers(path, "cuda:0")["step"]["detail"]
+    assert "model.0.weight: step is on cuda:0, but belongs on cpu" in answers(path, "cuda:0")["step"]["detail"]
 
 
 def test_a_step_that_reads_no_more_than_the_count_fails_fresh(make, answers, monkeypatch):
@@ -196,7 +198,7 @@ def test_state_of_nothing_but_zeros_was_lost(make, answers):
             state[key].zero_()
     found = answers(make.save(tree), "cpu")
     assert found["fresh"]["status"] == "failed"
-    assert found["fresh"]["detail"] == "the state was lost: 4 parameters with state of zeros, although steps were made"
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {LOST}")
 
 
 def test_state_of_zeros_with_a_learning_rate_of_zero_cannot_be_told_from_lost_state(make, answers):
@@ -205,7 +207,7 @@ def test_state_of_zeros_with_a_learning_rate_of_zero_cannot_be_told_from_lost_st
         for key in ("exp_avg", "exp_avg_sq"):
             state[key].zero_()
     found = answers(make.save(tree), "cpu")
-    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters with a learning rate of 0"
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {IDLE}")
 
 
 def test_zeros_without_a_count_and_tiny_values_show_nothing(make, answers):
@@ -213,11 +215,11 @@ def test_zeros_without_a_count_and_tiny_values_show_nothing(make, answers):
     for state in tree["optimizer"]["state"].values():
         state["momentum_buffer"].zero_()
     found = answers(make.save(tree), "cpu")
-    assert found["fresh"]["detail"] == "a fresh start gives the same: 4 parameters with state of zeros"
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {ZEROS}")
     for state in tree["optimizer"]["state"].values():
         state["momentum_buffer"].fill_(1e-30)
     found = answers(make.save(tree), "cpu")
-    assert found["fresh"]["detail"].endswith("4 parameters with values of state too small to show in a step")
+    assert found["fresh"]["detail"].endswith(f": 4 parameters {TOO_SMALL}")
 
 
 def test_an_original_that_cannot_be_stepped_leaves_nothing_to_compare_with(make, answers):
@@ -225,7 +227,7 @@ def test_an_original_that_cannot_be_stepped_leaves_nothing_to_compare_with(make,
     original = make.save({"other": torch.ones(2)}, name="original.pt")
     found = answers(path, "cpu", against=original)
     assert statuses(found) == ["passed", "failed", "skipped"]
-    assert found["fresh"]["detail"] == "there was no step to compare with"
+    assert found["fresh"]["detail"] == _NO_STEP
 
 
 def test_an_ambiguous_pairing_proves_nothing(make, answers):
@@ -233,8 +235,8 @@ def test_an_ambiguous_pairing_proves_nothing(make, answers):
     tree["model"] = {f"{part}.{name}": value.clone() for part in "ab" for name, value in tree["model"].items()}
     found = answers(make.save(tree), "cpu")
     assert found["step"]["status"] == "passed"
-    assert "which tensors optimizer trains is ambiguous" in found["step"]["detail"]
     assert found["step"]["evidence"]["proven"] is False
+    assert " ambiguous: " in found["step"]["evidence"]["unproven"]
 
 
 def test_a_count_of_two_values_is_none(make, answers):
@@ -242,7 +244,8 @@ def test_a_count_of_two_values_is_none(make, answers):
     tree["optimizer"]["state"][0]["step"] = torch.ones(2)
     found = answers(make.save(tree), "cpu")
     assert found["step"]["evidence"]["counted"] == 3
-    assert "optimizer.state.0.step is nan, which is no number of steps" in found["numbers"]["detail"]
+    assert found["numbers"]["evidence"]["wrong_counts"] == 1
+    assert "optimizer.state.0.step " in found["numbers"]["detail"]
 
 
 def test_tensors_without_plain_values_are_not_stepped_and_it_is_said(make, answers):
@@ -259,8 +262,8 @@ def test_tensors_without_plain_values_are_not_stepped_and_it_is_said(make, answe
 def test_a_learning_rate_of_zero_is_said_and_no_fault(make, answers):
     found = answers(make("SGD", momentum=0.9, lr=0.0), "cpu")
     assert statuses(found) == ["passed"] * 3
-    assert "0 moved" in found["step"]["detail"]
-    assert "4 parameters with a learning rate of 0" in found["step"]["detail"]
+    assert found["step"]["evidence"]["moved"] == 0
+    assert f"4 parameters {IDLE}" in found["step"]["detail"]
 
 
 def test_a_step_that_does_nothing_fails(make, answers, monkeypatch):
@@ -270,7 +273,8 @@ def test_a_step_that_does_nothing_fails(make, answers, monkeypatch):
 
     path = make("SGD", momentum=0.9)
     monkeypatch.setattr(torch.optim, "SGD", Idle)
-    assert answers(path, "cpu")["step"]["detail"] == "neither a parameter nor a moment changed on cpu"
+    found = answers(path, "cpu")["step"]
+    assert (found["status"], found["evidence"]["moved"]) == ("failed", 0)
 
 
 def test_infinities_in_what_may_be_a_parameter_are_no_mask(make, answers):
@@ -287,6 +291,8 @@ def test_infinities_in_what_may_be_a_parameter_are_no_mask(make, answers):
     [torch.tensor([-3.0, 1.0]), torch.tensor([3.0, -1.0]).half(), torch.tensor([3j, 1]), torch.tensor([-3, 1])],
 )
 def test_the_largest_magnitude_of_values_of_either_sign(values):
-    assert _farthest(values) == 3
-    assert _farthest(torch.tensor([-3.0, float("-inf")])) == float("inf")
-    assert _farthest(torch.tensor([-3.0, float("nan")])) != _farthest(torch.tensor([-3.0, float("nan")]))
+    assert _largest_magnitude(values) == 3
+    assert _largest_magnitude(torch.tensor([-3.0, float("-inf")])) == float("inf")
+    assert _largest_magnitude(torch.tensor([-3.0, float("nan")])) != _largest_magnitude(
+        torch.tensor([-3.0, float("nan")])
+    )

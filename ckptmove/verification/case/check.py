@@ -116,7 +116,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
     place = site.place()
-    with place.standing():
+    with place.active():
         if site.mode == "simulated":
             _leave_autocast_out()
             targets.at_least(bench.request.devices or 1)

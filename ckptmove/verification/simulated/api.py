@@ -1,7 +1,4 @@
-"""What torch says of the target beside its tensors, while a simulated device stands for it.
-
-Never leaves anything of it behind: what was replaced is put back.
-"""
+"""Make torch's API report the target as available while a simulated device is active; undone afterwards."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from torch.jit import _state as torchscript
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device_module import Device, DeviceCalls, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, any_stream
-from ckptmove.verification.simulated.generator import made_on_the_device
-from ckptmove.verification.simulated.loading import rebuilt_there
+from ckptmove.verification.simulated.generator import generators_on_device
+from ckptmove.verification.simulated.loading import storages_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,41 +31,41 @@ _CLASSES: Final[dict[str, object]] = {
     "device": Device,
     "device_of": DeviceOf,
 }
-#: What `torch.accelerator` asks a backend in C++ for, which one in Python cannot answer.
-_OF_ANY_KIND: Final = frozenset({
+#: Functions of `torch.accelerator` that need a backend in C++.
+_OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
     "memory_reserved", "memory_stats", "reset_accumulated_memory_stats", "reset_peak_memory_stats", "synchronize",
 })  # fmt: skip
 
 
 @contextlib.contextmanager
-def as_if_it_were_here(
+def patched_torch_api(
     device: torch.device, place: Callable[[torch.Tensor, torch.device], torch.Tensor]
 ) -> Iterator[None]:
-    """Have `torch` know a simulated device beyond its tensors, as long as the context is open.
+    """Patch torch's API for a simulated device while the context is open.
 
-    A module scripted by `torch.jit` runs as Python: its parameters cannot be moved to a backend written in Python.
+    Modules scripted by `torch.jit` run as Python: their parameters cannot be moved to a backend written in Python.
 
     Args:
         device: the device.
-        place: makes a tensor of the device from one of the CPU, with the same memory.
+        place: wraps a CPU tensor as a tensor of the device, with the same memory.
     """
-    with made_on_the_device(), rebuilt_there(place), _answering(device), _as_python():
+    with generators_on_device(), storages_on_device(place), _answering(device), _as_python():
         yield
 
 
 @contextlib.contextmanager
 def _answering(device: torch.device) -> Iterator[None]:
-    """Have the functions of the target's own module answer: those that it has, so that no torch gets new ones."""
+    """Replace the functions that the target's own module already has; no torch gets new functions."""
     kind = targets.kind_of(device)
     calls = DeviceCalls(lambda: kind)
-    answers = {name: _apart(getattr(calls, name)) for name in _CALLS}
-    of_any_kind = {name: answers[name] for name in _OF_ANY_KIND}
-    own = answers | {name: _apart(call) for name, call in _STREAMS.items()} | _CLASSES
+    answers = {name: _separate(getattr(calls, name)) for name in _CALLS}
+    of_accelerator = {name: answers[name] for name in _OF_ACCELERATOR}
+    own = answers | {name: _separate(call) for name, call in _STREAMS.items()} | _CLASSES
     modules: list[tuple[Any, dict[str, Any]]] = [
         (getattr(torch, kind, None), own),
         (getattr(torch.backends, kind, None), own),
-        (torch.accelerator, of_any_kind),
+        (torch.accelerator, of_accelerator),
     ]
     known = [(vars(module), some) for module, some in modules if module is not None]
     before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
@@ -81,8 +78,8 @@ def _answering(device: torch.device) -> Iterator[None]:
             names.update(replaced)
 
 
-def _apart(call: Callable[..., object]) -> Callable[..., object]:
-    """A function of its own: torch/_dynamo/trace_rules.py has one rule for each, and is imported by much of torch."""
+def _separate(call: Callable[..., object]) -> Callable[..., object]:
+    """A separate function object: torch/_dynamo/trace_rules.py, which much of torch imports, has one rule for each."""
 
     def answer(*args: object, **kwargs: object) -> object:
         return call(*args, **kwargs)

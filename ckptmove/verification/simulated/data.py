@@ -1,6 +1,6 @@
-"""A tensor that becomes another one in place, as `nn.Module.to` and `tensor.data = ...` have it on a real device.
+"""Move a tensor to another device in place, as `nn.Module.to` and `tensor.data = ...` do on a real device.
 
-Never asks who else holds the tensor: on a real device nobody has to let go of it either.
+Other references to the tensor are allowed, as on a real device.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from ckptmove.verification.simulated.targets import BACKEND, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What the two kinds of tensors keep in their own dictionary; all else there is the user's.
+#: Attributes of the two kinds of tensors; other entries of their `__dict__` are the user's.
 _OWN: Final = frozenset({"host", "_is_param"})
 
 
 @contextlib.contextmanager
-def replaced_in_place() -> Iterator[None]:
-    """Have `nn.Module.to` change parameters that are held elsewhere, too, as long as the context is open.
+def parameters_moved_in_place() -> Iterator[None]:
+    """Let `nn.Module.to` change parameters that have other references, while the context is open.
 
-    From torch/nn/modules/module.py ``_apply``: between kinds of tensors it swaps them, which torch.utils.swap_tensors
-    refuses where a graph or a weak reference holds one, and back from a Python backend it would make new ones.
+    From torch/nn/modules/module.py ``_apply``: it swaps tensors of different kinds, which torch.utils.swap_tensors
+    refuses if a graph or a weak reference holds one. Back from a Python backend it would make new parameters.
     """
     module: Any = torch
-    swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # noqa: SLF001  # as `_apply` asks it
+    swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # noqa: SLF001  # as `_apply` calls it
 
-    # Of any signature: torch/_dynamo/polyfills, which much of torch imports, holds it against one of its own.
+    # Any signature: torch/_dynamo/polyfills, which much of torch imports, compares it with its own.
     def compatible(*tensors: torch.Tensor, **_names: torch.Tensor) -> bool:
         there_and_back = [one.device.type for one in tensors] == [BACKEND, "cpu"]
         return there_and_back or bool(is_compatible(*tensors))
 
-    module.utils.swap_tensors = exchange
-    module._has_compatible_shallow_copy_type = compatible  # noqa: SLF001  # while the device stands
+    module.utils.swap_tensors = swap_tensors
+    module._has_compatible_shallow_copy_type = compatible  # noqa: SLF001  # while the device is active
     try:
         yield
     finally:
         module.utils.swap_tensors = swap
-        module._has_compatible_shallow_copy_type = is_compatible  # noqa: SLF001  # the function, put back
+        module._has_compatible_shallow_copy_type = is_compatible  # noqa: SLF001  # restore the function
 
 
-def exchange(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Swap all that two tensors are; hooks and what a user has set on the first of them stay.
+def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Swap two tensors in place; hooks and user attributes of the first one stay on it.
 
-    From torch/utils/__init__.py ``swap_tensors``, less its refusals, and from torch/csrc/autograd/python_variable.cpp
-    ``THPVariable_set_backwards_hooks``: to set hooks registers them.
+    From torch/utils/__init__.py ``swap_tensors``, without its checks, and from torch/csrc/autograd/python_variable.cpp
+    ``THPVariable_set_backwards_hooks``: setting hooks registers them.
     """
     kept = {name: value for name, value in one.__dict__.items() if name not in _OWN}
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__ | kept, one.__dict__
-    torch._C._swap_tensor_impl(one, other)  # noqa: SLF001  # the one way
+    torch._C._swap_tensor_impl(one, other)  # noqa: SLF001  # no other way
     for tensor in (one, other):
         hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001  # no public names
         if hooks:
@@ -67,20 +67,20 @@ def become(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
     Args:
         tensor: the leaf.
-        value: what it is to hold, and to share the memory of.
+        value: its new data, with which it shares memory.
 
     Raises:
-        RuntimeError: it is no leaf: what made it would be forgotten.
+        RuntimeError: if it is not a leaf, because its history would be lost.
     """
     if not tensor.is_leaf:
-        raise RuntimeError(f"the data of what an operation made cannot go to {name_of(value.device)} in place")
+        raise RuntimeError(f"the data of an operation's result cannot be moved to {name_of(value.device)} in place")
     gradient = tensor.grad
     tensor.grad = None
     if isinstance(tensor, nn.Parameter):
         made: torch.Tensor = nn.Parameter(value.data, requires_grad=tensor.requires_grad)
     else:
         made = value.data.requires_grad_(tensor.requires_grad)
-    exchange(tensor, made)
+    swap_tensors(tensor, made)
     if gradient is not None:
         become(gradient, gradient.to(value.device))
         tensor.grad = gradient

@@ -1,6 +1,6 @@
-"""What is asked of `torch.<device>` for a simulated device: by torch, and by a script that names its target.
+"""Functions of `torch.<device>` for a simulated device, called by torch and by scripts.
 
-Never keeps a state of its own: draws come from the CPU's generator, and nothing is ever waited for.
+Random numbers come from the CPU's generator, and no call waits for anything.
 """
 
 from __future__ import annotations
@@ -17,69 +17,69 @@ from ckptmove.verification.simulated import targets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: A device of no maker: of the memory and the kind that code asks for before it uses bfloat16 or its own kernels.
+#: Memory and compute capability of a generic device, which code checks before it uses bfloat16 or its own kernels.
 _BYTES: Final = 1 << 34
 _CAPABILITY: Final = (8, 0)
 
 
 def _chosen(device: Any) -> torch.device | None:
-    """The device that is to become the current one; None where a number below zero, or None, leaves it as it is."""
+    """The device to make current; None for None or a negative number, which change nothing."""
     return None if isinstance(device, int) and device < 0 else targets.meant_by(device)
 
 
 def _number(device: Any) -> int:
-    """The number of a device: as it is given, or that of the current one."""
+    """The index of a device, or of the current one."""
     return device if isinstance(device, int) else targets.number_of(targets.meant_by(device) or targets.current())
 
 
 def _nothing(*_args: object, **_more: object) -> None:
-    """Nothing: there is no memory to free, nothing to wait for, and no generator but the CPU's."""
+    """Do nothing: there is no memory to free, no work to wait for, and no generator except the CPU's."""
 
 
 class DeviceCalls:
     """The public functions of a device's module."""
 
     def __init__(self, kind: Callable[[], str]) -> None:
-        """Take down what to ask.
+        """Set the function that returns the target's type.
 
         Args:
-            kind: of the target: ``cuda``.
+            kind: returns the device type of the target (``cuda``).
         """
         self._kind = kind
 
     def is_available(self) -> bool:
-        """Yes, as far as a script can tell."""
+        """Always True."""
         return True
 
     def device_count(self) -> int:
-        """How many devices there are."""
+        """Number of devices of the target's machine."""
         return targets.count()
 
     def current_device(self) -> int:
-        """The one that is meant where none is named."""
+        """Index of the current device."""
         return targets.number_of(targets.current())
 
     def is_current_stream_capturing(self) -> bool:
-        """No: there is no stream to capture."""
+        """Always False: there is no stream to capture."""
         return False
 
     def is_bf16_supported(self, *_args: object, **_more: object) -> bool:
-        """Yes, as the CPU does."""
+        """Always True, as on the CPU."""
         return True
 
     def get_device_name(self, _device: object = None) -> str:
-        """What it is."""
+        """Name of the device."""
         return "simulated"
 
     def get_device_capability(self, _device: object = None) -> tuple[int, int]:
-        """That of an Ampere."""
+        """Compute capability of an Ampere GPU."""
         return _CAPABILITY
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        """Those of the device that it names.
+        """Properties of a device.
 
         Raises:
-            AssertionError: there is no such device, in torch's words.
+            AssertionError: if the device does not exist, with torch's message.
         """
         if _number(device) >= self.device_count():
             raise AssertionError("Invalid device id")
@@ -88,50 +88,50 @@ class DeviceCalls:
         return SimpleNamespace(name=self.get_device_name(), **figures)
 
     def get_arch_list(self) -> list[str]:
-        """None: nothing is compiled for it."""
+        """Always empty: nothing is compiled for it."""
         return []
 
     def mem_get_info(self, _device: object = None) -> tuple[int, int]:
-        """All of its memory is free."""
+        """Free and total memory; all of it is free."""
         return _BYTES, _BYTES
 
     def memory_allocated(self, _device: object = None) -> int:
-        """None of it."""
+        """Always 0."""
         return 0
 
     def memory_stats(self, _device: object = None) -> dict[str, int]:
-        """No figures."""
+        """Always empty."""
         return {}
 
     def memory_summary(self, *_args: object, **_more: object) -> str:
-        """Nothing to say."""
+        """Always empty."""
         return ""
 
     def get_rng_state(self, _device: object = None) -> torch.Tensor:
-        """That of the CPU's generator, which draws for it."""
-        return simulated_states.given(torch.default_generator, self._kind())
+        """RNG state of the CPU's generator, in the target's format."""
+        return simulated_states.encode_state(torch.default_generator, self._kind())
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
-        """One for each device."""
+        """RNG state of each device."""
         return [self.get_rng_state()] * self.device_count()
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
-        """Take one of its own back, or one of a real device, which is good for a seed.
+        """Restore an own state, or use the state of a real device as a seed.
 
         Raises:
-            IndexError: there is no such device, in torch's words.
+            IndexError: if the device does not exist, with torch's message.
         """
         if _number(device) >= self.device_count():
             raise IndexError("tuple index out of range")
-        simulated_states.take(torch.default_generator, self._kind(), new_state)
+        simulated_states.set_state(torch.default_generator, self._kind(), new_state)
 
     def set_rng_state_all(self, new_states: Iterable[torch.Tensor]) -> None:
-        """Take them back."""
+        """Restore the RNG state of each device."""
         for index, state in enumerate(new_states):
             self.set_rng_state(state, index)
 
     def initial_seed(self) -> int:
-        """That of the CPU's generator."""
+        """Seed of the CPU's generator."""
         return torch.initial_seed()
 
     def set_device(self, device: Any) -> None:
@@ -150,7 +150,7 @@ class DeviceCalls:
 
 
 class Device:
-    """A context in which another device is the current one."""
+    """A context that changes the current device."""
 
     def __init__(self, device: Any) -> None:
         """Take what a real one takes."""
@@ -167,7 +167,7 @@ class Device:
 
 
 class DeviceOf(Device):
-    """A context in which the device of a tensor is the current one."""
+    """A context that makes the device of a tensor current."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Take what a real one takes."""
@@ -175,15 +175,15 @@ class DeviceOf(Device):
 
 
 class DeviceModule(DeviceCalls):
-    """Stands for the module of the PrivateUse1 backend, as long as the process lives."""
+    """The module of the PrivateUse1 backend, for the lifetime of the process."""
 
     def is_initialized(self) -> bool:
-        """Yes: there is nothing to do for it."""
+        """Always True."""
         return True
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """What autocast may cast to."""
+        """Dtypes of autocast."""
         return [torch.float16, torch.bfloat16]

@@ -1,7 +1,4 @@
-"""Streams and events of a simulated device: all that they order has been done already.
-
-Never measures anything: the time between two events is none.
-"""
+"""Streams and events of a simulated device, whose work is always complete."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ class Stream:
         """Take what a real one takes."""
 
     def query(self) -> bool:
-        """Whether all is done: yes."""
+        """Always True: all work is done."""
         return True
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event after all that was queued."""
+        """An event after all queued work."""
         return Event() if event is None else event
 
     def _nothing(self, *_args: object) -> None:
@@ -29,17 +26,17 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream, always reached."""
+    """An event in a stream, always complete."""
 
     def __init__(self, *_args: object, **_more: object) -> None:
         """Take what a real one takes."""
 
     def query(self) -> bool:
-        """Whether it is reached: yes."""
+        """Always True: the event is complete."""
         return True
 
     def elapsed_time(self, _end: Event) -> float:
-        """The milliseconds to another: none."""
+        """Always 0 milliseconds."""
         return 0.0
 
     def _nothing(self, *_args: object) -> None:
@@ -54,7 +51,7 @@ def any_stream(*_args: object) -> Stream:
 
 
 class StreamContext(contextlib.nullcontext[None]):
-    """A context in which work goes to a stream."""
+    """A context that selects a stream."""
 
     def __init__(self, _stream: object) -> None:
         """Take what a real one takes."""

@@ -1,6 +1,6 @@
-"""Generators of a simulated device, and the refusal of one that is elsewhere than what it draws for.
+"""Random generators of a simulated device, and the check that a generator is on the device of an operation.
 
-Never draws anything of its own: such a generator is one of the CPU's that says that it is on the target.
+Such a generator is a CPU generator that reports the target's device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-#: Where each generator of a simulated device is, by its address: torch hands another object for it to an operation.
+#: Device of each simulated generator, by address: torch passes another object for the same generator to operations.
 _HOMES: Final[dict[int, torch.device]] = {}
 
 
@@ -28,28 +28,28 @@ class DeviceGenerator(Generator):
     """A generator on a simulated device."""
 
     def __new__(cls, device: torch.device) -> Self:
-        """Make one, seeded as torch seeds each."""
+        """Make a generator with torch's default seed."""
         made = super().__new__(cls)
         _HOMES[_address(made)] = device
-        weakref.finalize(made, _HOMES.pop, _address(made))  # another generator may come to lie there
+        weakref.finalize(made, _HOMES.pop, _address(made))  # another generator may reuse the address
         return made
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]  # torch's is no attribute that could be written, either
-        """Where it is."""
+    def device(self) -> torch.device:  # type: ignore[override]  # torch's attribute is read-only, too
+        """Its device."""
         return _HOMES[_address(self)]
 
     def get_state(self) -> torch.Tensor:
-        """Its state, as the target would give it."""
-        return simulated_states.given(self, targets.kind_of(self.device))
+        """Its state, in the target's format."""
+        return simulated_states.encode_state(self, targets.kind_of(self.device))
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
-        """Take a state of its own, or one from the target, which is good for a seed."""
-        simulated_states.take(self, targets.kind_of(self.device), new_state)
+        """Restore an own state, or use a state of the target as a seed."""
+        simulated_states.set_state(self, targets.kind_of(self.device), new_state)
         return self
 
     def clone_state(self) -> DeviceGenerator:
-        """Another one that goes on as this."""
+        """A generator that continues with the same numbers."""
         return with_state(self.device, self.get_state())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -61,12 +61,12 @@ def _address(generator: Any) -> int:
 
 
 def with_state(device: torch.device, state: torch.Tensor) -> DeviceGenerator:
-    """A generator on a simulated device that goes on from a state."""
+    """A generator on a simulated device that continues from a state."""
     return DeviceGenerator(device).set_state(state)
 
 
 class _Kind(type):
-    """Has every generator be an instance of what stands in for `torch.Generator`, and makes the right one."""
+    """Metaclass of the replacement of `torch.Generator`: a call makes either kind, and both are instances."""
 
     def __call__(cls, device: Any = None) -> torch.Generator:
         home = targets.meant_by(device)
@@ -80,12 +80,12 @@ class _Kind(type):
 
 
 class _Generator(metaclass=_Kind):
-    """What stands in for `torch.Generator`, which makes none on a simulated device."""
+    """Replacement of `torch.Generator`, which makes no generators on a simulated device."""
 
 
 @contextlib.contextmanager
-def made_on_the_device() -> Iterator[None]:
-    """Have `torch.Generator` make generators on simulated devices, too, as long as the context is open."""
+def generators_on_device() -> Iterator[None]:
+    """Let `torch.Generator` make generators on simulated devices while the context is open."""
     module: Any = torch
     before = module.Generator
     module.Generator = _Generator
@@ -96,15 +96,15 @@ def made_on_the_device() -> Iterator[None]:
 
 
 def refuse_generator(operation: str, leaves: Iterable[Any], device: torch.device) -> None:
-    """Raise torch's error where an operation is given a generator of another kind of device than it draws on.
+    """Raise torch's error if an operation and its generator are on different kinds of devices.
 
-    From aten/src/ATen/core/Generator.h ``check_generator`` and, of exactly the same device, ``randperm_out_cpu``,
-    ``randperm_out_cuda``, ``randperm_out_mps``.
+    From aten/src/ATen/core/Generator.h ``check_generator``. ``randperm_out_cpu``, ``randperm_out_cuda`` and
+    ``randperm_out_mps`` require exactly the same device.
 
     Args:
-        operation: the ATen operation: `aten::normal_`.
-        leaves: what it is given.
-        device: where its result lands.
+        operation: name of the ATen operation (`aten::normal_`).
+        leaves: its arguments.
+        device: device of its result.
     """
     for leaf in leaves:
         if not isinstance(leaf, Generator) or device.type == "meta":

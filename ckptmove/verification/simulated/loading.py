@@ -1,6 +1,6 @@
-"""What a user's own `torch.load` puts on the target, where a simulated device stands for it.
+"""Let a user's own `torch.load` place tensors on a simulated device.
 
-Never copies a storage of its own accord: in a legacy file its values come after the tensors.
+A storage is marked and not copied: in a legacy file its values come after the tensors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ckptmove.verification.simulated import targets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: torch sorts its packages with what they do, which only compares where two are of one priority: this is no one's.
+#: Priority of the package. torch sorts packages with their functions, which fails if two have the same priority.
 BEFORE_OTHERS: Final[Any] = 0.5
 
 
 def restore(storage: Any, location: str) -> Any:
-    """Take note of where a storage belongs, which stays in the memory of the CPU; None where that is elsewhere.
+    """Mark a storage, which stays in CPU memory, with its simulated device; None for another device.
 
-    As `torch.serialization.register_package` wants it: of a tag, or of what `map_location` makes of that.
+    A function for `torch.serialization.register_package`: `location` is a tag, or the result of `map_location` for it.
     """
-    with contextlib.suppress(RuntimeError):  # the tag is no device's
+    with contextlib.suppress(RuntimeError):  # the tag is not that of a device
         device = targets.meant_by(location)
         if device is not None:
             storage.simulated_on = device
@@ -33,16 +33,16 @@ def restore(storage: Any, location: str) -> Any:
 
 
 @contextlib.contextmanager
-def rebuilt_there(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> Iterator[None]:
-    """Have storages move to the device, and tensors of such storages be there, as long as the context is open.
+def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> Iterator[None]:
+    """Let storages move to the device, and tensors of marked storages be on it, while the context is open.
 
     Args:
-        place: makes a tensor of the device from one of the CPU, with the same memory.
+        place: wraps a CPU tensor as a tensor of the device, with the same memory.
     """
     module: Any = torch._utils  # noqa: SLF001  # no public name for it
-    rebuild = module._rebuild_tensor  # noqa: SLF001  # as each kind of tensor is rebuilt
+    rebuild = module._rebuild_tensor  # noqa: SLF001  # every kind of tensor is rebuilt by it
     storages: Any = torch.storage
-    move = storages._to  # noqa: SLF001  # as `storage.cuda` and `storage.to` call it
+    move = storages._to  # noqa: SLF001  # called by `storage.cuda` and `storage.to`
 
     def moved(storage: Any, device: torch.device, non_blocking: bool = False) -> Any:
         home = targets.meant_by(device)
@@ -50,7 +50,7 @@ def rebuilt_there(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -
             return move(storage, device, non_blocking)
         if getattr(storage, "simulated_on", None) == home:
             return storage
-        copy = storage.clone()  # memory of a device is nothing that could be had here
+        copy = storage.clone()  # the device has no memory of its own here
         copy.simulated_on = home
         return copy
 
@@ -59,10 +59,10 @@ def rebuilt_there(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -
         device = getattr(storage._untyped_storage, "simulated_on", None)  # noqa: SLF001  # as `_rebuild_tensor` does
         return tensor if device is None else place(tensor, device)
 
-    module._rebuild_tensor = rebuilt  # noqa: SLF001  # another takes its place while the device stands
+    module._rebuild_tensor = rebuilt  # noqa: SLF001  # replaced while the device is active
     storages._to = moved  # noqa: SLF001  # the same
     try:
         yield
     finally:
-        module._rebuild_tensor = rebuild  # noqa: SLF001  # the function, put back
+        module._rebuild_tensor = rebuild  # noqa: SLF001  # restore the function
         storages._to = move  # noqa: SLF001  # the same

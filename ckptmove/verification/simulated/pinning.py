@@ -1,7 +1,4 @@
-"""Pinned memory where a device is simulated: plain memory that says it is pinned.
-
-Never pins anything: without the target there is nothing that would copy from it.
-"""
+"""Pinned memory of a simulated device: plain memory that reports itself as pinned."""
 
 from __future__ import annotations
 
@@ -17,22 +14,22 @@ if TYPE_CHECKING:
 
 #: From ``empty_cuda`` in aten/src/ATen/native/cuda/TensorFactories.cu.
 _ONLY: Final = "Only dense CPU tensors can be pinned"
-#: The storages that were pinned. A storage that is weakly held leaves its address to no other.
+#: Pinned storages. A weak reference to a storage keeps its address from being reused.
 _PINNED: Final[set[Any]] = set()
 
 
 def is_pinned(tensor: torch.Tensor, *_device: object) -> bool:
-    """Whether a CPU tensor, or what it is a view of, was pinned."""
+    """Whether a CPU tensor or the base of a view was pinned."""
     return _weak(tensor) in _PINNED
 
 
 def pin(tensor: torch.Tensor, *_device: object) -> torch.Tensor:
-    """A copy of a CPU tensor that says it is pinned."""
+    """A copy of a CPU tensor that reports itself as pinned."""
     return _pinned(torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu").copy_(tensor))
 
 
 def made_pinned(make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """What a factory makes, where it was asked for pinned memory."""
+    """Run a factory function with ``pin_memory=True``."""
     made = make(*args, **{**kwargs, "pin_memory": False})
     if made.device.type != "cpu":
         raise RuntimeError(_ONLY)
@@ -40,14 +37,14 @@ def made_pinned(make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs
 
 
 def refuse_pinning(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise torch's error where an operation is to pin memory of a device.
+    """Raise torch's error for an operation that pins memory of a device.
 
     From aten/src/ATen/native/Memory.cpp ``_pin_memory``.
 
     Args:
-        operation: the ATen operation, on a simulated device.
-        args: what it is given by position.
-        kwargs: what it is given by name.
+        operation: name of the ATen operation on a simulated device.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
     """
     if operation == "aten::_pin_memory":
         kind = args[0].type().rpartition(".")[2]
@@ -58,7 +55,7 @@ def refuse_pinning(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    _PINNED.difference_update({known for known in _PINNED.copy() if known.expired()})  # a loader has a thread for it
+    _PINNED.difference_update({known for known in _PINNED.copy() if known.expired()})  # a copy: loaders use threads
     _PINNED.add(_weak(tensor))
     return tensor
 

@@ -1,7 +1,4 @@
-"""What the target refuses and a CPU would not: operands of two devices, and dtypes that it lacks.
-
-Never computes and never wraps a tensor: it reads devices, shapes and schemas, and raises.
-"""
+"""Check the target's rules that the CPU does not have: operands on one device, and unsupported dtypes."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ if TYPE_CHECKING:
 
     Operation = OpOverload[..., Any]
 
-# Ops that carry values from one device to another.
+# Ops that copy values between devices.
 _COPIES = frozenset({"aten::_copy_from", "aten::_foreach_copy_", "aten::_to_copy", "aten::copy", "aten::copy_"})
-# Arguments that may lie on the CPU whatever their shape, by operation: indices, and lengths that are read there.
+# Arguments that may be on the CPU with any shape, by operation: indices, and lengths that the CPU reads.
 _INDICES = frozenset({"indices"})
 _LENGTHS = frozenset({"batch_sizes", "input_lengths", "lengths", "target_lengths"})
 _FROM_CPU = {
@@ -40,8 +37,8 @@ _FROM_CPU = {
     "aten::rnn_relu": _LENGTHS,
     "aten::rnn_tanh": _LENGTHS,
 }
-# Composite ops that take other parts on other devices (cuDNN, flash attention): run whole on the CPU, they give its
-# figures to the last bit, and the fused cells have no CPU kernel of their own.
+# Composite ops that have other implementations on other devices (cuDNN, flash attention). Run whole on the CPU, they
+# give exactly the CPU's results, and the fused cells have no CPU kernel of their own.
 WHOLE_OPS: tuple[Any, ...] = (
     torch.ops.aten.ctc_loss.Tensor,
     torch.ops.aten.gru.data,
@@ -56,12 +53,12 @@ WHOLE_OPS: tuple[Any, ...] = (
     torch.ops.aten.rnn_tanh.input,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
-# `empty_mps` and `getMPSDataType` of ATen refuse a dtype with a TypeError, in these words.
+# Message of the TypeError from `empty_mps` and `getMPSDataType` of ATen.
 _NO_FLOAT64 = (
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
     "Please use float32 instead."
 )
-# The names of c10's ScalarType, which those of the storage classes are made of.
+# Names of c10's ScalarType, taken from the names of the storage classes.
 _SCALAR_TYPES = {
     dtype: name.removesuffix("Storage")
     for name, dtype in {**SCRIPT_STORAGE_DTYPE, **STORAGE_DTYPE}.items()
@@ -70,15 +67,15 @@ _SCALAR_TYPES = {
 
 
 class CrossDeviceError(RuntimeError):
-    """One operation was given tensors of two devices; the message is torch's own, with the target's name in it.
+    """An operation got tensors of two devices; the message is torch's own, with the target's name.
 
     Attributes:
-        operation: The ATen operation, for example `aten::addmm`.
-        devices: The devices that met, accelerators first, for example `("cuda:0", "cpu")`.
-        strays: The operands that are not on the first of `devices`, as the operation saw them: for a view
+        operation: the ATen operation, for example `aten::addmm`.
+        devices: the devices, accelerators first, for example `("cuda:0", "cpu")`.
+        strays: the operands that are not on the first of `devices`, as the operation got them: for a view
             (`weight.t()`), `_base` is the tensor that the model holds.
-        node: In a backward that torch computes itself, the node of the graph: `MulBackward0`; else empty.
-        made_by: File and line of each frame that made the node, the innermost last, where anomaly detection was on.
+        node: in a backward that torch computes, the node of the graph (`MulBackward0`); else empty.
+        made_by: file and line of each frame that made the node, innermost last, if anomaly detection was on.
     """
 
     def __init__(self, operation: str, devices: tuple[str, ...], strays: tuple[torch.Tensor, ...]) -> None:
@@ -94,13 +91,13 @@ class CrossDeviceError(RuntimeError):
 
 
 class WrongGradient(CrossDeviceError):
-    """A function of the user's own returned a gradient that is not where its input is; the message is torch's own.
+    """A user's autograd function returned a gradient on another device than its input; the message is torch's own.
 
     Attributes:
-        function: The class of the user's.
-        index: Of the gradient, among those for tensors.
-        argument: What its `backward` calls the first gradient that it is given; empty where that has no name.
-        home: File and first line of that `backward`; None where it is no function.
+        function: the user's class.
+        index: index of the gradient among those of tensors.
+        argument: name of the first gradient argument of its `backward`; empty if it has no name.
+        home: file and first line of that `backward`; None if it is not a function.
     """
 
     def __init__(self, node: str, index: int, devices: tuple[str, str], gradient: torch.Tensor, function: str) -> None:
@@ -114,9 +111,9 @@ class WrongGradient(CrossDeviceError):
 
 
 def refuse_dtype(target: str, dtype: torch.dtype) -> None:
-    """Raise torch's TypeError where `target` has no such dtype.
+    """Raise torch's TypeError if `target` does not support the dtype.
 
-    Torch lets some of them be made there, and raises at the first operation.
+    Torch makes some of these tensors on the device, and raises at the first operation.
     """
     name = str(dtype).removeprefix("torch.")
     if name not in unsupported_dtypes(target):
@@ -128,21 +125,21 @@ def refuse_dtype(target: str, dtype: torch.dtype) -> None:
 
 
 def schema_of(func: Operation) -> torch.FunctionSchema:
-    """The signature of an ATen operation: its name, and which arguments it writes to."""
+    """The schema of an ATen operation: its name, and the arguments that it writes to."""
     return func._schema  # noqa: SLF001  # torch has no public name for it
 
 
 def operand_devices(
     func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], name_of: Callable[[torch.device], str]
 ) -> list[torch.device]:
-    """The device that each result of `func` lands on: one for all, or one for each (an index of a foreach op's lists).
+    """The device of each result of `func`: one for all, or one for each index of a foreach op's lists.
 
-    The rule is torch's: every operand on one device, but a 0-d CPU tensor that is only read may stand beside those of
-    another where the operation takes it (`FakeTensor._find_common_device` lets it stand in nearly all).
+    The rule is torch's: all operands are on one device. A 0-d CPU tensor that is only read may be mixed with tensors
+    of another device if the operation accepts it (`FakeTensor._find_common_device` allows it for nearly all).
 
     Raises:
-        CrossDeviceError: Operands of two devices that torch would refuse on the target.
-        RuntimeError: Lengths of sequences that are not on the CPU.
+        CrossDeviceError: if torch would refuse the operands' devices on the target.
+        RuntimeError: if lengths of sequences are not on the CPU.
     """
     operation = schema_of(func).name
     if operation == "aten::_pack_padded_sequence":
@@ -157,7 +154,7 @@ def operand_devices(
 
 
 def _refuse_lengths(lengths: torch.Tensor, name_of: Callable[[torch.device], str]) -> None:
-    """From aten/src/ATen/native/PackedSequence.cpp ``checkLongTensor``: they are read on the CPU."""
+    """From aten/src/ATen/native/PackedSequence.cpp ``checkLongTensor``: lengths are read on the CPU."""
     if lengths.device.type != "cpu":
         dtype = lengths.type().rpartition(".")[2].removesuffix("Tensor")
         got = f"{lengths.dim()}D {name_of(lengths.device)} {dtype} tensor"
@@ -165,7 +162,7 @@ def _refuse_lengths(lengths: torch.Tensor, name_of: Callable[[torch.device], str
 
 
 def _bound(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Each given argument with its schema."""
+    """The passed arguments, each with its schema."""
     for position, argument in enumerate(schema_of(func).arguments):
         if position < len(args):
             yield argument, args[position]
@@ -179,7 +176,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _binds(func: Operation, argument: Any, tensor: torch.Tensor) -> bool:
-    """Whether this operand fixes the device; one that does not may come from the CPU."""
+    """Whether this operand determines the device; others may be on the CPU."""
     if tensor.device.type != "cpu":
         return True
     operation = schema_of(func).name
@@ -201,7 +198,7 @@ def _row(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 
 def _foreach_rows(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[torch.Tensor]]:
-    """The operands that meet at each index: a foreach op may be given lists that span devices."""
+    """The operands at each index; the lists of a foreach op may span devices."""
     bound = list(_bound(func, args, kwargs))
     rows: list[list[torch.Tensor]] = [[] for _ in range(max(len(_tensors(value)) for _, value in bound))]
     for argument, value in bound:

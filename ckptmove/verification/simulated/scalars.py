@@ -1,18 +1,18 @@
-"""Which operations take a 0-d CPU tensor beside tensors of the target, and as which of their arguments.
+"""Table of the operations that accept a 0-d CPU tensor together with tensors of the target, by argument.
 
-Never asks what is installed: a test holds these tables against torch's own list of operations and its kernels.
+A test compares these tables with torch's own list of operations and its kernels.
 
-A real accelerator refuses such a tensor as it does any other, before the kernel is called
-(``c10::impl::check_and_update_common_device``), save in operations that torch lists with ``device_check: NoCheck``.
-Of those, ``TensorIterator`` takes it where it is told to (``allow_cpu_scalars``; not for ``addcdiv``), others read it
-on the CPU, and what is composite takes it where its parts do.
+A real accelerator refuses a 0-d CPU tensor like any other CPU tensor, before the kernel is called
+(``c10::impl::check_and_update_common_device``), except in operations that torch lists with ``device_check: NoCheck``.
+Of those, ``TensorIterator`` accepts it if the operation allows it (``allow_cpu_scalars``; not for ``addcdiv``), others
+read it on the CPU, and composite operations accept it if their parts do.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: By name, without the underscore of what is done in place: as any argument that is only read.
+#: Operations that accept it as any argument that is only read; without the underscore of in-place operations.
 _ANYWHERE: Final = frozenset({
     "__ilshift__", "__irshift__", "__lshift__", "__rshift__", "add", "addcmul", "allclose", "atan2", "bitwise_and",
     "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "copysign", "dist", "div", "eq",
@@ -25,7 +25,7 @@ _ANYWHERE: Final = frozenset({
     "special_shifted_chebyshev_polynomial_v", "special_shifted_chebyshev_polynomial_w", "special_xlog1py",
     "special_zeta", "sub", "where", "xlogy",
 })  # fmt: skip
-#: As these arguments alone.
+#: Operations that accept it only as these arguments.
 _AS: Final = {
     "_index_put_impl": frozenset({"values"}),
     "_unsafe_index_put": frozenset({"values"}),
@@ -43,14 +43,14 @@ _AS: Final = {
 
 
 def takes_scalar(operation: str, argument: str) -> bool:
-    """Whether an operation takes a 0-d CPU tensor beside those of the target.
+    """Whether an operation accepts a 0-d CPU tensor together with tensors of the target.
 
     Args:
-        operation: its name, as in `aten::masked_fill_`; of one that is not torch's nothing is known, and it takes it.
-        argument: that the tensor is given as, and that is only read.
+        operation: name of the operation (`aten::masked_fill_`); operations from outside torch are assumed to accept it.
+        argument: name of the argument, which is only read.
     """
     library, _, name = operation.partition("::")
-    if library != "aten" or name.startswith("_foreach_"):  # index by index, and by operations of any kind
+    if library != "aten" or name.startswith("_foreach_"):  # foreach ops are checked for each index
         return True
     name = name if name.endswith("__") else name.removesuffix("_")
     return name in _ANYWHERE or argument in _AS.get(name, ())

@@ -1,6 +1,6 @@
-"""Which target each simulated device stands for, and which devices stand at present.
+"""Map simulated devices to targets, and track which devices are active.
 
-Never forgets a target: a tensor may outlive the time in which its device stands.
+A target stays known, because its tensors may outlive the context of its device.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.text import amount
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What the PrivateUse1 backend of this process is called.
+#: Name of the PrivateUse1 backend of this process.
 BACKEND: Final = "sim"
-#: The target of each `sim` device by its index, which is the target's own for the first kind of the process: to torch,
-#: and to a script, a bare number is a device, too.
+#: Target of each `sim` device by index. The first device type of the process keeps its own indices, because torch and
+#: scripts accept a bare number as a device.
 _TARGETS: Final[dict[int, str]] = {}
-_LAST: Final = 127  # the greatest index that torch has; devices of other kinds count down from there
-# The devices that are entered, the innermost last, and how many of the kind the target's machine has.
+_LAST: Final = 127  # largest index of torch; devices of other types count down from it
+# Active devices, innermost last, each with the number of devices of its type on the target's machine.
 _ENTERED: Final[list[tuple[torch.device, int]]] = []
-# The devices that were made the current one, as torch calls it, the innermost last.
+# Devices that were made current, innermost last.
 _CHOSEN: Final[list[torch.device]] = []
 
 
 def device_for(target: str) -> torch.device:
-    """The device that stands for a target (`cuda:3`, `mps`) in this process."""
+    """The device that represents a target (`cuda:3`, `mps`) in this process."""
     name = target if ":" in target else f"{target}:0"
     known = next((index for index, one in _TARGETS.items() if one == name), None)
     if known is None:
@@ -38,53 +40,53 @@ def device_for(target: str) -> torch.device:
 
 
 def enter(device: torch.device) -> None:
-    """Have a device stand, on a machine that has as many as it speaks of."""
+    """Activate a device, on a machine with at least as many devices as its index requires."""
     _ENTERED.append((device, number_of(device) + 1))
 
 
 def leave() -> None:
-    """Have the innermost device stand no more, nor be the current one what was chosen since."""
+    """Deactivate the innermost device; with the last one, no device is current any more."""
     _ENTERED.pop()
     if not _ENTERED:
         _CHOSEN.clear()
 
 
-def any_stands() -> bool:
-    """Whether any device is entered."""
+def is_any_active() -> bool:
+    """Whether any device is active."""
     return bool(_ENTERED)
 
 
 def at_least(devices: int) -> None:
-    """Have the machine of the innermost device have so many of the kind, where it has fewer."""
+    """Raise the number of devices on the machine of the innermost device."""
     device, count = _ENTERED.pop()
     _ENTERED.append((device, max(count, devices)))
 
 
 def count() -> int:
-    """How many devices of the kind that stands the target's machine has."""
+    """Number of devices of the active type on the target's machine."""
     return max((count for device, count in _ENTERED if kind_of(device) == kind()), default=1)
 
 
 def kind() -> str:
-    """The kind of target that is meant where none is named."""
+    """Default device type: that of the innermost active device."""
     innermost = _TARGETS[_ENTERED[-1][0].index] if _ENTERED else next(iter(_TARGETS.values()))
     return innermost.partition(":")[0]
 
 
 def current() -> torch.device:
-    """The device that is meant where its kind alone is named: the first, as long as no other is chosen."""
+    """The current device: the first of its type, unless another one was chosen."""
     chosen = [device for device in _CHOSEN if kind_of(device) == kind()]
     return chosen[-1] if chosen else device_for(f"{kind()}:0")
 
 
 def choose(device: torch.device) -> None:
-    """Make a device the current one from now on."""
+    """Make a device current."""
     _CHOSEN.append(device)
 
 
 @contextlib.contextmanager
 def chosen(device: torch.device) -> Iterator[None]:
-    """Make a device the current one, as long as the context is open."""
+    """Make a device current while the context is open."""
     before = list(_CHOSEN)
     _CHOSEN.append(device)
     try:
@@ -94,7 +96,7 @@ def chosen(device: torch.device) -> Iterator[None]:
 
 
 def name_of(device: torch.device) -> str:
-    """The target's name of a simulated device, and any other device's own."""
+    """The target's tag for a simulated device; any other device's own tag."""
     if device.type != BACKEND:
         return str(device)
     index: int | None = device.index  # torch's own annotation leaves the None out
@@ -104,41 +106,41 @@ def name_of(device: torch.device) -> str:
 
 
 def kind_of(device: torch.device) -> str:
-    """The kind of the target (`cuda`) of a simulated device, and any other device's own."""
+    """The target's device type (`cuda`) for a simulated device; any other device's own type."""
     return name_of(device).partition(":")[0]
 
 
 def meant_by(asked: Any) -> torch.device | None:
-    """The simulated device that is meant by what names a device: itself, or its target where such a one stands.
+    """The simulated device for a device argument: itself, or the device of its target if one is active; else None.
 
     Args:
-        asked: a torch.device, a string or an index, as torch takes them; or None.
+        asked: a torch.device, a string or an index, as torch accepts them; or None.
 
     Raises:
-        RuntimeError: the target's machine has none of that number, in torch's words.
+        RuntimeError: if the target's machine has no device with this index, with torch's message.
     """
     if isinstance(asked, int) and _ENTERED:
-        return there(numbered(asked))
+        return require_device(device_at(asked))
     device = torch.device("cpu" if asked is None else asked)
     index: int | None = device.index  # see above
     if device.type == BACKEND:
-        return current() if index is None else there(device)
+        return current() if index is None else require_device(device)
     if not _ENTERED or device.type != kind():
         return None
-    return current() if index is None else there(numbered(index))
+    return current() if index is None else require_device(device_at(index))
 
 
-def numbered(index: int) -> torch.device:
-    """The device of the kind that stands with a number of the target's, whether there is one or not."""
+def device_at(index: int) -> torch.device:
+    """The device of the active type with an index on the target's machine, whether it exists or not."""
     known = {name: torch.device(BACKEND, at) for at, name in _TARGETS.items()}
     return known.get(f"{kind()}:{index}") or torch.device(BACKEND, index)
 
 
-def there(device: torch.device) -> torch.device:
-    """A simulated device that the target's machine has.
+def require_device(device: torch.device) -> torch.device:
+    """Return a simulated device if the target's machine has it.
 
     Raises:
-        RuntimeError: it has none of that number, in torch's words.
+        RuntimeError: if it does not, with torch's message.
     """
     is_entered = any(device == one for one, _ in _ENTERED)
     if _ENTERED and not is_entered and kind_of(device) == kind() and number_of(device) >= count():
@@ -147,9 +149,9 @@ def there(device: torch.device) -> torch.device:
 
 
 def _missing(device: torch.device) -> str:
-    return f"{name_of(device)} is not there: the machine has {count()} of {kind()}"
+    return f"{name_of(device)} does not exist: the machine has {amount(count(), f'{kind()} device')}"
 
 
 def number_of(device: torch.device) -> int:
-    """The number of a simulated device among those of its kind on the target's machine."""
+    """Index of a simulated device among the devices of its type on the target's machine."""
     return int(name_of(device).partition(":")[2])

@@ -1,7 +1,4 @@
-"""Composite operations of a simulated device that are run in one piece.
-
-Never computes a gradient of its own: the CPU's backward does.
-"""
+"""Run composite operations of a simulated device as a whole on the CPU, with the CPU's backward."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 
-def in_one_piece(
+def run_whole(
     func: OpOverload[..., Any],
     inner: Callable[[Any], Any],
     place: Callable[[torch.Tensor, torch.device], torch.Tensor],
 ) -> Callable[..., Any]:
-    """What runs a composite operation on the CPU.
+    """A function that runs a composite operation on the CPU.
 
     Args:
         func: the operation.
-        inner: takes from a tensor of the device the one of the CPU.
-        place: makes a tensor of the device from one of the CPU, with the same memory.
+        inner: returns the CPU tensor of a tensor of the device.
+        place: wraps a CPU tensor as a tensor of the device, with the same memory.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +37,7 @@ def in_one_piece(
 
 
 class _WholeOp(torch.autograd.Function):
-    """A composite op run on the CPU in one piece, with the CPU's own backward."""
+    """A composite op as one autograd function, with the CPU's own backward."""
 
     @staticmethod
     def forward(ctx: Any, func: Any, spec: Any, inner: Any, place: Any, *leaves: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Whether the step counts of an optimizer are counts, and agree with the moments beside them.
-
-Never reads a moment but beside a count of zero.
-"""
+"""Check the step counts of optimizers, and whether they agree with the moments of the same parameters."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ if TYPE_CHECKING:
     from ckptmove.verification.state import StoredTensors
 
 
-#: What scalars beside the count can be, by state key: lowest and highest.
+#: Lowest and highest value of scalars other than the count, by state key.
 _BOUNDS: Final = {"mu_product": (0.0, 1.0), "mu": (0.0, 1.0), "eta": (0.0, math.inf)}
 
 
 class Uneven(NamedTuple):
-    """A group whose parameters differ in their counts. A layer that was frozen at first makes a healthy one.
+    """A group whose parameters have different step counts. Healthy if a layer was frozen for a time.
 
     Attributes:
         where: path of the group.
-        low: the lowest count.
-        high: the highest count.
-        behind: paths of those below the highest.
+        low: lowest count.
+        high: highest count.
+        behind: paths of the counts below the highest.
     """
 
     where: str
@@ -40,25 +37,25 @@ class Uneven(NamedTuple):
     behind: tuple[str, ...]
 
     def __str__(self) -> str:
-        """From where to where they go, and in which group."""
+        """Range of the counts, and path of the group."""
         return f"step counts from {self.low:g} to {self.high:g} in {self.where}"
 
     @property
-    def told(self) -> str:
-        """The same with what to do, for who reads no more than one line of it."""
+    def advice(self) -> str:
+        """The range with advice, for the one-line detail of a check."""
         first, more = self.behind[0], len(self.behind) - 1
         behind = f"{first} and {more:,} more were" if more else f"{first} was"
-        return f"{self} (O209): nothing to do if {behind} frozen for a time, else take another checkpoint"
+        return f"{self} (O209): nothing to do if {behind} frozen for a time; otherwise use another checkpoint"
 
 
 @dataclass(slots=True)
 class Counters:
-    """What the step counts of a checkpoint are.
+    """Faults in the step counts of a checkpoint.
 
     Attributes:
         negative: paths and values of counts below zero.
-        faults: what else no training writes.
-        uneven: groups whose parameters differ in their counts.
+        faults: other counts that no training writes.
+        uneven: groups whose parameters have different counts.
     """
 
     negative: list[tuple[str, float]] = field(default_factory=list)
@@ -66,14 +63,14 @@ class Counters:
     uneven: list[Uneven] = field(default_factory=list)
 
 
-def look_at_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
-    """Read every step count; one whose bytes cannot be had is left to the checks of the file."""
+def check_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
+    """Check every step count. Counts whose bytes cannot be read are left to the checks of the file."""
     counters = Counters()
     for optimizer in inventory.optimizers:
         groups = {key: group for group in optimizer.groups for key in group.params}
         counts: dict[str, list[tuple[str, float]]] = {}
         for path, value in _out_of_bounds(optimizer, stored):
-            counters.faults.add(f"{path} is {value:g}, which {optimizer.algorithm} never makes it")
+            counters.faults.add(f"{path} is {value:g}, a value that {optimizer.algorithm} never writes")
         for entry, path, count in _counts(optimizer, stored):
             if count < 0:
                 counters.negative.append((path, count))
@@ -92,7 +89,7 @@ def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple
         record = entry.tensor("step")
         value = dict(entry.scalars).get("step")
         if record is not None and stored.place(record) is not None:
-            # What is no single value is no count.
+            # A tensor with several values is not a count.
             value = stored.tensor(record).item() if math.prod(record.shape) == 1 else math.nan
         if isinstance(value, (int, float)):
             yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), float(value)
@@ -109,16 +106,16 @@ def _out_of_bounds(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterato
 
 
 def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensors) -> str:
-    """What is wrong with a count, after its value; empty where nothing is."""
+    """The fault of a count, as text that follows its value; empty if it has none."""
     if not count.is_integer():
-        return ", which is no number of steps"
+        return ", not a whole number of steps"
     if count:
         return ""
     row = BY_NAME[algorithm]
     for key, record in entry.tensors:
         begins_at_zero = key in row.known_state - row.scalars - row.nonzero_initial
         if begins_at_zero and stored.place(record) is not None and bool(distinct(stored.tensor(record)).any()):
-            return f", and {key} beside it is not zero: the count was lost"
+            return f", but {key} of the same parameter is not zero: the count was lost"
     return ""
 
 

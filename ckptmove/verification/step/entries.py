@@ -1,7 +1,4 @@
-"""The state of one parameter, between the paths of a file and the lists and dicts that an optimizer keeps.
-
-Never copies a tensor, and never recurses.
-"""
+"""Convert the state of one parameter between paths, as in the inventory, and the nested state of an optimizer."""
 
 from __future__ import annotations
 
@@ -15,23 +12,23 @@ if TYPE_CHECKING:
 
     from ckptmove.model import ParamGroup, StateEntry
 
-    #: An option that is a tensor, or a tuple of tensors (``betas``).
+    #: A tensor option, or a tuple of tensors (``betas``).
     TensorOption: TypeAlias = TensorRecord | list[TensorRecord]
 
 _KINDS: Final = frozenset({"dict", "list", "tuple"})
 
 
 def foreign_kind(entry: StateEntry) -> str:
-    """What in an entry cannot be rebuilt, with its path; empty where everything can."""
+    """Path and kind of the first member that cannot be rebuilt; empty if all can."""
     return next((f"{path} ({kind})".lstrip() for path, kind in entry.nested if kind not in _KINDS), "")
 
 
 def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[Any, object]:
-    """An entry as its optimizer keeps it; what holds values and is neither a list, a tuple nor a dict is left out.
+    """Rebuild an entry as its optimizer keeps it. Only dicts, lists and tuples are rebuilt; others are left out.
 
     Args:
         entry: state of one parameter.
-        tensors: its tensors by their paths in the entry.
+        tensors: its tensors by path in the entry.
     """
     kinds, keys = dict(entry.nested), dict(entry.keys)
     members: dict[str, dict[Any, object]] = {path: {} for path in ("", *kinds)}
@@ -46,7 +43,7 @@ def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[Any, 
 
 
 def tensor_options(group: ParamGroup, records: Mapping[str, TensorRecord]) -> dict[str, TensorOption]:
-    """The options of a group that are tensors, or tuples of tensors.
+    """Options of a group that are tensors or tuples of tensors.
 
     Args:
         group: the group.
@@ -64,19 +61,19 @@ def tensor_options(group: ParamGroup, records: Mapping[str, TensorRecord]) -> di
 
 
 def tensors_of(option: TensorOption) -> list[TensorRecord]:
-    """The tensors of an option."""
+    """Tensors of an option."""
     return [option] if isinstance(option, TensorRecord) else option
 
 
 def each_tensor(option: TensorOption, convert: Callable[[TensorRecord], Any]) -> Any:
-    """An option as its optimizer keeps it, with something for each tensor: for a tuple a tuple."""
+    """Convert each tensor of an option, and return the option in the optimizer's form (a tuple for several)."""
     return convert(option) if isinstance(option, TensorRecord) else tuple(map(convert, option))
 
 
 def leaves(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state holds, by path, with all in it opened that may hold a tensor: dicts, lists, tuples of any class.
+    """Leaves of a state by path; dicts, lists and tuples of any class are opened.
 
-    A ``torch.Size`` is opened, too: its members are numbers, at which nobody looks.
+    A ``torch.Size`` is opened too; nothing reads its numbers.
     """
     found: dict[str, Any] = {}
     stack = [iter(state.items())]
@@ -97,7 +94,7 @@ def _below(path: str, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> It
 
 
 def _split(path: str, kinds: Mapping[str, str]) -> tuple[str, str]:
-    """A path as that of the innermost holder and the key in it; a key may have dots of its own."""
+    """Split a path into its innermost container and the key in it; a key may contain dots."""
     parent = path.rpartition(".")[0]
     while parent and not _holds(kinds.get(parent), path[len(parent) + 1 :]):
         parent = parent.rpartition(".")[0]
@@ -105,7 +102,7 @@ def _split(path: str, kinds: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _holds(kind: str | None, key: str) -> bool:
-    """Whether what is of a kind can have a member: ``al.key`` is a key of its own beside a list ``al``."""
+    """Whether a container can have a key: ``al.key`` is a key of its own if ``al`` is a list."""
     return kind is not None and (kind not in {"list", "tuple"} or key.isdecimal())
 
 

@@ -1,11 +1,10 @@
-"""Whether the moments of a parameter can stem from one and the same run of gradients.
+"""Check that the moments of a parameter can result from one sequence of gradients.
 
-Never reads more than the piece that is stepped.
-
-Adam keeps ``m``, a weighted mean of gradients, and ``v``, one of their squares. By Cauchy and Schwarz ``m * m`` is at
-most ``c * v`` in every element, with ``c = (1 - b1)**2 / ((1 - b2) * (1 - b1**2 / b2))``, whatever the gradients were.
-Adamax's ``exp_inf`` decays by ``b2`` from the largest gradient, so that ``|m|`` is at most ``(1 - b1) / (1 - b1 / b2)``
-times it. LBFGS keeps, for each pair ``y`` and ``s`` of its history, ``1 / (y . s)`` beside them.
+Adam keeps ``m``, a weighted mean of gradients, and ``v``, one of their squares. By the Cauchy-Schwarz inequality
+``m * m`` is at most ``c * v`` in every element for any gradients, with
+``c = (1 - b1)**2 / ((1 - b2) * (1 - b1**2 / b2))``. Adamax's ``exp_inf`` decays by ``b2`` from the largest gradient,
+so ``|m|`` is at most ``(1 - b1) / (1 - b1 / b2)`` times it. LBFGS keeps ``1 / (y . s)`` for each pair ``y`` and ``s``
+of its history.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ if TYPE_CHECKING:
 
     from ckptmove.verification.pieces import Piece, TensorSource
 
-#: Schedules change the betas while training goes on, and the elements are rounded: so much more is allowed.
+#: Factor on the bounds, because schedules change the betas during training and elements are rounded.
 _SLACK: Final = 16.0
-#: Below this ``v`` may have been lost in rounding to zero.
+#: Smaller values of ``v`` may have been rounded to zero.
 _LEAST_SQUARE: Final = 1e-30
-#: Of LBFGS: a product of two vectors is rounded in each addition, and its inverse once more.
+#: Rounding errors of LBFGS: a dot product rounds in each addition, its inverse once more.
 _ROUNDINGS: Final = 64.0
-#: Half precision loses ``v`` far earlier.
+#: Dtypes to check; half precision rounds ``v`` to zero far earlier.
 _DTYPES: Final = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128})
 _DEFAULT_BETAS: Final = (0.9, 0.999)
 
 
 def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, object]) -> str:
-    """What the moments of a piece contradict each other in, for people; empty where they agree.
+    """Contradictions between the moments of a piece, as text; empty if there are none.
 
     Args:
         piece: the piece.
-        source: of its state.
-        options: of its group.
+        source: source of its state.
+        options: options of its group.
     """
     records = dict(piece.entry.tensors) if piece.entry is not None else {}
     moments = {
@@ -66,11 +65,11 @@ def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, objec
 
 
 def broken_history(piece: Piece, source: TensorSource) -> str:
-    """What in the history of LBFGS does not belong together, for people; empty where nothing is.
+    """The first contradiction in the history of LBFGS, as text; empty if there is none.
 
     Args:
         piece: the parameter that holds the state.
-        source: of its state.
+        source: source of its state.
     """
     records = dict(piece.entry.tensors) if piece.entry is not None else {}
     for index in range(sum(key.startswith("ro.") for key in records)):

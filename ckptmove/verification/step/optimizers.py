@@ -1,6 +1,6 @@
-"""Which class a checkpoint's optimizer is stepped with, and what may be named.
+"""Choose the class to step a checkpoint's optimizer with, and validate ``--optimizer``.
 
-Never imports torch, nor what the user names: the class is looked up where the step is made.
+The class is imported only in the child process, so this module needs no torch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ckptmove.verification.step.entries import foreign_kind
 if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord, ParamGroup
 
-#: A class of another library: a dotted module, and a class in it.
+#: ``pkg.mod:CLASS``, a class of another library.
 _ELSEWHERE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_UNKNOWN: Final = "its keys are those of no class in torch.optim; name its own with --optimizer pkg.mod:CLASS"
+_UNKNOWN: Final = "its keys match no class in torch.optim; name its class with --optimizer pkg.mod:CLASS"
 
 
 class Choice(NamedTuple):
-    """The class that an optimizer is stepped with, or why it is not stepped.
+    """The class to step an optimizer with, or why it is not stepped.
 
     Attributes:
-        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``; empty where none is stepped.
-        reason: why none is stepped; empty where one is.
-        note: what was assumed, and whether that matters; empty where nothing had to be.
+        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``; empty if it is not stepped.
+        reason: why it is not stepped, or empty.
+        note: the assumption made, and whether it matters; empty if none was made.
     """
 
     name: str = ""
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
 
 def choose(optimizer: OptimizerRecord, override: str | None) -> Choice:
-    """The class to step an optimizer with.
+    """Choose the class to step an optimizer with.
 
     Args:
         optimizer: the optimizer.
@@ -46,15 +46,15 @@ def choose(optimizer: OptimizerRecord, override: str | None) -> Choice:
         return Choice(reason=_UNKNOWN)
     if name not in BY_NAME:
         foreign = next((found for entry in optimizer.state if (found := foreign_kind(entry.without_inner()))), "")
-        return Choice(reason=f"{name} keeps what is not made again: {foreign}") if foreign else Choice(name=name)
+        return Choice(reason=f"{name} keeps state that cannot be rebuilt: {foreign}") if foreign else Choice(name=name)
     return Choice(name=name, note="" if override else _assumption(name, optimizer))
 
 
 def check_override(name: str | None) -> None:
-    """Refuse what names no class, before any work is done.
+    """Validate ``--optimizer``.
 
     Raises:
-        UsageError: ``--optimizer`` names neither a class of ``torch.optim`` nor one of another module.
+        UsageError: if it names neither a class of ``torch.optim`` nor one of another module.
     """
     if name is None or name.removeprefix("torch.optim:") in BY_NAME or _ELSEWHERE.fullmatch(name):
         return
@@ -62,12 +62,12 @@ def check_override(name: str | None) -> None:
     module, _, last = name.rpartition(".")
     if meant is None and _ELSEWHERE.fullmatch(f"{module}:{last}"):
         meant = f"{module}:{last}"
-    hint = f"did you mean {meant}?" if meant else f"known are {', '.join(sorted(BY_NAME))}, and any as pkg.mod:CLASS"
+    hint = f"did you mean {meant}?" if meant else f"known: {', '.join(sorted(BY_NAME))}; others as pkg.mod:CLASS"
     raise UsageError(f"'{name}' is not a class of torch.optim; {hint}")
 
 
 def uses_state(name: str, group: ParamGroup) -> bool:
-    """Whether a step with a group's options reads any state: SGD without momentum does not."""
+    """Whether a step with the group's options reads state; SGD without momentum does not."""
     return name != "SGD" or bool(dict(group.options).get("momentum"))
 
 
@@ -80,5 +80,5 @@ def _assumption(name: str, optimizer: OptimizerRecord) -> str:
         return f"{name} was assumed; {others[0]} writes the same keys, and without weight decay the same step"
     return (
         f"{name} was assumed; {others[0]} writes the same keys and takes the same state, but applies weight_decay "
-        f"differently: --optimizer {others[0]} if that one was trained with"
+        f"differently: use --optimizer {others[0]} if that was used in training"
     )

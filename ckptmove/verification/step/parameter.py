@@ -1,7 +1,4 @@
-"""What is wrong with one parameter's step, and what there is to say of it.
-
-Never makes a step.
-"""
+"""Check one parameter's step: it moved, stayed finite, and its step count rose by one."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.tally import Trial, TrialTally
 
 
-def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
-    """Note everything about the step of one piece."""
+def check_parameter(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+    """Check the step of one piece, and add the results to the tally."""
     name, member = piece.name, tally.member(piece.name)
     before = stored_values(piece, trial.source)
     tally.parameters.add(member)
@@ -34,9 +31,9 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         tally.standins.add(member)
     if not torch.equal(before, after.parameter):
         tally.moved.add(member)
-    elif _is_stirred(trial, piece, after):
-        tally.stirred.add(member)
-    elif piece.elements and trial.recipe.is_foreign:  # torch's own classes pass no gradient over
+    elif _is_state_moved(trial, piece, after):
+        tally.state_moved.add(member)
+    elif piece.elements and trial.recipe.is_foreign:  # torch's own classes use every gradient
         tally.untouched.add(member)
     if member not in tally.moved and member not in tally.untouched and trial.has_zero_rate(piece.group):
         tally.idle.add(member)
@@ -46,7 +43,7 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
         if bool((before.isfinite() & ~after.parameter.isfinite()).any()):
             tally.faults.add(f"{name} is not finite after the step")
         else:
-            tally.spoiled.add(member)
+            tally.not_finite_before.add(member)
     for cast in after.casts if not piece.offset else ():
         tally.casts[cast] = tally.casts.get(cast, 0) + 1
     _count(trial, piece, after, tally)
@@ -54,7 +51,7 @@ def judge(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None
 
 def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
     is_known = trial.recipe.name in BY_NAME
-    if is_known:  # the cause before its effects
+    if is_known:  # report the cause before its effects
         moments = disagreement(piece, trial.source, trial.recipe.groups[piece.group])
         history = broken_history(piece, trial.source) if keeps_state_on_first(trial.recipe.name) else ""
         yield from filter(None, (moments, history))
@@ -63,19 +60,19 @@ def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
             yield f"{key} is not finite after the step"
     for key, stored, _ in after.casts if is_known else ():
         if not dtype_of(stored).is_floating_point and not dtype_of(stored).is_complex:
-            yield f"{key} is {stored}, and no optimizer of torch keeps it so"
+            yield f"{key} is {stored}, which no optimizer of torch keeps"
     yield from after.strays
     yield from after.vanished
 
 
 def _was_finite(trial: Trial, piece: Piece, key: str) -> bool:
-    """Whether a value was finite in the file: other libraries may keep an infinite one on purpose."""
+    """Whether a state value was finite in the file; other libraries may store infinite values on purpose."""
     record = None if piece.entry is None else piece.entry.tensor(key)
     return record is not None and _all_finite(piece.cut(trial.source.tensor(record), record))
 
 
-def _is_stirred(trial: Trial, piece: Piece, after: Stepped) -> bool:
-    """Whether a moment changed: where the learning rate is tiny, the update of the parameter is lost in rounding."""
+def _is_state_moved(trial: Trial, piece: Piece, after: Stepped) -> bool:
+    """Whether a moment changed. With a tiny learning rate the update of the parameter is lost in rounding."""
     before = stored_state(piece, trial.source)
     return any(
         value.dim() and key in after.state and not torch.equal(value, after.state[key]) for key, value in before.items()
@@ -95,7 +92,7 @@ def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
         return
     now = float(after.state["step"])
     if now != stored + 1 and trial.recipe.name not in BY_NAME:
-        return  # what it counts is its own affair
+        return  # classes of other libraries may count something else
     if now != stored + 1:
         tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
         return
@@ -105,7 +102,7 @@ def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
 
 
 def stored_count(piece: Piece, source: TensorSource) -> float | None:
-    """The step count that the file holds for a piece with state; None where it holds none."""
+    """The stored step count of a piece; None if the file has none."""
     if piece.entry is None:
         return None
     record = piece.entry.tensor("step")

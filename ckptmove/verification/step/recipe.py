@@ -1,7 +1,4 @@
-"""What a step is made with: the class, its options, and the values that gradients are made of.
-
-Never makes a step.
-"""
+"""Prepare a step: the optimizer's class and options, and the values of the gradients."""
 
 from __future__ import annotations
 
@@ -29,34 +26,33 @@ if TYPE_CHECKING:
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.step.entries import TensorOption
 
-#: Values before they repeat.
+#: Number of noise values before they repeat.
 NOISE_PERIOD: Final = 65_537
-#: Of LBFGS in one step; it makes 20 by default.
+#: Largest number of LBFGS iterations in one step; the default is 20.
 _MOST_ITERATIONS: Final = 1000
-#: Options that say how a step is made and not which; whether they are refused depends on the device.
-HOW: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
+#: Options that choose the implementation and not the result of a step; the device may refuse them.
+IMPLEMENTATION_FLAGS: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
 
 
 class Refused(RuntimeError):
-    """An error of a class of another library, as text with the name of its type."""
+    """A class of another library raised an exception; the message begins with the exception's type."""
 
 
 class CannotBuild(RuntimeError):
-    """A class of another library that takes more than parameters and options: a wrapper, or one with own arguments."""
+    """A class of another library that needs arguments other than parameters and options, for example a wrapper."""
 
 
 class Recipe(NamedTuple):
-    """What a step needs besides parameters and state.
+    """Class, options and gradient values of a step.
 
     Attributes:
-        name: class in ``torch.optim``, or another one as ``pkg.mod:CLASS``.
-        optimizer: what makes one from its groups: the class, with the arguments that it cannot do without.
-        groups: plain options of every group, flags included.
-        tensors: for every group, the options that are tensors (a ``lr`` that a compiled step can change), or tuples
-            of tensors.
-        noise: values that gradients are made of.
-        assumed: options that the file holds as objects, and not as plain values: the class's defaults stand in.
-        cut: of what it is given less than the file asks for, for people; empty where that is nothing.
+        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``.
+        optimizer: builds an optimizer from groups: the class with its required arguments bound.
+        groups: plain options of every group, including flags.
+        tensors: for every group, options that are tensors or tuples of tensors, for example a tensor ``lr``.
+        noise: values of the gradients.
+        assumed: options that the file stores as objects; the defaults of the class are used instead.
+        cut: options that were reduced to a limit, as text; empty if there are none.
     """
 
     name: str
@@ -69,15 +65,15 @@ class Recipe(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the class is of another library: nothing is known of its step but what it does."""
+        """Whether the class is from another library, so that its update rule is unknown."""
         return is_foreign(self.name)
 
     @contextmanager
     def running(self, draw: int = 0) -> Iterator[None]:
-        """The context of a step: the same random numbers each time, and the errors of another library as one type.
+        """Context of a step: fixed random numbers, and exceptions of another library as :class:`Refused`.
 
         Args:
-            draw: which random numbers a class of another library draws.
+            draw: seed for the random numbers of a class of another library.
         """
         if not self.is_foreign:
             yield
@@ -86,7 +82,7 @@ class Recipe(NamedTuple):
         torch.manual_seed(draw)
         random.seed(draw)
         try:
-            with _Theirs(self.name):
+            with _ForeignErrors(self.name):
                 yield
         finally:
             torch.set_rng_state(states[0])
@@ -94,12 +90,12 @@ class Recipe(NamedTuple):
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a class is of another library than torch."""
+    """Whether a class is from another library than torch."""
     return name not in BY_NAME
 
 
-class _Theirs:
-    """Makes :class:`Refused` of what a class of another library raises, be it an exit."""
+class _ForeignErrors:
+    """Convert exceptions of another library's class to :class:`Refused`, including ``SystemExit``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -110,26 +106,26 @@ class _Theirs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_theirs = isinstance(error, (Exception, SystemExit)) and not isinstance(
+        is_foreign_error = isinstance(error, (Exception, SystemExit)) and not isinstance(
             error, (CkptMoveError, MemoryError, Refused)
         )
-        if is_theirs and is_foreign(self._name):
+        if is_foreign_error and is_foreign(self._name):
             raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
-    """The recipe for an optimizer; None where this torch has no class of that name.
+    """The recipe for an optimizer; None if this torch has no class of that name.
 
     Raises:
-        UsageError: the user has named a class that is not there.
-        CannotBuild: the class takes other arguments than parameters and what the file has.
-        Exception: the constructor refuses what the file has.
+        UsageError: if the class that the user named is missing.
+        CannotBuild: if the class needs arguments that the file does not have.
+        Exception: if the constructor refuses the stored options.
     """
     named = optimizer_class(name)
     if named is None:
         return None
     try:
-        with _Theirs(name):
+        with _ForeignErrors(name):
             required = _required(named, optimizer)
     except Refused as error:
         raise CannotBuild(str(error)) from error
@@ -157,9 +153,9 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
 
 
 def _cut(groups: list[dict[str, object]], optimizer: OptimizerRecord) -> str:
-    """Hold one step of LBFGS to a time and a memory that follow the size of the file; what was cut, for people.
+    """Limit the time and memory of one LBFGS step in proportion to the file; return the reduced options as text.
 
-    Its ``max_iter`` says how often all parameters are evaluated, and it makes a list of ``history_size`` at once.
+    ``max_iter`` is the number of evaluations of all parameters, and LBFGS allocates a list of ``history_size`` at once.
     """
     kept = sum(len(entry.tensors) for entry in optimizer.state)
     most = {"max_iter": _MOST_ITERATIONS, "max_eval": _MOST_ITERATIONS, "history_size": _MOST_ITERATIONS + kept}
@@ -169,16 +165,16 @@ def _cut(groups: list[dict[str, object]], optimizer: OptimizerRecord) -> str:
             asked = group.get(key)
             if isinstance(asked, int) and asked > bound:
                 group[key] = cut[key] = bound
-    return ", ".join(f"{key} of {bound:,} in place of a larger one" for key, bound in cut.items())
+    return ", ".join(f"{key} of {bound:,} instead of the larger stored value" for key, bound in cut.items())
 
 
 def _defaults(name: str, kind: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
-    with _Theirs(name):
+    with _ForeignErrors(name):
         return kind([torch.zeros(1, 1)]).defaults
 
 
 def _can_be_built(name: str, kind: Callable[..., torch.optim.Optimizer], required: dict[str, Any]) -> bool:
-    """Whether a class takes other numbers in place of those of the file."""
+    """Whether a class can be built with other numbers than the stored ones."""
     other = {key: type(value)(1) if type(value) in {int, float} else value for key, value in required.items()}
     try:
         _defaults(name, partial(kind, **other))
@@ -188,7 +184,7 @@ def _can_be_built(name: str, kind: Callable[..., torch.optim.Optimizer], require
 
 
 def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> dict[str, Any]:
-    """Arguments without a default, as the first group has them: ``load_state_dict`` replaces them all."""
+    """Required arguments, with the values of the first group; ``load_state_dict`` replaces them later."""
     stored = dict(optimizer.groups[0].options) if optimizer.groups else {}
     (_, *others) = inspect.signature(kind).parameters.values()
     wanted = [one.name for one in others if one.default is inspect.Parameter.empty]
@@ -196,15 +192,15 @@ def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> 
 
 
 def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
-    """What the class's own constructor says of a group's options, which ``load_state_dict`` does not look at.
+    """Check the stored options with the constructor of the class, because ``load_state_dict`` does not check them.
 
     Args:
         recipe: class and options.
         optimizer: the optimizer.
-        source: of options that are tensors.
+        source: source of options that are tensors.
 
     Returns:
-        The first refusal, with the path of the group; empty where there is none.
+        The first error, with the path of the group; empty if there is none.
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = _defaults(recipe.name, recipe.optimizer)
@@ -216,12 +212,12 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
             if not any(record.shape for record in tensors_of(option))
         }
         options = {**stored, **scalars}
-        plain = {key: value for key, value in options.items() if key in known and key not in HOW}
+        plain = {key: value for key, value in options.items() if key in known and key not in IMPLEMENTATION_FLAGS}
         for key, value in plain.items():
             if value is None and type(defaults.get(key)) in {int, float} and not recipe.is_foreign:
                 return f"{group.where}.{key} is None"
             is_finite = all(math.isfinite(one) for one in (value, *_items(value)) if isinstance(one, float))
-            # growth_rate of Prodigy is infinite by default, and no NaN equals another one
+            # growth_rate of Prodigy is infinite by default; repr, because NaN is not equal to NaN
             if not is_finite and repr(value) != repr(defaults.get(key)):
                 return f"{group.where}.{key} is {value}"
         given = {
@@ -230,10 +226,10 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
             if isinstance(value, (bool, int, float, tuple))
         }
         if repr(given) in taken:
-            continue  # to make one takes time, and there may be a great many groups
+            continue  # building an optimizer takes time, and there may be many groups
         taken.add(repr(given))
         if recipe.is_foreign and not given.get("lr"):
-            given.pop("lr", None)  # a scheduler may end at 0, where some constructors want more
+            given.pop("lr", None)  # a scheduler may end at 0, which some constructors refuse
         try:
             _defaults(recipe.name, partial(recipe.optimizer, **given))
         except (ValueError, TypeError, LookupError, Refused) as error:
@@ -244,7 +240,7 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
 
 
 def _as_default(value: object, default: object) -> object:
-    """A number of the default's type: constructors tell 0 from 0.0 where a step does not."""
+    """Convert a number to the default's type: some constructors treat 0 and 0.0 differently, steps do not."""
     if isinstance(value, tuple) and isinstance(default, tuple):
         return tuple(_as_default(one, default[-1]) for one in value)
     return float(value) if type(value) is int and isinstance(default, float) else value
@@ -255,10 +251,10 @@ def _items(value: object) -> tuple[object, ...]:
 
 
 def make_noise(seed: int) -> torch.Tensor:
-    """Seeded values of either sign and of magnitude 0.5 to 1.5.
+    """Seeded values of either sign, with magnitudes from 0.5 to 1.5.
 
-    Of that magnitude, so that no second moment underflows in half precision; repeated until a complex window of any
-    offset fits into them.
+    With these magnitudes no second moment underflows in half precision. The values repeat, so that a complex window of
+    any offset has enough of them.
     """
     generator = torch.Generator().manual_seed(seed)
     magnitudes = torch.rand(NOISE_PERIOD, generator=generator) + 0.5

@@ -1,6 +1,6 @@
-"""The resume itself: every optimizer of a checkpoint set up for its step, its parallel step and its fresh one.
+"""Make the ``step``, ``parity`` and ``fresh`` checks for every optimizer of a checkpoint.
 
-Never steps an optimizer that neither torch has nor the user has named.
+Only optimizers of torch and classes named by the user are stepped.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
 from ckptmove.verification.step.entries import tensors_of
 from ckptmove.verification.step.optimizers import choose
-from ckptmove.verification.step.recipe import HOW, CannotBuild, is_foreign, make_recipe, refused_options
+from ckptmove.verification.step.recipe import (
+    IMPLEMENTATION_FLAGS,
+    CannotBuild,
+    is_foreign,
+    make_recipe,
+    refused_options,
+)
 from ckptmove.verification.step.tally import Trial, TrialTally
 from ckptmove.verification.step.trial import STEP_ERRORS, error_text, try_optimizer
-from ckptmove.verification.step.verdicts import Circumstances, conclude, not_proven, without_step
+from ckptmove.verification.step.verdicts import StepReport, conclude, not_proven, without_step
 from ckptmove.verification.wrappers import WithWrappers, copied
 
 if TYPE_CHECKING:
@@ -50,17 +56,17 @@ if TYPE_CHECKING:
 
 
 class Bench(NamedTuple):
-    """All that the steps are made from.
+    """Inputs of the steps.
 
     Attributes:
-        request: what was asked for.
-        site: where the step is made.
+        request: the options.
+        site: target and device mode of the step.
         checkpoint: the open checkpoint.
-        stored: its tensors.
-        loaded: what ``torch.load`` made of it.
-        original: the tensors of the original, where there is one.
+        stored: its tensors as stored.
+        loaded: its tensors as ``torch.load`` returned them.
+        original: tensors of the original, or None.
         pairings: its optimizers, each with its parameters.
-        sample: the parameters that are stepped; None for all.
+        sample: parameters to step; None for all.
     """
 
     request: VerifyRequest
@@ -73,10 +79,10 @@ class Bench(NamedTuple):
     sample: Sample | None = None
 
 
-class _OwnValues:
-    """What optimizers keep beside the state of their parameters, which no step of one torch class reads.
+class _ExtraTensors:
+    """Tensors that optimizers keep outside the state of their parameters, which no step of a torch class reads.
 
-    Slow weights of Lookahead, master weights in another precision, and state by names of the optimizer's own.
+    Examples are slow weights of Lookahead, master weights in another precision, and state under names of a wrapper.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -86,7 +92,7 @@ class _OwnValues:
         self._roots = RootKeys(inventory)
 
     def of(self, optimizer: OptimizerRecord) -> list[str]:
-        """The paths of those of one optimizer, which a wrapper keeps one level above it."""
+        """Paths of the extra tensors of one optimizer; a wrapper keeps them one level above it."""
         where = optimizer.where
         is_inner = self._roots.first(where) not in {-1, len(where)}
         prefix = f"{where.rpartition('.')[0] if is_inner else where}.".lstrip(".")
@@ -96,42 +102,42 @@ class _OwnValues:
 
 
 def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
-    """The outcomes of step, parity and fresh."""
+    """The ``step``, ``parity`` and ``fresh`` checks."""
     inventory = bench.checkpoint.inventory
-    around = Circumstances(
+    report = StepReport(
         site=bench.site,
         require_device=bench.request.require_device,
         seed=bench.request.seed,
-        mend=_mend(bench),
+        fix=_fix_command(bench),
         has_model=any(record.role == "model" for record in inventory.tensors),
     )
     sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
     nothing = sharding or ("" if bench.pairings else NOTHING_TO_RESUME)
-    # A case steps its model where the file has nothing to resume, too.
+    # A case steps its model even if the file has nothing to resume.
     if bench.site.reason and (not nothing or bench.request.case is not None):
-        return not_proven(around)
+        return not_proven(report)
     if nothing:
-        return without_step(nothing, around)
+        return without_step(nothing, report)
     kinds = {fact.kind for fact in inventory.facts}
     if "encoded-storage" in kinds:
-        reason = "no step from tensors written as text, as pickle protocols 0 to 2 write bytes"
-        return without_step(f"{reason}: torch.save them, or pickle them with protocol 4", around)
+        reason = "no step from tensors encoded as text, which pickle protocols 0 to 2 write for bytes"
+        return without_step(f"{reason}: torch.save them, or pickle them with protocol 4", report)
     if "compressed-storage" in kinds:
-        return without_step(f"no step from storages that are deflated; {_command(bench)} stores them plainly", around)
+        return without_step(f"no step from deflated storages; {_command(bench)} stores them uncompressed", report)
     tally = TrialTally()
     place = bench.site.place()
-    own_values = _OwnValues(inventory)
+    extra_tensors = _ExtraTensors(inventory)
     with StoredTensors(bench.checkpoint.parts, mapped=False) as again:
-        second = _second_source(bench, again, around)
+        second = _second_source(bench, again, report)
         for index, (optimizer, pairing) in enumerate(bench.pairings):
             if not tally.error:
                 chosen = None if bench.sample is None else bench.sample.keys[index]
-                _try(bench, optimizer, pairing, chosen, second, place, own_values, around, tally)
-    return conclude(tally, around)
+                _try(bench, optimizer, pairing, chosen, second, place, extra_tensors, report, tally)
+    return conclude(tally, report)
 
 
-def _mend(bench: Bench) -> str:
-    """The command for an option or a dtype that the target refuses; empty where the file holds none of them."""
+def _fix_command(bench: Bench) -> str:
+    """The command that fixes an option or a dtype that the target refuses; empty if the file has none."""
     if not container_class(bench.checkpoint.inventory.container).is_editable:
         return ""
     command = _command(bench)
@@ -149,16 +155,16 @@ def _command(bench: Bench) -> str:
     return f"ckptmove convert {quoted(bench.request.path)} --to {target}"
 
 
-def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) -> TensorSource:
-    """What the parity step begins from, and its name for people."""
+def _second_source(bench: Bench, again: StoredTensors, report: StepReport) -> TensorSource:
+    """The tensors that the parity step starts from; also sets its description in the report."""
     where = "the same step" if bench.site.mode == "cpu" else "the same step on the plain CPU"
     if bench.original is not None:
-        around.compared_with = (
-            f"{where} from {bench.request.against}" + ", cast as this file is" * bench.original.is_cast
+        report.compared_with = (
+            f"{where} from {bench.request.against}" + ", cast like this file" * bench.original.is_cast
         )
         return bench.original
     if bench.site.mode != "cpu":
-        around.compared_with = where
+        report.compared_with = where
         return bench.stored
     stepped = {
         part.name
@@ -167,14 +173,14 @@ def _second_source(bench: Bench, again: StoredTensors, around: Circumstances) ->
     } - bench.loaded.left_out
     missing = sorted(stepped & bench.loaded.missing)
     if stepped & bench.loaded.released and not missing:
-        around.compared_with = f"{where} after a second reading; what torch.load returned was let go, once compared"
+        report.compared_with = f"{where} after a second reading (the result of torch.load was released)"
         return again
     if stepped - bench.loaded.missing:
-        read = f", {', '.join(missing)} read a second time in its place" if missing else ""
-        around.compared_with = f"{where} from what {bench.loaded.what}{read}"
+        read = f", {', '.join(missing)} read a second time instead" if missing else ""
+        report.compared_with = f"{where} from what {bench.loaded.what}{read}"
         return LoadedTensors(bench.loaded, bench.stored, bench.checkpoint.inventory, again)
     files = "the file" if missing == [""] else "these files"
-    around.compared_with = f"{where} after a second reading; torch.load refuses {files}, so that it shows no more"
+    report.compared_with = f"{where} after a second reading, because torch.load refuses {files}"
     return again
 
 
@@ -185,16 +191,16 @@ def _try(
     chosen: frozenset[str] | None,
     second: TensorSource,
     place: Place,
-    own_values: _OwnValues,
-    around: Circumstances,
+    extra_tensors: _ExtraTensors,
+    report: StepReport,
     tally: TrialTally,
 ) -> None:
     named = f"{optimizer.where or 'the optimizer'} was not stepped: "
     choice = choose(optimizer, _override(bench, optimizer))
-    recipe = _recipe(bench, optimizer, choice, named, around, tally)
+    recipe = _recipe(bench, optimizer, choice, named, report, tally)
     if recipe is None:
         return
-    tally.error = _written_over(optimizer, pairing, recipe)
+    tally.error = _overlapping(optimizer, pairing, recipe)
     if tally.error:
         return
     source = WithWrappers(bench.stored, bench.loaded)
@@ -206,7 +212,7 @@ def _try(
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and selection.left_out:
         lost = f"{sum(map(len, selection.left_out.values()))} of {amount(listed, 'parameter')} not found in the file"
-        around.left_out.append(f"{named}{choice.name} steps all parameters as one vector, and {lost}")
+        report.left_out.append(f"{named}{choice.name} steps all parameters as one vector, and {lost}")
         return
     try:
         tally.error = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
@@ -214,18 +220,18 @@ def _try(
         tally.error, tally.unread = error_text(error), True
     if tally.error:
         return
-    around.classes.append(choice.name)
-    around.notes += [note for note in (choice.note, recipe.cut) if note]
-    around.leave_out(selection.left_out)
-    around.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe, own_values.of(optimizer))
+    report.classes.append(choice.name)
+    report.notes += [note for note in (choice.note, recipe.cut) if note]
+    report.leave_out(selection.left_out)
+    report.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe, extra_tensors.of(optimizer))
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
-    # A sum over a whole tensor depends on where it is in memory, and classes of other libraries may make any.
+    # A sum over a whole tensor depends on its memory address, and classes of other libraries may compute one.
     exact = bench.site.mode != "real" and reference.groups == recipe.groups and not recipe.is_foreign
-    around.exact &= exact
+    report.exact &= exact
     if bench.original is not None:
         groups = bench.original.groups(optimizer)
         reference = _with_options(reference, groups)
-        around.notes += [] if groups else [f"{bench.request.against} is stepped with the options of this checkpoint"]
+        report.notes += [] if groups else [f"{bench.request.against} is stepped with the options of this checkpoint"]
     trial = Trial(
         optimizer=optimizer,
         recipe=recipe,
@@ -238,18 +244,18 @@ def _try(
     )
     try_optimizer(trial, iter(selection.pieces), tally)
     if tally.limit:
-        around.left_out.append(f"{named}not proven, because {tally.limit}")
+        report.left_out.append(f"{named}not proven, because {tally.limit}")
         tally.limit = ""
 
 
 def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str:
-    """Why state that is not dense cannot be restored for a step; empty where it can."""
+    """Why state that is not dense cannot be restored for a step; empty if it can."""
     if record.kind != "wrapper-subclass":
         return f"it keeps a {record.kind} tensor, without plain values to step"
     if algorithm in BY_NAME:
-        return f"it keeps a {record.subclass}: --optimizer has to name the class of another library that reads one"
+        return f"it keeps a {record.subclass}: name the class of another library that reads it with --optimizer"
     try:
-        # All that a trial does with one: it is copied, its values are read, and others are put in their place.
+        # A trial copies it, reads its values, and replaces them.
         values = copied(source.tensor(record))
         values.copy_(values.dequantize())
     except STEP_ERRORS as error:
@@ -258,50 +264,50 @@ def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str
 
 
 def _override(bench: Bench, optimizer: OptimizerRecord) -> str | None:
-    """The class that the user has named, unless it can only be meant for another optimizer of the checkpoint."""
+    """The class that the user named, unless it can only be meant for another optimizer of the checkpoint."""
     named = bench.request.optimizer
-    is_told = optimizer.algorithm is not None and any(one.algorithm is None for one, _ in bench.pairings)
-    return None if named is not None and is_foreign(named) and is_told else named
+    is_known = optimizer.algorithm is not None and any(one.algorithm is None for one, _ in bench.pairings)
+    return None if named is not None and is_foreign(named) and is_known else named
 
 
 def _recipe(
-    bench: Bench, optimizer: OptimizerRecord, choice: Choice, named: str, around: Circumstances, tally: TrialTally
+    bench: Bench, optimizer: OptimizerRecord, choice: Choice, named: str, report: StepReport, tally: TrialTally
 ) -> Recipe | None:
-    """What the optimizer is stepped with; None where it is not, with the reason."""
+    """The recipe of an optimizer; None if it is not stepped, with the reason added to the report."""
     if not choice.name:
-        around.left_out.append(named + choice.reason)
+        report.left_out.append(named + choice.reason)
         return None
     try:
         recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
     except CannotBuild as error:
-        around.left_out.append(f"{named}not proven, because {choice.name} cannot be made: {error_text(error)}")
+        report.left_out.append(f"{named}not proven, because {choice.name} cannot be made: {error_text(error)}")
     except STEP_ERRORS as error:
         tally.error = f"{choice.name} cannot be made: {error_text(error)}"
     else:
         if recipe is None:
-            around.left_out.append(f"{named}this torch has no {choice.name}")
+            report.left_out.append(f"{named}this torch has no {choice.name}")
         return recipe
     return None
 
 
 def _doubts(
-    inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe, beside: list[str]
+    inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe, extra: list[str]
 ) -> list[str]:
-    """What the file does not tell of an optimizer, and what was done in its place."""
-    doubts = _elsewhere(inventory, optimizer, pairing)
+    """What the file does not say about an optimizer, and what was assumed instead."""
+    doubts = _other_folder(inventory, optimizer, pairing)
     if recipe.assumed:
-        doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: the defaults stood in")
-    if beside:
-        more = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
-        doubts.append(f"the optimizer's own {beside[0]}{more} not stepped")
+        doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: defaults used instead")
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        doubts.append(f"the optimizer's own {extra[0]}{more} not stepped")
     if pairing.how == "ambiguous":
         where = optimizer.where or "the optimizer"
         doubts.append(f"which tensors {where} trains is ambiguous: {pairing.reason}")
     return doubts
 
 
-def _written_over(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -> str:
-    """A large tensor whose values lie over each other: no optimizer writes to one, and a copy of it may fit nowhere."""
+def _overlapping(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -> str:
+    """A large tensor whose values overlap: no optimizer can write to it, and a copy may not fit in memory."""
     parameters = (record for _, record in pairing.matches if record is not None)
     state = (record for entry in optimizer.state for _, record in entry.tensors)
     options = (record for group in recipe.tensors for option in group.values() for record in tensors_of(option))
@@ -309,7 +315,7 @@ def _written_over(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) 
         count = prod(record.shape)
         if count > WINDOW_ELEMENTS and is_dense(record) and overlaps(record):
             held = amount(extent_elements(record.shape, record.stride), "element")
-            return f"{record.name}: {amount(count, 'value')} lie over each other in {held} of memory"
+            return f"{record.name}: {amount(count, 'value')} overlap in {held} of memory"
     return ""
 
 
@@ -323,11 +329,12 @@ def _for_cpu(recipe: Recipe) -> Recipe:
 
 
 def _with_options(recipe: Recipe, groups: Sequence[ParamGroup]) -> Recipe:
-    """The same recipe with the original's options, but for those that say how a step is made; a cut one as it is."""
+    """The recipe with the original's options, except implementation flags; a recipe with reduced options stays."""
     if not groups or recipe.cut:
         return recipe
     options = [
-        {name: value for name, value in group.options if name not in HOW and value is not OPAQUE} for group in groups
+        {name: value for name, value in group.options if name not in IMPLEMENTATION_FLAGS and value is not OPAQUE}
+        for group in groups
     ]
     return recipe._replace(
         groups=tuple(
@@ -338,7 +345,7 @@ def _with_options(recipe: Recipe, groups: Sequence[ParamGroup]) -> Recipe:
 
 
 def _refused_flag(bench: Bench, recipe: Recipe, optimizer: OptimizerRecord) -> str:
-    """The option that torch refuses on the target, where a simulated device would take it."""
+    """An option that torch refuses on the target, but a simulated device accepts."""
     if bench.site.mode != "simulated" or supports_capturable(bench.site.target):
         return ""
     for group, options in zip(optimizer.groups, recipe.groups, strict=True):
@@ -347,11 +354,11 @@ def _refused_flag(bench: Bench, recipe: Recipe, optimizer: OptimizerRecord) -> s
     return ""
 
 
-def _elsewhere(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing) -> list[str]:
-    """What is to be doubted where a model lies in another folder than its optimizer: another save, perhaps."""
+def _other_folder(inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing) -> list[str]:
+    """A doubt if the model is in another folder than its optimizer: it may come from another save."""
     if not isinstance(inventory, DirectoryInventory):
         return []
     home = inventory.folder_of(optimizer.where)
     folders = {inventory.folder_of(tensor.name) for _, tensor in pairing.matches if tensor is not None}
     others = sorted(folders - {home})
-    return [f"its parameters lie in another folder, '{others[0]}', and may be those of another save"] if others else []
+    return [f"its parameters are in another folder, '{others[0]}', and may come from another save"] if others else []

@@ -1,7 +1,4 @@
-"""One real step of an optimizer, its state restored through ``load_state_dict``.
-
-Never writes to a stored tensor, and never judges the outcome.
-"""
+"""Make one real step of an optimizer after restoring its state with ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -29,21 +26,21 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.recipe import Recipe
 
 
-#: Gradients of LBFGS: smaller ones are below its tolerances, and it ends before the first step.
+#: Smallest gradient scale for LBFGS; below its tolerances it stops before the first step.
 _LEAST_OF_FIRST: Final = 2.0**-10
-#: The curvature that its history speaks of is kept within such a factor.
+#: The curvature from its history is clamped to this factor and its inverse.
 _MOST_CURVED: Final = 2.0**10
 
 
 class Draft(NamedTuple):
-    """A piece with the magnitude of its gradient.
+    """A piece with the scale of its gradient.
 
     Attributes:
         piece: the piece.
-        largest: the largest gradient that its moments speak of.
-        shows: whether that is large enough to show in a step.
-        scale: what the gradient's values are multiplied with: a power of two.
-        curvature: of the objective, for an optimizer that evaluates its own gradients.
+        largest: largest gradient, estimated from its moments.
+        shows: whether a gradient of this size has an effect on the step.
+        scale: factor of the gradient's values, a power of two.
+        curvature: curvature of the objective, for an optimizer that evaluates its own gradients.
     """
 
     piece: Piece
@@ -58,11 +55,11 @@ class Stepped:
     """A piece after its step, on the CPU.
 
     Attributes:
-        parameter: the new values.
-        state: the new state.
-        strays: state keys whose tensor changed its device, or is not with its parameter: text for people.
-        casts: state keys that ``load_state_dict`` gave another dtype, with the dtypes before and after.
-        vanished: state keys that the update divides by, of which a cast made some zero: text for people.
+        parameter: values after the step.
+        state: state after the step.
+        strays: state keys whose tensor changed its device or is not on its parameter's device, as text.
+        casts: state keys that ``load_state_dict`` cast, with the dtypes before and after.
+        vanished: state keys that the update divides by and a cast rounded to zero, as text.
     """
 
     parameter: torch.Tensor
@@ -73,13 +70,13 @@ class Stepped:
 
 
 def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
-    """A piece with a gradient of the magnitude that its own moments have.
+    """Scale the gradient of a piece to the magnitude of its moments.
 
-    Beside a larger one the state would be lost in rounding, and whether the step read it could not be seen.
+    With a larger gradient the effect of the state would be lost in rounding.
 
     Args:
         piece: the piece.
-        source: of its state.
+        source: source of its state.
         name: class in ``torch.optim``.
     """
     largest = 0.0
@@ -87,7 +84,7 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
         values = piece.cut(source.tensor(record), record)
         values = values.dequantize() if is_wrapper(values) else values
         if values.dim() and values.numel():
-            highest = _farthest(values)
+            highest = _largest_magnitude(values)
             largest = max(largest, math.sqrt(highest) if key in magnitudes(name) else highest)
     dtype = dtype_of(piece.parameter.dtype)
     # The square of a gradient must not underflow in half precision, whose exponents end at 2**-24.
@@ -97,8 +94,8 @@ def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
     return Draft(piece, largest, shows, scale)
 
 
-def _farthest(values: torch.Tensor) -> float:
-    """The largest magnitude, of real values without a copy of them all; NaN where there is one."""
+def _largest_magnitude(values: torch.Tensor) -> float:
+    """The largest magnitude, without a copy for real values; NaN if any value is NaN."""
     if values.dtype == torch.bool:
         return 0.0
     if not values.is_floating_point():
@@ -108,11 +105,11 @@ def _farthest(values: torch.Tensor) -> float:
 
 
 def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
-    """Drafts whose state lies on the first of them: gradients of one magnitude, and of the curvature in its history.
+    """Scale all gradients alike for state on the first parameter (LBFGS), with the curvature of its history.
 
     Args:
-        drafts: of all parameters of an optimizer.
-        source: of its state.
+        drafts: all parameters of an optimizer.
+        source: source of its state.
     """
     holder = next((draft for draft in drafts if draft.largest), None)
     if holder is None:
@@ -132,7 +129,7 @@ def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
 
 
 def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: float) -> torch.Tensor:
-    """Seeded values in the shape of others: the same for a piece, whatever device or batch it is stepped in."""
+    """Seeded values in the shape of others; they depend on the piece and not on the device or batch."""
     count = values.numel() * (2 if values.is_complex() else 1)
     start = (zlib.crc32(piece.name.encode(errors="replace")) + piece.offset) % NOISE_PERIOD
     enough = noise if start + count <= len(noise) else noise[:NOISE_PERIOD].repeat(2 + count // NOISE_PERIOD)
@@ -149,7 +146,7 @@ def take_step(
     place: Place,
     *,
     with_state: bool,
-    planted: float | None = None,
+    moment_factor: float | None = None,
     draw: int = 0,
 ) -> list[Stepped]:
     """Step some pieces as one optimizer.
@@ -157,22 +154,21 @@ def take_step(
     Args:
         recipe: class and options.
         drafts: the pieces, in the order of their groups.
-        source: of parameters and state.
-        place: where the step is made; parameters go there, and state that the file does not have on the CPU.
-        with_state: whether the stored state is restored; without it the optimizer begins anew.
-        planted: what the stored moments are multiplied with and put into the optimizer, past ``load_state_dict``; by
-            default they are not.
-        draw: which random numbers a class of another library draws; the same ones for each step by default.
+        source: source of parameters and state.
+        place: device of the step. Parameters are moved there, and state that the file does not have on the CPU.
+        with_state: whether to restore the stored state; otherwise the optimizer starts fresh.
+        moment_factor: factor for the stored moments, which are then set without ``load_state_dict``; None for none.
+        draw: seed for the random numbers of a class of another library.
 
     Returns:
         The outcome for each piece.
 
     Raises:
-        UnreadableInput: a tensor's bytes cannot be had.
-        Refused: a class of another library raises something.
-        Exception: whatever torch raises where it refuses.
+        UnreadableInput: if a tensor's bytes cannot be read.
+        Refused: if a class of another library raises an exception.
+        Exception: any exception of torch.
     """
-    with place.standing(), recipe.running(draw):
+    with place.active(), recipe.running(draw):
         optimizer, parameters, stored = _restored(recipe, drafts, source, place, with_state=with_state)
         restored = [opened(leaves(optimizer.state.get(parameter, {}))) for parameter in parameters]
         before = [_devices(one, place) for one in restored]
@@ -181,10 +177,12 @@ def take_step(
             _vanished(stored[index], one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)])
             for index, one in enumerate(restored)
         ]
-        if planted is not None:
+        if moment_factor is not None:
             for draft, parameter in zip(drafts, parameters, strict=True):
                 entry = draft.piece.entry
-                optimizer.state[parameter] = {} if entry is None else _state(draft.piece, entry, source, place, planted)
+                optimizer.state[parameter] = (
+                    {} if entry is None else _state(draft.piece, entry, source, place, moment_factor)
+                )
         _step(optimizer, parameters, drafts)
         rates = frozenset(
             place.device_of(value)
@@ -202,14 +200,14 @@ def take_step(
 
 
 def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place) -> None:
-    """Step some pieces twice with the default options: without state, and from the state that the first step made.
+    """Step pieces twice with default options: without state, and from the state that the first step made.
 
-    It is the state of the parameters alone that is restored, as :func:`take_step` does it.
+    Only the state of the parameters is restored, as in :func:`take_step`.
 
     Raises:
-        Refused: the class cannot be stepped in this way, whatever a file holds.
+        Refused: if the class cannot be stepped in this way, independent of any file.
     """
-    with place.standing(), recipe.running():
+    with place.active(), recipe.running():
         parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
         first, second = recipe.optimizer(parameters), recipe.optimizer(parameters)
         _step(_in_training(first), parameters, drafts)
@@ -220,10 +218,10 @@ def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSou
 
 
 def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer in training mode, as a script puts it there after the load; torch's own classes have no modes.
+    """Put an optimizer in training mode, as a script does after loading; torch's own classes have no modes.
 
-    Those of schedulefree are saved in evaluation mode, in which they refuse to step; the Trainer of transformers calls
-    ``train`` of any optimizer that has it.
+    Optimizers of schedulefree are saved in evaluation mode, in which they refuse to step. The Trainer of transformers
+    calls ``train`` of any optimizer that has it.
     """
     train = getattr(optimizer, "train", None)
     if callable(train):
@@ -234,7 +232,7 @@ def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def _restored(
     recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place, *, with_state: bool
 ) -> tuple[torch.optim.Optimizer, list[torch.Tensor], list[dict[str, Any]]]:
-    """An optimizer as a script resumes it, its parameters, and what each of them had in the state that it was given."""
+    """Restore an optimizer as a script does; return it, its parameters, and the state loaded for each."""
     pieces = [draft.piece for draft in drafts]
     parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
     used = sorted({piece.group for piece in pieces})
@@ -250,16 +248,16 @@ def _restored(
         own = [(index, piece, piece.entry) for index, piece in enumerate(pieces)]
         state = {index: _state(piece, entry, source, place) for index, piece, entry in own if entry is not None}
     else:
-        state = optimizer.state_dict()["state"]  # Adagrad makes its own when it is built; of old torch, nowhere else
+        state = optimizer.state_dict()["state"]  # Adagrad makes its state in the constructor; in old torch only there
     optimizer.load_state_dict({"state": state, "param_groups": saved})
     found = [opened(leaves(state.get(index, {}))) for index in range(len(pieces))]
     return _in_training(optimizer), parameters, found
 
 
-def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
-    """A copy of a stored tensor: on the CPU where the file has it there, else on the place's device.
+def copy_to(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
+    """Copy a stored tensor: to the CPU if the file has it there, else to the place's device.
 
-    A wrapper subclass stays on the CPU: ``load_state_dict`` moves it to its parameter as a whole.
+    A wrapper subclass stays on the CPU: ``load_state_dict`` moves it to its parameter's device as a whole.
     """
     if is_wrapper(tensor):
         return copied(tensor)
@@ -267,13 +265,13 @@ def put(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
 
 
 def stored_values(piece: Piece, source: TensorSource) -> torch.Tensor:
-    """The values of a piece before the step; zeros, which show the smallest update, where the file holds none."""
+    """Values of a piece before the step; zeros, which show the smallest update, if the file has none."""
     values = piece.cut(source.tensor(piece.parameter), piece.parameter)
     return values if piece.is_stored else torch.zeros_like(values)
 
 
 def stored_state(piece: Piece, source: TensorSource) -> dict[str, torch.Tensor]:
-    """The tensors in a piece's state before the step, by path, wrapper subclasses opened."""
+    """Tensors in a piece's state before the step, by path, with wrapper subclasses opened."""
     stored = () if piece.entry is None else piece.entry.tensors
     return opened({key: piece.cut(source.tensor(record), record) for key, record in stored})
 
@@ -289,7 +287,7 @@ def _parameter(draft: Draft, source: TensorSource, place: Place, recipe: Recipe)
     values = stored_values(draft.piece, source)
     parameter = place.to_device(values).requires_grad_()
     gradient = noise_like(values, draft.piece, recipe.noise, draft.scale)
-    # Every row takes part: a row that does not is neither moved nor read.
+    # Sparse gradients contain every row: other rows would be neither moved nor read.
     parameter.grad = place.to_device(gradient.to_sparse(1) if wants_sparse(recipe.name) else gradient)
     return parameter
 
@@ -299,9 +297,9 @@ def _state(
 ) -> dict[str, object]:
     tensors: dict[str, object] = {}
     for key, record in entry.tensors:
-        value = put(piece.cut(source.tensor(record), record), record.device, place)
-        is_stirred = record.shape and factor != 1 and (value.is_floating_point() or value.is_complex())
-        tensors[key] = _multiplied(value, factor) if is_stirred else value
+        value = copy_to(piece.cut(source.tensor(record), record), record.device, place)
+        is_scaled = record.shape and factor != 1 and (value.is_floating_point() or value.is_complex())
+        tensors[key] = _multiplied(value, factor) if is_scaled else value
     return nested_state(entry, tensors)
 
 
@@ -311,7 +309,7 @@ def _multiplied(value: torch.Tensor, factor: float) -> torch.Tensor:
 
 def _options(options: Mapping[str, TensorOption], source: TensorSource, place: Place) -> dict[str, object]:
     return {
-        name: each_tensor(option, lambda record: put(source.tensor(record), record.device, place))
+        name: each_tensor(option, lambda record: copy_to(source.tensor(record), record.device, place))
         for name, option in options.items()
     }
 
@@ -321,7 +319,7 @@ def _devices(state: Mapping[str, Any], place: Place) -> dict[str, str]:
 
 
 def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Moments that got the parameter's dtype; ``step`` is always float32."""
+    """Moments that were cast to the parameter's dtype; ``step`` is always float32."""
     return [
         (key, str(value.dtype).removeprefix("torch."), str(restored[key].dtype).removeprefix("torch."))
         for key, value in stored.items()
@@ -330,7 +328,7 @@ def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple
 
 
 def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Place, keys: Sequence[str]) -> list[str]:
-    """Of keys that were cast: how many of their values were not zero, and are now."""
+    """Cast keys with values that became zero, as text."""
     found = []
     for key in keys:
         count = int(((place.to_cpu(stored[key]) != 0) & (place.to_cpu(restored[key]) == 0)).sum())
@@ -342,14 +340,14 @@ def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Pla
 def _stepped(
     parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str], rates: Collection[str]
 ) -> Stepped:
-    """The outcome for one parameter.
+    """The result for one parameter.
 
     Args:
-        parameter: after the step.
-        state: after the step, by path.
-        place: where the step was made.
-        before: the device of each tensor of the state before it.
-        rates: devices of options that are tensors. A scalar that is made of one is there: LBFGS has ``t = lr``.
+        parameter: values after the step.
+        state: state after the step, by path.
+        place: device of the step.
+        before: device of each state tensor before the step.
+        rates: devices of tensor options. A scalar computed from one is on its device: LBFGS has ``t = lr``.
     """
     stepped = Stepped(place.to_cpu(parameter))
     home = place.device_of(parameter)
@@ -357,10 +355,10 @@ def _stepped(
         if not isinstance(value, torch.Tensor):
             stepped.state[key] = value
             continue
-        # A simulated device takes a wrapper subclass as it is, so that one may come out of it.
+        # A simulated device keeps a wrapper subclass unchanged, so the result may be one.
         stepped.state |= {name: place.to_cpu(inner) for name, inner in opened({key: place.to_cpu(value)}).items()}
         device = place.device_of(value)
         belongs = home if value.dim() else before.get(key, device)
         if device != belongs and (value.dim() or device not in rates):
-            stepped.strays.append(f"{key} is on {device} and belongs on {belongs}")
+            stepped.strays.append(f"{key} is on {device}, but belongs on {belongs}")
     return stepped

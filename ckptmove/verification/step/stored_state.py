@@ -1,6 +1,6 @@
-"""The state_dicts that a script would have loaded from a checkpoint, built from its stored bytes.
+"""Build the state_dicts that a script loads from a checkpoint, from the stored bytes and without unpickling.
 
-Never unpickles, and never guesses in silence: what does not match the user's model is named.
+State that does not match the user's model is reported, never guessed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
     from ckptmove.verification.pieces import TensorSource
 
-#: What torch.compile and FSDP put before the keys of a module inside another one.
+#: Prefixes that torch.compile and FSDP add to the keys of inner modules.
 _INNER_WRAPPERS: Final = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module)\.")
 
 
 class Mismatch(Exception):
-    """The stored state does not fit what the user has built; the message says which of it.
+    """The stored state does not fit the user's model or optimizer; the message says which part.
 
     Attributes:
-        fix: the words that mend it, where the case has to choose; else empty.
-        candidates: paths of the parts that it can choose from.
-        module: the model that it does not fit; None for an optimizer.
+        fix: text of the fix if the case has to choose a part; else empty.
+        candidates: paths of the parts to choose from.
+        module: the model that does not fit; None for an optimizer.
     """
 
     def __init__(self, message: str, *, fix: str = "", candidates: tuple[str, ...] = ()) -> None:
@@ -47,21 +47,21 @@ class Mismatch(Exception):
 
 
 class Ambiguous(Mismatch):
-    """Several parts of the checkpoint fit, and only the user can say which is resumed."""
+    """Several parts of the checkpoint fit, and the user has to choose one."""
 
 
 class NotRebuilt(Exception):
-    """The stored state has values that only unpickling could rebuild; the message says which."""
+    """The stored state has values that only unpickling could rebuild; the message names them."""
 
 
 class _Candidate(NamedTuple):
-    """A state_dict in the checkpoint that a model may be restored from.
+    """A state_dict in the checkpoint that a model might be restored from.
 
     Attributes:
         where: its path.
-        stored: its tensors by key, without what wrappers have put into that.
-        found: how many of the model's keys it has.
-        faults: what of it does not fit the model.
+        stored: its tensors by key, without prefixes of wrappers.
+        found: number of the model's keys that it has.
+        faults: differences from the model.
     """
 
     where: str
@@ -71,12 +71,12 @@ class _Candidate(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Whether no tensor has the role of a model: an EMA, a teacher, a module among the hyperparameters."""
+        """Whether no tensor has the role "model", as in an EMA, a teacher, or a module among the hyperparameters."""
         return all(record.role != "model" for record in self.stored.values())
 
     @property
     def views(self) -> frozenset[tuple[str, str | None, int]]:
-        """What tells it from another one: not another way to cut the same names."""
+        """Keys with storage and offset; equal for two ways to split the same names."""
         return frozenset((key, record.storage, record.storage_offset) for key, record in self.stored.items())
 
 
@@ -88,24 +88,24 @@ def model_state(
     *,
     name: str = "the model",
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """The state_dict in a checkpoint that fits a model by keys and shapes, under the model's keys.
+    """The state_dict in a checkpoint that fits a model by keys and shapes, with the model's keys.
 
-    All of it is given, whatever the roles of its tensors: a module may own its loss. A model is preferred to a copy.
+    It may contain tensors of any role, because a module may own its loss. A model is preferred to a copy of it.
 
     Args:
         own: the model's own state_dict.
-        inventory: of the checkpoint.
-        source: of its tensors.
-        part: path of the state_dict, or of what it is in; None for any.
-        name: what the report calls the model.
+        inventory: inventory of the checkpoint.
+        source: source of its tensors.
+        part: path of the state_dict or of a container of it; None for any.
+        name: name of the model in the report.
 
     Returns:
-        The path of the state_dict in the checkpoint, and its tensors, on the CPU.
+        The path of the state_dict in the checkpoint, and its tensors on the CPU.
 
     Raises:
-        Mismatch: none fits, wrapper prefixes aside.
-        Ambiguous: several do.
-        UnreadableInput: a tensor's bytes cannot be had.
+        Mismatch: if none fits, ignoring wrapper prefixes.
+        Ambiguous: if several fit.
+        UnreadableInput: if a tensor's bytes cannot be read.
     """
     wanted = {_bare(key): key for key in own}
     tensors = [record for record in inventory.tensors if record.role != "optimizer"]
@@ -116,14 +116,14 @@ def model_state(
     candidates = _candidates(own, wanted, inside, part)
     if not candidates:
         raise Mismatch(
-            f"{name} does not fit the checkpoint: no key of the model is in {place_of(part)}; "
-            f"{_names_of_both(wanted, inside)}"
+            f"{name} does not fit the checkpoint: {place_of(part)} has no key of the model; "
+            f"{_example_keys(wanted, inside)}"
         )
-    chosen = _the_one(candidates, name) or _sharded(candidates[0], inventory, own, wanted, inside)
+    chosen = _select(candidates, name) or _sharded(candidates[0], inventory, own, wanted, inside)
     if chosen.faults:
         raise Mismatch(f"{name} does not fit {place_of(chosen.where)}: {chosen.faults}")
     state = {wanted[bare]: source.tensor(record) for bare, record in chosen.stored.items()}
-    for key in [key for bare, key in wanted.items() if bare not in chosen.stored]:  # tied, and stored once
+    for key in [key for bare, key in wanted.items() if bare not in chosen.stored]:  # tied weights that are stored once
         state[key] = next(value for twin, value in state.items() if own[twin] is own[key])
     return chosen.where, state
 
@@ -131,16 +131,16 @@ def model_state(
 def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
     """The state_dict of an optimizer, for ``load_state_dict``.
 
-    Options that the file holds as objects are left out: the optimizer's own stay.
+    Options that the file stores as objects are left out, so the optimizer keeps its own.
 
     Args:
         optimizer: the optimizer.
-        inventory: of the checkpoint.
-        source: of its tensors, with wrapper subclasses as ``torch.load`` returned them.
+        inventory: inventory of the checkpoint.
+        source: source of its tensors, with wrapper subclasses as ``torch.load`` returned them.
 
     Raises:
-        NotRebuilt: the state of a parameter has values that only unpickling could rebuild.
-        UnreadableInput: a tensor's bytes cannot be had.
+        NotRebuilt: if the state of a parameter has values that only unpickling could rebuild.
+        UnreadableInput: if a tensor's bytes cannot be read.
     """
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     groups = []
@@ -154,19 +154,19 @@ def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: Te
         foreign = foreign_kind(entry)
         if foreign:
             named = optimizer.where or "the optimizer"
-            raise NotRebuilt(f"the state of parameter {entry.key} in {named} has what is not rebuilt: {foreign}")
+            raise NotRebuilt(f"the state of parameter {entry.key} in {named} needs unpickling to be rebuilt: {foreign}")
         state[entry.key] = nested_state(entry, {key: _value(record, source) for key, record in entry.tensors})
     if optimizer.algorithm == "LBFGS":
         for values in state.values():
-            values.pop("al", None)  # scratch of the two-loop recursion, half of it None: it is made anew
+            values.pop("al", None)  # scratch space of the two-loop recursion, partly None; LBFGS makes it again
     return {"state": state, "param_groups": groups}
 
 
 def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
-    """A tensor of an optimizer's state; of a wrapper subclass a copy, because a step writes to it.
+    """A tensor of an optimizer's state; a copy of a wrapper subclass, because a step writes to it.
 
     Raises:
-        NotRebuilt: ``torch.load`` returned no such wrapper, or it cannot be copied.
+        NotRebuilt: if ``torch.load`` did not return the wrapper, or it cannot be copied.
     """
     if record.kind != "wrapper-subclass":
         return source.tensor(record)
@@ -177,38 +177,38 @@ def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
 
 
 def is_inside(name: str, part: str | None) -> bool:
-    """Whether a path is a part of the checkpoint that was chosen, or in it; a directory's files follow a slash."""
+    """Whether a path is a chosen part of the checkpoint, or inside it; in a directory a slash follows a file's name."""
     return part is None or name == part or name.startswith((f"{part}.", f"{part}/"))
 
 
 def place_of(part: str | None) -> str:
-    """A part of the checkpoint, for people."""
+    """A part of the checkpoint, as text for messages."""
     return f"the checkpoint's '{part}'" if part else "the checkpoint"
 
 
 def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
-    """The fault that a checkpoint has nothing at the path that a case chooses.
+    """Error for a path that a case chooses and the checkpoint does not have.
 
     Args:
-        what: what it is chosen for.
+        what: name of the model or optimizer.
         part: the path.
-        field: of the case, which has chosen it.
-        candidates: paths of what there is.
+        field: field of the case that names the path.
+        candidates: paths that the checkpoint has.
     """
-    has = f"it has {', '.join(candidates)}" if candidates else "it has nothing of the kind"
+    has = f"it has {', '.join(candidates)}" if candidates else "it has nothing to choose from"
     fix = (
         f"name one of them: ckptmove.Case(..., {field}={candidates[0]!r}), or as a key of a dict" if candidates else ""
     )
-    return Mismatch(f"{what}: there is no '{part}' in the checkpoint: {has}", fix=fix, candidates=candidates)
+    return Mismatch(f"{what}: the checkpoint has no '{part}'; {has}", fix=fix, candidates=candidates)
 
 
 def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Ambiguous:
-    """The doubt where several parts of a checkpoint fit.
+    """Error for a model or optimizer that several parts of a checkpoint fit.
 
     Args:
-        what: what they fit.
-        field: of the case, which can choose.
-        candidates: their paths.
+        what: name of the model or optimizer.
+        field: field of the case that can choose.
+        candidates: paths of the parts.
     """
     choices = " or ".join(f"{field}={one!r}" for one in candidates)
     fix = f"choose one: ckptmove.Case(...) with {choices}, or as a key of a dict"
@@ -220,7 +220,7 @@ def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Ambiguous:
 def _candidates(
     own: Mapping[str, torch.Tensor], wanted: Mapping[str, str], records: Collection[TensorRecord], part: str | None
 ) -> list[_Candidate]:
-    """The state_dicts with as many of a model's keys as it has tensors, or else with the most; the best first."""
+    """State_dicts with the most keys of a model, or with all (tied weights count once); the best first."""
     found = _found(wanted, records, part)
     if not found:
         return []
@@ -234,7 +234,7 @@ def _candidates(
 
 
 def _found(wanted: Mapping[str, str], records: Iterable[TensorRecord], part: str | None = None) -> Counter[str]:
-    """For each path how many of a model's keys stand below it."""
+    """Number of a model's keys below each path."""
     return Counter(
         where
         for record in records
@@ -244,7 +244,7 @@ def _found(wanted: Mapping[str, str], records: Iterable[TensorRecord], part: str
 
 
 def _grouped(places: Collection[str], records: Iterable[TensorRecord]) -> dict[str, dict[str, TensorRecord]]:
-    """All that stands below some paths, by key."""
+    """Tensors below each of some paths, by key."""
     grouped: dict[str, dict[str, TensorRecord]] = {where: {} for where in places}
     for record in records:
         for where, key in _splits(record.name):
@@ -256,7 +256,7 @@ def _grouped(places: Collection[str], records: Iterable[TensorRecord]) -> dict[s
 def _faults(
     stored: Mapping[str, TensorRecord], own: Mapping[str, torch.Tensor], wanted: Mapping[str, str]
 ) -> Offenders:
-    """What of a state_dict does not fit a model: keys that are missing or too many, and shapes."""
+    """Differences between a state_dict and a model: missing keys, unexpected keys, and shapes."""
     faults = Offenders()
     present = {id(own[key]) for bare, key in wanted.items() if bare in stored}
     for bare, key in wanted.items():
@@ -272,11 +272,11 @@ def _faults(
     return faults
 
 
-def _the_one(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
-    """The state_dict that fits, a model before its copies; None where none does.
+def _select(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
+    """The state_dict that fits, preferring a model to its copies; None if none fits.
 
     Raises:
-        Ambiguous: several do.
+        Ambiguous: if several fit.
     """
     fitting: dict[object, _Candidate] = {}
     for one in candidates:
@@ -296,7 +296,7 @@ def _sharded(
     wanted: Mapping[str, str],
     records: Collection[TensorRecord],
 ) -> _Candidate:
-    """A state_dict with the keys of the other files, where it is one of several that hold a model together."""
+    """Merge a state_dict with those of other files, if a model is split across files."""
     files = {file.path for file in inventory.files} if isinstance(inventory, DirectoryInventory) else set()
     if best.where not in files:
         return best
@@ -307,21 +307,21 @@ def _sharded(
     return best._replace(stored=stored, faults=_faults(stored, own, wanted))
 
 
-def _names_of_both(wanted: Mapping[str, str], records: Iterable[TensorRecord]) -> str:
-    """A key of the model and one of the checkpoint, the same but for what is before it, where there are such."""
-    stored = {_tail(record.name): record.name for record in records}
+def _example_keys(wanted: Mapping[str, str], records: Iterable[TensorRecord]) -> str:
+    """Example keys of the model and the checkpoint; with the same last names if possible."""
+    stored = {_last_names(record.name): record.name for record in records}
     if not stored or not wanted:
         return f"the {'checkpoint' if wanted else 'model'} has none"
-    key = next((key for key in wanted if _tail(key) in stored), next(iter(wanted)))
-    return f"the model has {wanted[key]}, the checkpoint {stored.get(_tail(key), next(iter(stored.values())))}"
+    key = next((key for key in wanted if _last_names(key) in stored), next(iter(wanted)))
+    return f"the model has {wanted[key]}, the checkpoint {stored.get(_last_names(key), next(iter(stored.values())))}"
 
 
-def _tail(key: str) -> str:
+def _last_names(key: str) -> str:
     return ".".join(key.rsplit(".", 2)[-2:])
 
 
 def _splits(name: str) -> Iterable[tuple[str, str]]:
-    """Every way to cut a name into a path and a key below it."""
+    """Every split of a name into a path and a key below it."""
     yield "", name
     for dot, letter in enumerate(name):
         if letter == ".":
@@ -329,7 +329,7 @@ def _splits(name: str) -> Iterable[tuple[str, str]]:
 
 
 def _bare(key: str) -> str:
-    """A key without what wrappers have put into it."""
+    """A key without prefixes of wrappers."""
     return _INNER_WRAPPERS.sub("", strip_wrappers(key)[1])
 
 

@@ -1,7 +1,4 @@
-"""How an optimizer is tried, and what came of it.
-
-Never makes a step and never judges one.
-"""
+"""The inputs and the accumulated results of an optimizer's trial steps."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Trial(NamedTuple):
-    """How one optimizer is tried.
+    """Inputs of the trial steps of one optimizer.
 
     Attributes:
         optimizer: the optimizer.
         recipe: class and options of the step.
-        reference: the same for the step that it is compared with.
-        source: of parameters and state.
-        second: of those of the step that it is compared with.
-        place: where the step is made.
-        other: where the step is made that it is compared with.
-        exact: whether the two have to agree bit for bit.
+        reference: class and options of the reference step.
+        source: source of parameters and state.
+        second: source of parameters and state of the reference step.
+        place: device of the step.
+        other: device of the reference step.
+        exact: whether the two steps must agree bit for bit.
     """
 
     optimizer: OptimizerRecord
@@ -42,7 +39,7 @@ class Trial(NamedTuple):
     exact: bool
 
     def has_zero_rate(self, group: int) -> bool:
-        """Whether a group has a learning rate of 0, be it a number or a tensor."""
+        """Whether a group has a learning rate of 0, as a number or a tensor."""
         option = self.recipe.tensors[group].get("lr")
         if option is None:
             return self.recipe.groups[group].get("lr") == 0
@@ -50,11 +47,11 @@ class Trial(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A parameter of one optimizer: two of them may train the same tensor.
+    """A parameter of one optimizer; two optimizers may train the same tensor.
 
     Attributes:
         optimizer: index among the optimizers that are stepped.
-        name: of the parameter.
+        name: name of the parameter.
     """
 
     optimizer: int
@@ -63,32 +60,32 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class TrialTally:
-    """What came of the steps so far, over all optimizers.
+    """Results of the steps so far, over all optimizers.
 
     Attributes:
-        trials: how each optimizer was tried; the last one is being stepped.
-        parameters: those that were stepped.
-        elements: how many values were stepped.
-        standins: parameters that the file does not hold.
-        moved: parameters of which a value changed.
-        stirred: parameters that did not move in any value, but whose moments did.
-        untouched: of a class of another library, parameters with a piece that neither moved nor changed a moment.
-        idle: parameters whose group has a learning rate of 0, but those that moved and those that are untouched.
-        counted: step counts that went up by one.
-        counts: the lowest and the highest of them, after the step.
-        spoiled: parameters that were not finite before the step either.
-        casts: moments that ``load_state_dict`` gave another dtype, with both dtypes.
-        faults: what is wrong with the step.
-        error: what torch refused, with the parameter; empty where it did not.
-        unread: whether that is not torch's doing: there are no bytes to step from.
-        limit: why a class of another library cannot be stepped here, which is no fault of the file.
-        unlike: why its two steps need not agree.
-        unbegun: why it makes no step without the stored state.
-        apart: where the two steps disagree.
-        furthest: greatest difference between the two.
-        bare: by reason, parameters without state that could show in a step.
-        with_state: parameters with state other than zero that the step reads.
-        changed: those of them for which a step without it gave another result.
+        trials: inputs for each optimizer; the last one is being stepped.
+        parameters: parameters that were stepped.
+        elements: number of values that were stepped.
+        standins: parameters that the file does not have; zeros were used.
+        moved: parameters with a changed value.
+        state_moved: parameters without a changed value but with a changed moment.
+        untouched: parameters of another library's class with a piece whose values and moments did not change.
+        idle: parameters whose group has a learning rate of 0, except those in ``moved`` or ``untouched``.
+        counted: number of step counts that rose by one.
+        counts: lowest and highest of them after the step.
+        not_finite_before: parameters that were not finite before the step either.
+        casts: moments that ``load_state_dict`` cast, with both dtypes.
+        faults: faults of the step.
+        error: exception of the step, with the parameter, or empty.
+        unread: whether the error is that bytes could not be read.
+        limit: why a class of another library cannot be stepped here, which is not a fault of the file.
+        incomparable: why its step and reference step need not agree.
+        fresh_failure: why it makes no step without the stored state.
+        apart: differences between step and reference step.
+        furthest: largest difference between them.
+        bare: parameters without state that could show in a step, by reason.
+        with_state: parameters with non-zero state that the step reads.
+        changed: parameters in ``with_state`` for which a step without the state gave another result.
     """
 
     trials: list[Trial] = field(default_factory=list)
@@ -96,19 +93,19 @@ class TrialTally:
     elements: int = 0
     standins: set[Member] = field(default_factory=set)
     moved: set[Member] = field(default_factory=set)
-    stirred: set[Member] = field(default_factory=set)
+    state_moved: set[Member] = field(default_factory=set)
     untouched: set[Member] = field(default_factory=set)
     idle: set[Member] = field(default_factory=set)
     counted: int = 0
     counts: tuple[float, float] | None = None
-    spoiled: set[Member] = field(default_factory=set)
+    not_finite_before: set[Member] = field(default_factory=set)
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     faults: Offenders = field(default_factory=Offenders)
     error: str = ""
     unread: bool = False
     limit: str = ""
-    unlike: str = ""
-    unbegun: str = ""
+    incomparable: str = ""
+    fresh_failure: str = ""
     apart: Offenders = field(default_factory=Offenders)
     furthest: float = 0.0
     bare: dict[str, set[Member]] = field(default_factory=dict)
@@ -120,7 +117,7 @@ class TrialTally:
         return Member(len(self.trials) - 1, name)
 
     def of(self, index: int) -> OptimizerTally:
-        """What the steps of one optimizer showed of its stored state."""
+        """Results of one optimizer."""
         bare = {reason: {one for one in some if one.optimizer == index} for reason, some in self.bare.items()}
         return OptimizerTally(
             where=self.trials[index].optimizer.where or "the optimizer",
@@ -132,14 +129,14 @@ class TrialTally:
 
 
 class OptimizerTally(NamedTuple):
-    """What the steps of one optimizer showed of its stored state.
+    """Results of one optimizer about the use of its stored state.
 
     Attributes:
         where: its path.
-        is_foreign: whether its class is of another library.
-        bare: as of :class:`TrialTally`, and so are the others.
-        with_state: parameters with state that the step reads.
-        changed: those of them for which a step without it gave another result.
+        is_foreign: whether its class is from another library.
+        bare: parameters without state that could show in a step, by reason.
+        with_state: parameters with non-zero state that the step reads.
+        changed: parameters in ``with_state`` for which a step without the state gave another result.
     """
 
     where: str

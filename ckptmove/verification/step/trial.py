@@ -1,7 +1,4 @@
-"""The step, parity and fresh checks: one pass over an optimizer's pieces, a batch at a time.
-
-Never keeps a tensor beyond its batch.
-"""
+"""Make the trial steps of an optimizer, batch by batch: restored, restored on a reference device, and fresh."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from ckptmove.verification.pieces import batches
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.state import bits
 from ckptmove.verification.step.optimizers import uses_state
-from ckptmove.verification.step.parameter import judge, stored_count
+from ckptmove.verification.step.parameter import check_parameter, stored_count
 from ckptmove.verification.step.recipe import CannotBuild, Refused
 from ckptmove.verification.step.step import Draft, Stepped, as_one, scaled, step_without_file, stored_state, take_step
 
@@ -27,23 +24,28 @@ if TYPE_CHECKING:
     from ckptmove.verification.pieces import Piece
     from ckptmove.verification.step.tally import Trial, TrialTally
 
-#: What torch raises where it refuses a step, and what this package raises where there is nothing to step from.
+#: Exceptions of torch for a refused step, and of this package for bytes that cannot be read.
 STEP_ERRORS: Final = (
     RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnreadableInput,
 )  # fmt: skip
-#: What is said of parameters for which a step without the state shows nothing. Where this holds for all, it is a fault:
+#: Reasons why a step without the state shows nothing. A fault if it holds for all parameters of an optimizer:
 LOST: Final = "with state of zeros, although steps were made"
-#: These have no state that could be lost.
+#: No fault, because these have no state to lose:
 READS_NOTHING: Final = "stepped by SGD without momentum, which reads no state"
 IDLE: Final = "with a learning rate of 0"
 UNREAD: Final = "whose options make the step read no state"
-#: A class of another library shows nothing by that: it may read none whatever its options are.
+#: These show nothing about the stored state:
+WITHOUT_STATE: Final = "without state yet"
+NOT_STEPPED: Final = "saved before the first step"
+ZEROS: Final = "with state of zeros"
+TOO_SMALL: Final = "with values of state too small to show in a step"
+#: Inconclusive for a class of another library, which may never read this state:
 IGNORED: Final = "whose state the step does not read"
-#: What the moments in memory are multiplied with, to see whether a step with a group's options reads them at all.
-_STIR: Final = 4.0
-#: What a gradient is multiplied with, to be small against the moments.
-_LESS: Final = 2.0**-6
-#: Relative and absolute tolerance by dtype, those of ``torch.testing.assert_close``.
+#: Factor for the moments in memory, to test whether a step with a group's options reads them.
+_MOMENT_FACTOR: Final = 4.0
+#: Factor that makes a gradient small compared with the moments.
+_SMALL_GRADIENT: Final = 2.0**-6
+#: Relative and absolute tolerances of ``torch.testing.assert_close``, by dtype.
 TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -55,7 +57,7 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
 
 
 def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> None:
-    """Step every piece three times: restored, restored elsewhere, and without its state; stops at a refusal."""
+    """Step every piece three times: restored, restored on the reference device, and fresh. Stop at the first error."""
     name = trial.recipe.name
     tally.trials.append(trial)
     for batch in batches(pieces, together=steps_together(name)):
@@ -71,13 +73,13 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
             tally.unread = isinstance(error, UnreadableInput)
             return
         for draft, after in zip(drafts, stepped, strict=True):
-            judge(trial, draft.piece, after, tally)
+            check_parameter(trial, draft.piece, after, tally)
         others = _compare(trial, drafts, stepped, tally)
         _without_state(trial, drafts, others, tally)
 
 
 def _limit(trial: Trial, drafts: Sequence[Draft]) -> str:
-    """Why a refusal of another library's class shows nothing about the file; empty where it does."""
+    """Why an error of another library's class shows nothing about the file; empty if it does."""
     listed = sum(len(group.params) for group in trial.optimizer.groups)
     if len(drafts) < listed:
         return f"it refuses to step {len(drafts)} of {listed} parameters, and the others have no state"
@@ -89,24 +91,24 @@ def _limit(trial: Trial, drafts: Sequence[Draft]) -> str:
 
 
 def _locate(trial: Trial, batch: Sequence[Piece], drafts: Sequence[Draft], error: Exception) -> str:
-    """Which parameter of a batch it is that torch refuses to step; the batch's first where each goes by itself."""
+    """The parameter of a batch that torch refuses to step, with the error; the batch's first if all step alone."""
     by_itself = len(drafts) > 1 and not steps_together(trial.recipe.name)
     refusals = (_refusal(trial, draft) for draft in drafts) if by_itself else iter(())
     first = batch[0] if len(drafts) == len(batch) else batch[len(drafts)]  # the one that could not be read
-    lacking = (_lacking(trial, piece, error) for piece in batch)
-    return next(filter(None, chain(refusals, lacking)), f"{first.name}: {error_text(error)}")
+    missing = (_missing_key(trial, piece, error) for piece in batch)
+    return next(filter(None, chain(refusals, missing)), f"{first.name}: {error_text(error)}")
 
 
 def _refusal(trial: Trial, draft: Draft) -> str:
     try:
         take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
     except STEP_ERRORS as error:
-        return _lacking(trial, draft.piece, error) or f"{draft.piece.name}: {error_text(error)}"
+        return _missing_key(trial, draft.piece, error) or f"{draft.piece.name}: {error_text(error)}"
     return ""
 
 
-def _lacking(trial: Trial, piece: Piece, error: Exception) -> str:
-    """What a parameter's state or its group lacks, where torch says no more than a key; else empty."""
+def _missing_key(trial: Trial, piece: Piece, error: Exception) -> str:
+    """The key that a parameter's state or group lacks, if the error is a KeyError; else empty."""
     group = trial.optimizer.groups[piece.group]
     cause = error.__cause__ if isinstance(error, Refused) else error
     key = str(cause.args[0]) if isinstance(cause, KeyError) and cause.args else ""
@@ -114,25 +116,25 @@ def _lacking(trial: Trial, piece: Piece, error: Exception) -> str:
         return ""
     is_option = key in trial.recipe.optimizer([torch.zeros(1, 1)]).defaults
     holder = group.where if is_option else f"the state of parameter {piece.entry.key}"
-    return f"{piece.name}: {error_text(error)}: {holder} has none, and {trial.recipe.name} reads it"
+    return f"{piece.name}: {error_text(error)}: {holder} does not have it, and {trial.recipe.name} reads it"
 
 
 def error_text(error: Exception) -> str:
-    """An exception on one line; of our own, its words alone."""
+    """An exception as one line; without the type for exceptions of this package."""
     if isinstance(error, (UnreadableInput, NoWrapper)):
         return str(error)
     text = str(error) if isinstance(error, (CannotBuild, Refused)) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split()).rstrip(":")  # an error may come without words
+    return " ".join(text.split()).rstrip(":")  # the message may be empty
 
 
 def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], tally: TrialTally) -> Sequence[Stepped]:
-    """Make the same step elsewhere; returns what came of it, nothing where it was refused."""
+    """Make the reference step and compare the results; return its results, or nothing if it fails."""
     try:
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
-        refusal = f"the other step is refused: {error_text(error)}"
+        refusal = f"the reference step fails: {error_text(error)}"
         if isinstance(error, (Refused, NoWrapper)):
-            tally.unlike = refusal
+            tally.incomparable = refusal
         else:
             tally.apart.add(f"{drafts[0].piece.name}: {refusal}")
         return ()
@@ -145,7 +147,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
             elif not trial.exact and value.numel():
                 tally.furthest = max(tally.furthest, _gap(value, reference))
     if apart and trial.recipe.is_foreign and _is_random(trial, drafts, stepped):
-        tally.unlike = f"{trial.recipe.name} draws random numbers, and no two of its steps are the same"
+        tally.incomparable = f"{trial.recipe.name} draws random numbers, so its steps differ"
         return others
     for text in apart:
         tally.apart.add(text)
@@ -153,7 +155,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
 
 
 def _is_random(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped]) -> bool:
-    """Whether the very same step comes out otherwise with other random numbers."""
+    """Whether the same step has another result with other random numbers."""
     again = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True, draw=1)
     return any(map(_differ, stepped, again))
 
@@ -167,9 +169,9 @@ def _pairs(one: Stepped, other: Stepped) -> Iterator[tuple[str, torch.Tensor, to
 
 
 def _difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool) -> str | None:
-    """How two results disagree, or None where they agree."""
+    """The difference of two results as text; None if they agree."""
     if value.shape != reference.shape or value.dtype != reference.dtype:
-        return f"{value.dtype} {tuple(value.shape)} against {reference.dtype} {tuple(reference.shape)}"
+        return f"{value.dtype} {tuple(value.shape)} instead of {reference.dtype} {tuple(reference.shape)}"
     if torch.equal(bits(value), bits(reference)):
         return None
     relative, absolute = TOLERANCES.get(value.dtype, (0.0, 0.0))
@@ -183,9 +185,9 @@ def _gap(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepped], tally: TrialTally) -> None:
-    """Step without the stored state, beside the step of :func:`_compare`, which agrees with that on the target.
+    """Step without the stored state, and compare with the reference step, which agrees with the step on the target.
 
-    A parameter is done with as soon as one of its pieces came out otherwise.
+    A parameter is skipped once one of its pieces had another result.
     """
     name = trial.recipe.name
     wanted = _with_state(trial, drafts[: len(others)], tally)
@@ -198,7 +200,7 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
         anew = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
         _note_changes(trial, drafts, others, dict(zip(stepped, anew, strict=True)), wanted, tally)
     except STEP_ERRORS as error:
-        tally.unbegun = f"without the stored state it is refused: {error_text(error)}"
+        tally.fresh_failure = f"the step without the stored state fails: {error_text(error)}"
 
 
 def _note_changes(
@@ -209,10 +211,12 @@ def _note_changes(
     wanted: Sequence[int],
     tally: TrialTally,
 ) -> None:
-    """Note for which drafts the stored state made a difference, and why the others show none."""
+    """Record for which drafts the stored state changed the result, and the reason for the others."""
     name = trial.recipe.name
     changed = {
-        index for index in wanted if _differ(others[index], fresh[index], _carried(trial, drafts[index], others[index]))
+        index
+        for index in wanted
+        if _differ(others[index], fresh[index], _unchanged_state(trial, drafts[index], others[index]))
     }
     if changed and keeps_state_on_first(name):
         changed.update(wanted)
@@ -220,7 +224,7 @@ def _note_changes(
         draft = drafts[index]
         member = tally.member(draft.piece.name)
         among, at = (drafts, index) if steps_together(name) else ([draft], 0)
-        if index in changed or _differs_with_less(trial, among, at):
+        if index in changed or _differs_with_small_gradient(trial, among, at):
             tally.changed.add(member)
         elif trial.has_zero_rate(draft.piece.group) and not trial.recipe.is_foreign:
             tally.bare.setdefault(IDLE, set()).add(member)
@@ -229,12 +233,12 @@ def _note_changes(
 
 
 def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> list[int]:
-    """Which of some drafts have state that is to show; why the others have none is noted."""
+    """Indices of drafts whose state should have an effect; records the reason for the others."""
     is_shared = keeps_state_on_first(trial.recipe.name)
     holder = next((draft for draft in drafts if draft.piece.entry is not None), None)
     wanted = []
     for index, draft in enumerate(drafts):
-        reason = _bareness(trial, holder if holder is not None and is_shared else draft)
+        reason = _why_without_effect(trial, holder if holder is not None and is_shared else draft)
         if reason:
             tally.bare.setdefault(reason, set()).add(tally.member(draft.piece.name))
         elif tally.member(draft.piece.name) not in tally.changed:
@@ -242,22 +246,22 @@ def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> lis
     return wanted
 
 
-def _differ(one: Stepped, other: Stepped, carried: Container[str] = ()) -> bool:
-    """Whether two steps came out otherwise; step counts say nothing of what a step made of the moments.
+def _differ(one: Stepped, other: Stepped, unchanged: Container[str] = ()) -> bool:
+    """Whether two steps have different results, ignoring step counts, which do not depend on the moments.
 
     Args:
-        one: the outcome of the first.
-        other: that of the second.
-        carried: state that is not compared, each as :func:`_pairs` names it.
+        one: result of the first step.
+        other: result of the second step.
+        unchanged: state that is not compared, named as by :func:`_pairs`.
     """
     return any(
-        key != " (step)" and key not in carried and not torch.equal(bits(value), bits(reference))
+        key != " (step)" and key not in unchanged and not torch.equal(bits(value), bits(reference))
         for key, value, reference in _pairs(one, other)
     )
 
 
-def _carried(trial: Trial, draft: Draft, after: Stepped) -> frozenset[str]:
-    """State that a class of another library keeps unchanged in its step: that it is there does not show it is read."""
+def _unchanged_state(trial: Trial, draft: Draft, after: Stepped) -> frozenset[str]:
+    """State that a class of another library did not change in its step; its presence does not show that it is read."""
     if not trial.recipe.is_foreign:
         return frozenset()
     stored = stored_state(draft.piece, trial.second)
@@ -265,37 +269,37 @@ def _carried(trial: Trial, draft: Draft, after: Stepped) -> frozenset[str]:
     return frozenset(f" ({key})" for key, value in now.items() if torch.equal(stored[key].to(value.dtype), value))
 
 
-def _differs_with_less(trial: Trial, among: Sequence[Draft], at: int) -> bool:
-    """Whether state shows beside a gradient that is small against it: Adamax takes the larger of the two."""
-    small = [draft._replace(scale=draft.scale * _LESS) for draft in among]
+def _differs_with_small_gradient(trial: Trial, among: Sequence[Draft], at: int) -> bool:
+    """Whether state has an effect with a small gradient: Adamax takes the larger of gradient and state."""
+    small = [draft._replace(scale=draft.scale * _SMALL_GRADIENT) for draft in among]
     one, other = (
         take_step(trial.reference, small, trial.second, trial.other, with_state=with_state)[at]
         for with_state in (True, False)
     )
-    return _differ(one, other, _carried(trial, among[at], one))
+    return _differ(one, other, _unchanged_state(trial, among[at], one))
 
 
 def _reads_state(trial: Trial, among: Sequence[Draft], at: int) -> bool:
-    """Whether other moments in memory make another step: with betas of 0 they do not, however they were restored."""
+    """Whether other moments in memory change the step; with betas of 0 they do not, restored or not."""
     one, other = (
-        take_step(trial.reference, among, trial.second, trial.other, with_state=True, planted=factor)[at]
-        for factor in (1.0, _STIR)
+        take_step(trial.reference, among, trial.second, trial.other, with_state=True, moment_factor=factor)[at]
+        for factor in (1.0, _MOMENT_FACTOR)
     )
     return not torch.equal(bits(one.parameter), bits(other.parameter))
 
 
-def _bareness(trial: Trial, draft: Draft) -> str:
-    """Why a piece has no state whose loss would show in its step; empty where it has some."""
+def _why_without_effect(trial: Trial, draft: Draft) -> str:
+    """Why the loss of a piece's state would not show in its step; empty if it would."""
     piece = draft.piece
     if not uses_state(trial.recipe.name, trial.optimizer.groups[piece.group]):
         return READS_NOTHING
     if piece.entry is None or not piece.entry.tensors:
-        return "without state yet"
+        return WITHOUT_STATE
     count = stored_count(piece, trial.source)
     if count == 0:
-        return "saved before the first step"
+        return NOT_STEPPED
     if trial.has_zero_rate(piece.group) and draft.largest == 0:
         return IDLE
     if draft.largest == 0:
-        return LOST if count is not None else "with state of zeros"
-    return "" if draft.shows else "with values of state too small to show in a step"
+        return LOST if count is not None else ZEROS
+    return "" if draft.shows else TOO_SMALL

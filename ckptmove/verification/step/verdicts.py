@@ -1,7 +1,4 @@
-"""From what the steps showed to the outcomes of step, parity and fresh.
-
-Never calls a simulated device a real one.
-"""
+"""Derive the ``step``, ``parity`` and ``fresh`` results from the tally of the trial steps."""
 
 from __future__ import annotations
 
@@ -23,34 +20,34 @@ if TYPE_CHECKING:
     from ckptmove.verification.place import Site
     from ckptmove.verification.step.tally import Member, OptimizerTally, TrialTally
 
-_NO_STEP = "there was no step to compare with"
-#: Parameters that are named in a sentence.
+_NO_STEP = "there is no step to compare with"
+#: Parameters named in one message.
 _NAMED = 3
 
 
 @dataclass(slots=True)
-class Circumstances:
-    """Under what circumstances the steps were made.
+class StepReport:
+    """Conditions of the steps, for the report.
 
     Attributes:
-        site: where.
-        require_device: whether a simulated device is a failure.
-        seed: of the gradients.
-        mend: the command that mends what torch refuses on the target, where the file holds such a thing.
-        has_model: whether the file holds tensors of a model.
-        classes: the optimizers that were stepped.
-        notes: what was taken for granted of them that does not matter.
-        assumed: what stood in for something that the file does not tell.
-        left_out: optimizers that were not, and why.
-        unstepped: by reason, parameters that the others list and that were not stepped.
-        compared_with: what the parity check compares with.
-        exact: whether the two have to agree bit for bit.
+        site: target and device mode.
+        require_device: whether a simulated device fails the step.
+        seed: seed of the gradients.
+        fix: command that fixes what torch refuses on the target, or empty.
+        has_model: whether the file has tensors of a model.
+        classes: classes of the optimizers that were stepped.
+        notes: assumptions that do not affect the result.
+        assumed: values that replaced something that the file does not have.
+        left_out: optimizers that were not stepped, and why.
+        unstepped: parameters of stepped optimizers that were not stepped, by reason.
+        compared_with: description of the reference step.
+        exact: whether the two steps must agree bit for bit.
     """
 
     site: Site
     require_device: bool
     seed: int
-    mend: str
+    fix: str
     has_model: bool
     classes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -61,59 +58,59 @@ class Circumstances:
     exact: bool = True
 
     def leave_out(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Note by reason which parameters of an optimizer were not stepped."""
+        """Add parameters of an optimizer that were not stepped, by reason."""
         for reason, more in names.items():
             self.unstepped.setdefault(reason, []).extend(more)
 
     @property
     def lacks_device(self) -> bool:
-        """Whether a real device was asked for, and there is none."""
+        """Whether a real device is required, and this machine does not have it."""
         return self.require_device and self.site.mode == "simulated"
 
     @property
     def target(self) -> str:
-        """The target, with the word ``simulated`` where it is."""
+        """The target's tag, marked if it is simulated."""
         return self.site.target + (" (simulated)" if self.site.mode == "simulated" else "")
 
 
-def conclude(tally: TrialTally, around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
-    """The outcomes of step, parity and fresh."""
-    step = _step(tally, around)
+def conclude(tally: TrialTally, report: StepReport) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The results of ``step``, ``parity`` and ``fresh``."""
+    step = _step(tally, report)
     if tally.error or not tally.parameters:
         return step, skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
-    return step, _parity(tally, around), _fresh(tally)
+    return step, _parity(tally, report), _fresh(tally)
 
 
-def without_step(reason: str, around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
-    """The outcomes where there is no step that could be made."""
-    step = _no_device(around) if around.lacks_device else skipped("step", reason)
+def without_step(reason: str, report: StepReport) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The results if no step can be made."""
+    step = _no_device(report) if report.lacks_device else skipped("step", reason)
     return step, skipped("parity", reason), skipped("fresh", reason)
 
 
-def not_proven(around: Circumstances) -> tuple[CheckResult, CheckResult, CheckResult]:
-    """The outcomes where the target is neither here nor can be simulated: that proves nothing, so it does not pass."""
-    reason = f"not proven: there is no {around.site.target} here, {_not_simulated(around)}"
+def not_proven(report: StepReport) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The results if this machine neither has the target nor can simulate it: a failure, because nothing is proven."""
+    reason = f"not proven: there is no {report.site.target} here, {_not_simulated(report)}"
     return failed("step", reason), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
 
 
-def _no_device(around: Circumstances, **figures: object) -> CheckResult:
-    instead = f", {_not_simulated(around)}" if around.site.reason else ": it was only simulated"
-    reason = f"there is no {around.site.target} here, which --require-device asks for{instead}"
+def _no_device(report: StepReport, **figures: object) -> CheckResult:
+    instead = f", {_not_simulated(report)}" if report.site.reason else ": it was only simulated"
+    reason = f"--require-device: there is no {report.site.target} here{instead}"
     return failed("step", reason, **figures)
 
 
-def _not_simulated(around: Circumstances) -> str:
-    return f"and it cannot be simulated: {around.site.reason}"
+def _not_simulated(report: StepReport) -> str:
+    return f"and it cannot be simulated: {report.site.reason}"
 
 
-def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
-    not_stepped = _unstepped(tally, around)
+def _step(tally: TrialTally, report: StepReport) -> CheckResult:
+    not_stepped = _unstepped(tally, report)
     unstepped = [_in_words(reason, names) for reason, names in not_stepped.items()]
     figures: dict[str, object] = {
-        "optimizer": ", ".join(dict.fromkeys(around.classes)),
-        "device": around.site.target,
-        "simulated": around.site.mode == "simulated",
-        "seed": around.seed,
+        "optimizer": ", ".join(dict.fromkeys(report.classes)),
+        "device": report.site.target,
+        "simulated": report.site.mode == "simulated",
+        "seed": report.seed,
         "parameters": len(tally.parameters),
         "not_stepped": sum(map(len, not_stepped.values())),
         "elements": tally.elements,
@@ -123,32 +120,32 @@ def _step(tally: TrialTally, around: Circumstances) -> CheckResult:
         "proven": False,
         "unproven": "",
     }
-    failure = _failure(tally, around)
+    failure = _failure(tally, report)
     if failure:
         return failed("step", failure, **figures)
-    if around.lacks_device:
-        return _no_device(around, **figures)
+    if report.lacks_device:
+        return _no_device(report, **figures)
     if not tally.parameters:
-        reason = "; ".join([*around.left_out, *unstepped]) or "the param_groups list no parameter"
+        reason = "; ".join([*report.left_out, *unstepped]) or "the param_groups list no parameter"
         return skipped("step", reason, **figures)
-    parts = [*_step_parts(tally, around), *unstepped, *_remarks(around)]
-    if not tally.moved and not tally.stirred and tally.idle != tally.parameters:
+    parts = [*_step_parts(tally, report), *unstepped, *_remarks(report)]
+    if not tally.moved and not tally.state_moved and tally.idle != tally.parameters:
         reason = "not proven: one step changes neither a parameter nor a moment"
         return skipped("step", "; ".join([reason, *parts]), **figures)
-    if tally.standins and around.has_model:
+    if tally.standins and report.has_model:
         lost = amount(len(tally.standins), "parameter")
-        reason = f"{lost} of the optimizer not found in the model: zeros stood in"
+        reason = f"{lost} of the optimizer not found in the model: zeros used instead"
         return skipped("step", "; ".join([reason, *parts]), **figures)
     stood_in = [_stood_in(tally)] if tally.standins else []
-    limits = [limit for limit in (tally.unlike, tally.unbegun) if limit]
-    doubts = [*unstepped, *around.assumed, *around.left_out, *stood_in, *limits, *_unshown(tally)]
+    limits = [limit for limit in (tally.incomparable, tally.fresh_failure) if limit]
+    doubts = [*unstepped, *report.assumed, *report.left_out, *stood_in, *limits, *_doubts_of_state(tally)]
     figures["proven"] = not doubts
     figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)
 
 
-def _unshown(tally: TrialTally) -> list[str]:
-    """The optimizers of which no step showed that the stored state is used, and why."""
+def _doubts_of_state(tally: TrialTally) -> list[str]:
+    """Optimizers for which no step showed that the stored state is used, and why."""
     doubts = []
     for own in _each(tally):
         ignored = own.bare.get(IGNORED, set()) - own.changed
@@ -160,68 +157,68 @@ def _unshown(tally: TrialTally) -> list[str]:
 
 
 def _each(tally: TrialTally) -> list[OptimizerTally]:
-    """What the steps showed of each optimizer that was stepped."""
+    """Results of each optimizer that was stepped."""
     return [tally.of(index) for index in sorted({member.optimizer for member in tally.parameters})]
 
 
 def _bare(own: OptimizerTally) -> list[str]:
-    """By reason, how many parameters of an optimizer have no state that could show."""
+    """Number of parameters without state that could show in a step, by reason, as text."""
     rests = ((reason, members - own.changed) for reason, members in own.bare.items())
     return [f"{amount(len(rest), 'parameter')} {reason}" for reason, rest in rests if rest]
 
 
 def _some(members: Iterable[Member]) -> str:
-    """The first few names."""
+    """The first few names, as text."""
     names = sorted({member.name for member in members})
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-def _failure(tally: TrialTally, around: Circumstances) -> str:
-    """What is wrong with the step; empty where nothing is."""
+def _failure(tally: TrialTally, report: StepReport) -> str:
+    """The fault of the step; empty if it has none."""
     if tally.unread:
-        return f"there is nothing to step from: {tally.error}"
+        return f"the input of the step cannot be read: {tally.error}"
     if tally.error:
-        mend = f"; fix: {around.mend}" if around.mend else ""
-        return f"the step fails on {around.target}: {tally.error}{mend}"
+        fix = f"; fix: {report.fix}" if report.fix else ""
+        return f"the step fails on {report.target}: {tally.error}{fix}"
     if tally.faults:
-        return f"after the step on {around.target}: {tally.faults}"
-    is_still = tally.parameters and not tally.moved and not tally.stirred and tally.idle != tally.parameters
-    if is_still and not any(map(is_foreign, around.classes)):
-        return f"neither a parameter nor a moment changed on {around.target}"
+        return f"after the step on {report.target}: {tally.faults}"
+    is_still = tally.parameters and not tally.moved and not tally.state_moved and tally.idle != tally.parameters
+    if is_still and not any(map(is_foreign, report.classes)):
+        return f"neither a parameter nor a moment changed on {report.target}"
     return ""
 
 
-def _step_parts(tally: TrialTally, around: Circumstances) -> list[str]:
-    names = " and ".join(dict.fromkeys(around.classes))
+def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
+    names = " and ".join(dict.fromkeys(report.classes))
     low, high = tally.counts or (0, 0)
     most = f" in some and {high:g} in others" if low < high else ""
     count = f", step counts went up by one to {low:g}{most}" if tally.counts is not None else ""
-    finite = f"{len(tally.spoiled):,} not finite, as before" if tally.spoiled else "all finite"
+    finite = f"{len(tally.not_finite_before):,} not finite, as before" if tally.not_finite_before else "all finite"
     size = f"{amount(len(tally.parameters), 'parameter')} ({amount(tally.elements, 'value')})"
-    parts = [f"{names} on {around.target}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
-    still = tally.stirred - tally.moved - tally.idle
+    parts = [f"{names} on {report.target}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
+    still = tally.state_moved - tally.moved - tally.idle
     if still:
         parts.append(f"{amount(len(still), 'parameter')} with an update below its precision")
     if tally.idle:
         parts.append(f"{amount(len(tally.idle), 'parameter')} with a learning rate of 0")
-    if tally.standins and not around.has_model:
+    if tally.standins and not report.has_model:
         parts.append(_stood_in(tally))
     for (key, before, after), count_of in tally.casts.items():
-        loss = ": that loses precision" if _loses(before, after) else ""
+        loss = ": that loses precision" if _loses_precision(before, after) else ""
         parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}{loss}")
     return parts
 
 
-def _remarks(around: Circumstances) -> list[str]:
-    return [*dict.fromkeys([*around.notes, *around.assumed]), *around.left_out]
+def _remarks(report: StepReport) -> list[str]:
+    return [*dict.fromkeys([*report.notes, *report.assumed]), *report.left_out]
 
 
-def _unstepped(tally: TrialTally, around: Circumstances) -> dict[str, list[str]]:
-    """By reason, the parameters that were not stepped: nothing is proven of them."""
-    passed_over = sorted(member.name for member in tally.untouched - tally.moved - tally.stirred)
+def _unstepped(tally: TrialTally, report: StepReport) -> dict[str, list[str]]:
+    """Parameters that were not stepped, and so are not proven, by reason."""
+    passed_over = sorted(member.name for member in tally.untouched - tally.moved - tally.state_moved)
     found = {"its step changes neither the parameter nor a moment": passed_over} if passed_over else {}
-    return {**around.unstepped, **found}
+    return {**report.unstepped, **found}
 
 
 def _in_words(reason: str, names: Sequence[str]) -> str:
@@ -230,31 +227,31 @@ def _in_words(reason: str, names: Sequence[str]) -> str:
 
 
 def _stood_in(tally: TrialTally) -> str:
-    return f"{amount(len(tally.standins), 'parameter')} not told in the file: zeros stood in"
+    return f"{amount(len(tally.standins), 'parameter')} not in the file: zeros used instead"
 
 
-def _loses(before: str, after: str) -> bool:
-    """Whether a cast between two floating dtypes rounds, or has a smaller range."""
+def _loses_precision(before: str, after: str) -> bool:
+    """Whether a cast between floating dtypes rounds or reduces the range."""
     if not (dtype_of(before).is_floating_point or dtype_of(before).is_complex):
-        return False  # a mask, or a count
+        return False  # a mask or a count
     wide, narrow = torch.finfo(dtype_of(before)), torch.finfo(dtype_of(after))
     return wide.eps < narrow.eps or wide.max > narrow.max
 
 
-def _parity(tally: TrialTally, around: Circumstances) -> CheckResult:
-    if tally.unlike and not tally.apart:
-        return skipped("parity", f"not proven: {tally.unlike}")
-    how = "bit for bit" if around.exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
-    figures: dict[str, object] = {"exact": around.exact, "apart": tally.apart.count, "furthest": tally.furthest}
+def _parity(tally: TrialTally, report: StepReport) -> CheckResult:
+    if tally.incomparable and not tally.apart:
+        return skipped("parity", f"not proven: {tally.incomparable}")
+    how = "bit for bit" if report.exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
+    figures: dict[str, object] = {"exact": report.exact, "apart": tally.apart.count, "furthest": tally.furthest}
     if tally.apart:
-        return failed("parity", f"not equal to {around.compared_with}: {tally.apart}", **figures)
-    gap = "" if around.exact else f"; furthest apart by {tally.furthest:.3g}"
-    return passed("parity", f"equal {how} to {around.compared_with}{gap}", **figures)
+        return failed("parity", f"not equal to {report.compared_with}: {tally.apart}", **figures)
+    gap = "" if report.exact else f"; largest difference {tally.furthest:.3g}"
+    return passed("parity", f"equal {how} to {report.compared_with}{gap}", **figures)
 
 
 def _fresh(tally: TrialTally) -> CheckResult:
-    if tally.unbegun:
-        return skipped("fresh", f"not proven: {tally.unbegun}")
+    if tally.fresh_failure:
+        return skipped("fresh", f"not proven: {tally.fresh_failure}")
     figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
     same = sorted(tally.with_state - tally.changed - frozenset().union(*tally.bare.values()))
     owns = _each(tally)

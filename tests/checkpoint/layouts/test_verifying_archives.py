@@ -55,8 +55,8 @@ def test_a_verdict_through_the_child(packer):
     assert (str(result), result.proven) == (f"{path}: passed on cuda:0 (simulated)", True)
     details = {check.name: check.detail for check in result.checks}
     assert details["file"].startswith("2 checkpoint files of ")
-    assert details["restore"].endswith(f"and all that {folder} holds, devices aside")
-    assert details["placement"] == "16 tensors placed as cuda:0 wants it"
+    assert details["restore"].endswith(f"all equal {folder}, ignoring devices")
+    assert details["placement"] == "16 tensors placed for cuda:0"
     assert told
 
 
@@ -70,7 +70,7 @@ def test_members_are_loaded_from_their_bytes_and_none_is_mapped(packer, answers,
     monkeypatch.setattr(torch, "load", watch)
     parity = answers(packer.pack(packer.members()))["parity"]
     assert seen == [(False, False, True)] * 2
-    assert parity["detail"].endswith("after a second reading; what torch.load returned was let go, once compared")
+    assert parity["detail"].endswith("after a second reading (the result of torch.load was released)")
 
 
 def test_one_member_is_held_at_a_time(packer):
@@ -185,7 +185,7 @@ def test_crcs_are_those_of_the_archive_where_a_member_has_none(packer):
         assert check_bytes(checkpoint, Limits()) == ()
     with opened(packer.pack(members, "tar")) as checkpoint:
         assert check_file(checkpoint.parts).detail.endswith(
-            "so that their bytes could not be compared with any: policy.optimizer.pth, policy.pth"
+            "so their bytes could not be checked: policy.optimizer.pth, policy.pth"
         )
 
 
@@ -199,7 +199,7 @@ def test_an_archive_is_the_directory_that_it_was_made_of(packer, answers, kind):
     for path, against in ((archive, folder), (folder, archive)):
         found = answers(path, against=str(against))
         assert statuses(found) == ["passed"] * 5, found
-        assert found["restore"]["detail"].endswith(f"and all that {against} holds, devices aside")
+        assert found["restore"]["detail"].endswith(f"all equal {against}, ignoring devices")
         assert found["parity"]["detail"].endswith(f"from {against}")
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.verification.file_checks import check_structure, hold_against
+from ckptmove.verification.file_checks import check_structure, fail_on_findings
 
 WRONG = {"O204", "O206"}
 
@@ -45,7 +45,7 @@ def structure(path):
     """The check as `verify` gives it."""
     found = ckptmove.inspect(path)
     pairings = list(zip(found.inventory.optimizers, pair_all(found.inventory), strict=True))
-    return hold_against(check_structure(found.inventory, pairings), found.findings).status
+    return fail_on_findings(check_structure(found.inventory, pairings), found.findings).status
 
 
 def trees():

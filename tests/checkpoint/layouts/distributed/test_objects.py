@@ -76,8 +76,8 @@ def test_one_training_is_the_same_in_every_form(saver, answers, form, other):
     spelled = "optim has other keys there: compared parameter by parameter"
     is_alike = form.partition(".")[0] == other.partition(".")[0]
     assert (spelled in result.notes, spelled in found["restore"]["detail"]) == (not is_alike, not is_alike)
-    what = "all" if is_alike else "every tensor"
-    assert f"; and {what} that {original} holds, devices aside" in found["restore"]["detail"]
+    what = "all equal" if is_alike else "every tensor equals"
+    assert f"; {what} {original}, ignoring devices" in found["restore"]["detail"]
 
 
 def set_epoch(tree):

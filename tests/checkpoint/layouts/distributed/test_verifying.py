@@ -140,7 +140,7 @@ def test_a_verdict_through_the_child(distributed, tmp_path):
     assert checks["file"].startswith("dcp of ")
     assert checks["placement"] == DistributedCheckpoint.why_no_devices
     assert "loaded one at a time by torch.load(weights_only=True)" in checks["restore"]
-    assert "torch.distributed.checkpoint.load was not run, as it unpickles .metadata" in checks["restore"]
+    assert "torch.distributed.checkpoint.load was not run" in checks["restore"]
     assert told[-1][0] <= told[-1][1]
 
 
@@ -339,7 +339,7 @@ def test_a_piece_that_is_cut_off_fails_the_file_and_the_restore(distributed, tmp
     path.write_bytes(path.read_bytes()[:-100])
     result = ckptmove.verify(folder)
     assert [check.name for check in result.checks if check.status == "failed"] == ["file", "restore"]
-    assert {check.name: check.detail for check in result.checks}["restore"].startswith("bytes not stored plainly and")
+    assert {check.name: check.detail for check in result.checks}["restore"].startswith("bytes encoded or incomplete: ")
     assert "F802" in {finding.code for finding in result.findings}
 
 
@@ -406,7 +406,7 @@ def test_a_piece_that_does_not_hold_together_is_told_of_in_a_line_that_says_what
     restore = answers(halves)["restore"]
     detail = restore["detail"]
     assert restore["status"] == "failed"
-    if detail == "bytes not stored plainly and whole: w":
+    if detail == "bytes encoded or incomplete: w":
         return  # older torch looks at no header of a record, and loads it
     assert detail.startswith("torch.load fails: w (__0_0.distcp at byte 0): RuntimeError: PytorchStreamReader failed ")
     assert detail.endswith(f" is corrupted; fix: copy or download it again, then: ckptmove inspect --check {halves}")
@@ -463,7 +463,7 @@ def test_pieces_may_be_others_in_the_original(distributed, tmp_path, answers):
     two, one = of_two(distributed, tmp_path)
     restore = answers(two, against=str(one))["restore"]
     assert restore["status"] == "passed", restore
-    assert restore["detail"].endswith(f"and all that {one} holds, devices aside")
+    assert restore["detail"].endswith(f"all equal {one}, ignoring devices")
 
 
 def change_value(tree):
@@ -533,7 +533,7 @@ def test_the_file_that_torch_makes_of_it_is_the_same(distributed, tmp_path, answ
     for path, against in ((folder, file), (file, folder)):
         found = answers(path, against=str(against))
         assert statuses(found) == ["passed"] * 5
-        assert found["restore"]["detail"].endswith(f"and all that {against} holds, devices aside")
+        assert found["restore"]["detail"].endswith(f"all equal {against}, ignoring devices")
         assert found["parity"]["detail"].endswith(f"from {against}")
 
 

@@ -1,10 +1,7 @@
-"""How much a checkpoint would have torch read and hold, against what it has.
+"""Limit the memory that the tensors of a checkpoint take, before torch loads them.
 
-Never imports torch, and never opens a file.
-
-A tensor may have more values than bytes: one value, expanded to any size, or windows that lie over each other. A
-storage may be packed. What torch makes of that, and how long it takes, would follow numbers in a pickle and not the
-size of the file.
+A tensor may have more values than bytes: one value expanded to any size, or overlapping windows. A storage may be
+compressed. The memory and time that torch needs would then depend on numbers in a pickle, and not on the file's size.
 """
 
 from __future__ import annotations
@@ -18,21 +15,21 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory
 
-#: Bytes of values for each byte of the files; weights that are packed come to two, and tied ones count once.
+#: Bytes of values allowed for each byte of the files. Compressed weights need two; tied weights count once.
 _MOST_PER_BYTE: Final = 64
-#: Besides: what any file may ask for, so that a small one may expand a mask.
+#: Bytes allowed for any file, so that a small file may expand a mask.
 _IN_ANY_CASE: Final = 2**30
 
 
-def refuse_excess(checkpoint: StoredCheckpoint, limits: Limits) -> None:
-    """Refuse a checkpoint whose values take far more than the bytes that they are made of.
+def limit_tensor_sizes(checkpoint: StoredCheckpoint, limits: Limits) -> None:
+    """Raise if the values of a checkpoint take far more memory than its files have bytes.
 
     Args:
         checkpoint: the checkpoint.
-        limits: what it may ask for.
+        limits: resource limits.
 
     Raises:
-        LimitExceeded: it asks for more.
+        LimitExceeded: if its tensors need more than the limits allow.
     """
     limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * checkpoint.nbytes)
     inventory = checkpoint.inventory
@@ -45,7 +42,7 @@ def refuse_excess(checkpoint: StoredCheckpoint, limits: Limits) -> None:
 
 
 def _bytes_of_values(inventory: Inventory) -> int:
-    """What all tensors take, each by itself: one that has several names once, but state as often as it is stepped."""
+    """Memory of all tensors, without sharing. A tensor with several names counts once; state counts for each step."""
     state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
     seen = set()
     total = 0
