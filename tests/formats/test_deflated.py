@@ -154,7 +154,7 @@ def test_a_script_is_stored_too(tmp_path):
     path.write_bytes(zipped_again((tmp_path / "script.pt").read_bytes()))
     [finding] = ckptmove.inspect(str(path)).findings
     assert (finding.code, finding.severity.value, finding.fix) == ("F803", "info", f"ckptmove convert {path} --to cpu")
-    assert finding.message.endswith("torch.jit.load inflates them, and nothing can map them")
+    assert "torch.jit.load" in finding.message
     ckptmove.convert(str(path), to="cpu", output=str(output))
     assert method_of(output, "/data/0") == zipfile.ZIP_STORED
     assert same(dict(torch.jit.load(output).state_dict()), dict(module.state_dict()))
