@@ -40,7 +40,7 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     endings = [fact for fact in inventory.facts if fact.kind == "missing-end"]
     if endings:
         message = (
-            "the tar lacks the blocks of zeros that end every tar: the rest of it, with more members, may be cut off"
+            "the tar has no end marker (blocks of zeros): the rest of its last member, or more members, may be cut off"
         )
         finding = found("F802", message, [fact.record for fact in endings], fix)
         yield finding._replace(severity=Severity.WARNING)

@@ -1,6 +1,6 @@
-"""Whose checkpoint it is, and what wrote it, told from the keys of the root.
+"""Detect the layout and the producer of a checkpoint from the keys of its root.
 
-Never goes by a file's name: ``.pth.tar`` is not a tar, and ``.bin`` is anything.
+File names do not count: ``.pth.tar`` is not a tar, and ``.bin`` can be anything.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """Where a checkpoint comes from.
+    """Layout and producer of a checkpoint.
 
     Attributes:
-        layout: whose it is.
-        producer: library and version, where the root names one.
-        torch_version: of the torch that wrote it, where the root names it.
+        layout: layout of the trainer or library.
+        producer: library and version, if the root names one.
+        torch_version: version of the torch that wrote the file, if the root names it.
     """
 
     layout: LayoutName
@@ -31,14 +31,14 @@ class Origin(NamedTuple):
     torch_version: str | None = None
 
 
-#: Where the classes of a library live.
+#: Modules with the classes of a library.
 _CLASSES: Final[tuple[tuple[LayoutName, tuple[str, ...]], ...]] = (
     ("ultralytics", ("ultralytics.", "models.yolo.")),
     ("hf-trainer", ("transformers.training_args.", "transformers.trainer")),
     ("stable-baselines3", ("stable_baselines3.",)),
     ("nemo", ("nemo.",)),
 )
-#: Keys that tell a layout, all of which must be there; the first row that fits counts.
+#: Keys of a layout, all of which must be present; the first match counts.
 _ROOT_KEYS: Final[tuple[tuple[LayoutName, frozenset[str]], ...]] = (
     ("lightning", frozenset({"pytorch-lightning_version"})),
     ("ultralytics", frozenset({"train_args", "ema", "model"})),
@@ -56,11 +56,11 @@ _ROOT_KEYS: Final[tuple[tuple[LayoutName, frozenset[str]], ...]] = (
 
 
 def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> Origin:
-    """The origin of a checkpoint.
+    """Detect the origin of a checkpoint.
 
     Args:
-        root: the tree.
-        modules: paths of the pickled modules that the walk met.
+        root: root of the tree.
+        modules: paths of the pickled modules.
         globals_: full names that the pickle imports.
     """
     if "" in modules:
@@ -91,7 +91,7 @@ def _versioned(library: str, version: Value) -> str | None:
 
 
 def _torch_version(pairs: Dict) -> str | None:
-    """Only what the root says of torch by name: a bare ``version`` is anybody's."""
+    """Return ``torch_version`` of the root; a key ``version`` could be that of any library."""
     for holder in (pairs, as_dict(pairs.get("meta"))):
         value = holder.get("torch_version") if holder is not None else None
         if type(value) is Call and value.name == "torch.torch_version.TorchVersion":

@@ -90,7 +90,7 @@ def test_a_tar_without_its_end_is_told(findings, form):
     assert findings(whole) == []
     (finding,) = findings(without_end(whole))
     assert (finding.code, finding.severity) == ("F802", Severity.WARNING)
-    assert "other members too" in finding.message
+    assert "more members" in finding.message
     assert finding.where == ("the blocks of zeros at the end of the tar",)
     assert "model.nemo" in finding.fix
 

@@ -186,7 +186,8 @@ def test_a_piece_is_held_against_the_metadata(distributed, halves, held):
     assert facts(halves, check=True) == [("damaged-piece", "__0_0.distcp/w", len(buffer.getvalue()))]
     (finding,) = ckptmove.inspect(halves, check=True).findings
     assert finding.message == f"piece differs from .metadata (1x, {len(buffer.getvalue()):,} bytes)"
-    assert finding.fix.startswith("copy or download the directory again, all of one save, then: ckptmove inspect ")
+    assert "whole directory" in finding.fix
+    assert "then: ckptmove inspect --check " in finding.fix
     assert (finding.code, finding.where) == ("F802", ("__0_0.distcp/w",))
 
 
