@@ -52,11 +52,11 @@ def extent(stored: StoredBytes, record: TensorRecord) -> Span | None:
     """Return the bytes in the source from a tensor's first element to its last; None if some are past the storage."""
     item = ITEM_BYTES[record.dtype]
     start = stored.span.start + record.storage_offset * item
-    end = start + reach(record.shape, record.stride) * item
+    end = start + extent_numel(record.shape, record.stride) * item
     return Span(start, end) if end <= stored.span.end else None
 
 
-def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+def extent_numel(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Return the number of elements from a tensor's first to its last, with gaps; 0 for an empty tensor."""
     if 0 in shape:
         return 0
@@ -65,12 +65,12 @@ def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 def overlaps(record: TensorRecord) -> bool:
     """Whether some elements of a tensor must share bytes, as in an expanded tensor."""
-    return prod(record.shape) > reach(record.shape, record.stride)
+    return prod(record.shape) > extent_numel(record.shape, record.stride)
 
 
 def is_dense(record: TensorRecord) -> bool:
     """Whether a tensor's elements have no gaps between them, in any order."""
-    return prod(record.shape) == reach(record.shape, record.stride)
+    return prod(record.shape) == extent_numel(record.shape, record.stride)
 
 
 def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[by
     if is_in_order(record):
         found = _read(stored, span, item * BLOCK_ELEMENTS)
     else:
-        found = _cut(_gathered(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
+        found = _cut(_strided(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
     return _native(stored, record, found)
 
 
@@ -119,7 +119,7 @@ def _read(stored: StoredBytes, span: Span, nbytes: int) -> Iterator[bytes]:
         yield stored.source.read(start, min(start + nbytes, span.end))
 
 
-def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
+def _strided(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
     """Iterate over the elements of a tensor that is not contiguous, one row or part of a row at a time."""
     axes = [axis for axis in zip(record.shape, record.stride, strict=True) if axis[0] != 1]
     if item > _LARGEST_WORD:

@@ -95,8 +95,8 @@ def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
         folder = inventory.folder_of(optimizer.where)
         if folder not in scopes:
             near = inventory.in_folder(folder)
-            beside = near if any("model" in file.roles for file in near.files) else inventory
-            scopes[folder] = _Scopes(beside), beside.order_lost
+            source = near if any("model" in file.roles for file in near.files) else inventory
+            scopes[folder] = _Scopes(source), source.order_lost
         pairings.append(scopes[folder][0].pair(optimizer, scopes[folder][1]))
     return tuple(pairings)
 

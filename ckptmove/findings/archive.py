@@ -78,8 +78,8 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
 def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F804: bytes that no tensor uses: kept for an undo, unused parts of storages, orphan records, unnamed files."""
     yield from _kept_for_undo(inventory)
-    yield from _unnamed(inventory)
-    yield from _passed_over(inventory)
+    yield from _unnamed_files(inventory)
+    yield from _inner_archives(inventory)
     wasted = _wasted(inventory)
     nbytes = sum(wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
@@ -97,7 +97,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     cloned = (
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
-    fix = cloned if wasted else _saved_again(inventory, places[0], ".small")
+    fix = cloned if wasted else _resave_line(inventory, places[0], ".small")
     yield found("F804", "; ".join(parts), places, fix)
 
 
@@ -114,7 +114,7 @@ def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
         yield found("F804", message, [name for name in files if name], "")
 
 
-def _unnamed(inventory: Inventory) -> Iterator[Finding]:
+def _unnamed_files(inventory: Inventory) -> Iterator[Finding]:
     """F804 for files in a distributed checkpoint that its ``.metadata`` does not name: a load ignores them."""
     facts = [fact for fact in inventory.facts if fact.kind == "unnamed-file"]
     if facts:
@@ -123,7 +123,7 @@ def _unnamed(inventory: Inventory) -> Iterator[Finding]:
         yield found("F804", message, [fact.record for fact in facts], "")
 
 
-def _passed_over(inventory: Inventory) -> Iterator[Finding]:
+def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
     """F804 for archives in an archive: checkpoints in them are not read, converted or verified."""
     inner = [fact for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
@@ -143,11 +143,11 @@ def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
-        fix = _saved_again(inventory, facts[0].record, ".plain")
+        fix = _resave_line(inventory, facts[0].record, ".plain")
         yield found("F805", message, [fact.record for fact in facts], fix)
 
 
-def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
+def _resave_line(inventory: Inventory, place: str, ending: str) -> str:
     """Return Python code that loads the file of a tensor or a record, and saves it under a new name."""
     file = file_of(inventory, place)
     is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None

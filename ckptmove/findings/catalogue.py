@@ -58,7 +58,7 @@ _ENTRIES: Final = (
         when="optimizer state is on another device than its parameter",
         why="The model was moved after the optimizer was built, or only one of them was mapped. load_state_dict of a "
         "torch.optim class moves moments to its parameter, so it hides this when it runs after model.to(device). "
-        "Where it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
+        "If it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
         "all tensors to be on the same device'.",
         mend="Move both at once with 'ckptmove convert PATH --to DEVICE': moments follow, and 'step' stays where torch "
         "keeps it.",
@@ -106,7 +106,7 @@ _ENTRIES: Final = (
         when="a group is capturable=True and not fused, and the target (cpu, mps) cannot do that",
         why="load_state_dict restores the flag from the file, also over the argument of the constructor. The "
         "first step then raises 'If capturable=True, params and state_steps must be on supported devices'.",
-        mend="'ckptmove convert PATH --to DEVICE' sets the flag to what the target can do.",
+        mend="'ckptmove convert PATH --to DEVICE' sets the flag as the target needs it.",
     ),
     Entry(
         code="O203",
@@ -134,8 +134,8 @@ _ENTRIES: Final = (
         severity=Severity.WARNING,
         when="some parameters of a group have state and others do not",
         why="A parameter that never had a gradient (a frozen layer, an unused head) has no state, and that is "
-        "healthy. Where it was trained, its state was lost: its moments start at zero, its step count at one, and "
-        "the loss jumps. The file cannot tell the two apart.",
+        "healthy. If it was trained, its state was lost: its moments start at zero, its step count at one, and "
+        "the loss jumps. The file does not show which of the two it is.",
         mend="If those parameters were frozen, nothing. If not, save the checkpoint again from the run.",
     ),
     Entry(
@@ -167,7 +167,7 @@ _ENTRIES: Final = (
         "backward, nor in that of its layers in another order",
         why="load_state_dict gives the n-th state to the n-th parameter and compares no shapes. A script may list its "
         "parameters in an order of its own, and has to list them so again; an entry at the wrong place looks the same. "
-        "Backward, or layer by layer in another order, is what scripts choose: no finding, though two swapped entries "
+        "Backward, or layer by layer in another order, is common in scripts: no finding, though two swapped entries "
         "may fit it too. 'ckptmove verify' proves no resume of any of them; with --case it does.",
         mend="If your script lists its parameters in an order of its own, pass --ignore O208. If not, save the "
         "checkpoint again from the run, or resume with the weights alone.",
@@ -218,7 +218,7 @@ _ENTRIES: Final = (
         name="scheduler-rate",
         severity=Severity.WARNING,
         when="the learning rates that a scheduler has set last are not those in the optimizer's param_groups",
-        why="A scheduler puts its rates into the groups at every step, so that both say the same when they are saved "
+        why="A scheduler puts its rates into the groups at every step, so both are equal when they are saved "
         "together. StepLR, CosineAnnealingLR and others go on from the rate in the group: after a resume they follow "
         "another curve. The file is correct if the script itself sets lr in addition to its scheduler.",
         mend="Save both at the same moment, or set the groups: for group, lr in zip(optimizer.param_groups, "
@@ -321,8 +321,8 @@ _ENTRIES: Final = (
         name="compressed-records",
         severity=Severity.ERROR,
         when="the bytes of a storage are compressed in the archive",
-        why="Some tool zipped the file again. torch.load reads it rightly, but torch.load(mmap=True) takes the "
-        "compressed bytes for numbers: garbage weights, and no error.",
+        why="Some tool zipped the file again. torch.load reads it correctly, but torch.load(mmap=True) reads the "
+        "compressed bytes as numbers: garbage weights, and no error.",
         mend="Have it stored plainly: 'ckptmove convert PATH --to DEVICE'. Until then, load it without mmap.",
     ),
     Entry(
@@ -335,8 +335,8 @@ _ENTRIES: Final = (
         why="torch.save writes the whole storage of a view: four rows of an embedding cost the whole table. Nothing "
         "fails; the file is larger than its tensors, and may contain data that you do not want to share. Archives in "
         "archives are copied unchanged: checkpoints in them are not listed, converted or verified.",
-        mend="Save tensor.clone() in place of the view. convert --undo takes back what was done in place. Unpack an "
-        "archive that holds others.",
+        mend="Save tensor.clone() instead of the view. convert --undo reverts a conversion in place. Unpack an "
+        "archive that contains others.",
     ),
     Entry(
         code="F805",

@@ -130,7 +130,7 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
     torch runs the content of a tar, and pickle that of a bare pickle: :func:`ckptmove.findings.safety.cautioned` adds a
     warning.
     """
-    source, container, keys = _located(inventory, where)
+    source, container, keys = _file_and_keys(inventory, where)
     rest = "".join(f"[{key!r}]" for key in keys)
     if container == "torch-export":  # torch.export.load returns a program, which has no keys
         return f"{_call(source, container)})"
@@ -141,10 +141,10 @@ def load_expression(inventory: Inventory, where: str = "") -> str:
 
 def open_load(inventory: Inventory, file: str = "") -> str:
     """Return the call that loads the file, or a file of a directory, without the closing parenthesis."""
-    return _call(*_located(inventory, file)[:2])
+    return _call(*_file_and_keys(inventory, file)[:2])
 
 
-def _located(inventory: Inventory, where: str) -> tuple[str, ContainerName, list[str]]:
+def _file_and_keys(inventory: Inventory, where: str) -> tuple[str, ContainerName, list[str]]:
     """Return the file of a path as a Python expression, its container, and the keys of the path in it."""
     if not isinstance(inventory, DirectoryInventory):
         return repr(inventory.path), inventory.container, _keys(inventory, where) if where else []

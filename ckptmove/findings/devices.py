@@ -41,7 +41,7 @@ def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """
     tensors = [
         tensor
-        for tensor in _once(inventory.tensors)
+        for tensor in _without_inner_on_same_device(inventory.tensors)
         if tensor.role in {"model", "criterion"} and is_placed(tensor) and tensor.name not in context.kept
     ]
     for together in inventory.by_checkpoint(tensors) if isinstance(inventory, DirectoryInventory) else [tensors]:
@@ -141,7 +141,7 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
         if (
             split(homes[owners[mention.where]])[0] != mention.value
             if mention.where in owners
-            else tags and not _agrees(mention, tags, context)
+            else tags and not _fits_model(mention, tags, context)
         )
     ]
     if not strays:
@@ -174,7 +174,7 @@ def _graph_device(inventory: Inventory) -> Iterator[Finding]:
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _once(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
+def _without_inner_on_same_device(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
     """Skip tensors inside a wrapper subclass that are on its device.
 
     Args:
@@ -204,7 +204,7 @@ def _strays(
         if parameter is not None and parameter.name in kept:
             continue
         possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
-        for tensor in _once(tensor for _, tensor in entry.tensors):
+        for tensor in _without_inner_on_same_device(tensor for _, tensor in entry.tensors):
             if not tensor.shape or not is_placed(tensor) or tensor.device in possible or tensor.name in kept:
                 continue
             if not any(same_device(tensor.device, home) for home in possible):
@@ -212,7 +212,11 @@ def _strays(
 
 
 def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> str:
-    own = [tensor for entry in optimizer.state for tensor in _once(tensor for _, tensor in entry.tensors)]
+    own = [
+        tensor
+        for entry in optimizer.state
+        for tensor in _without_inner_on_same_device(tensor for _, tensor in entry.tensors)
+    ]
     total = sum(bool(tensor.shape) for tensor in own)
     parts = [
         f"{count} of {total} optimizer moments are on {device}, their parameters on {home}"
@@ -221,7 +225,7 @@ def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> 
     return "; ".join(parts)
 
 
-def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
+def _fits_model(mention: Mention, tags: list[str], context: Context) -> bool:
     """Whether a mention fits the devices of the model.
 
     The CPU exists on every machine, and next to a model on a GPU it is mostly meant (``offload_device``). ``cuda``

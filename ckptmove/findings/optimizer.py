@@ -111,7 +111,9 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
             tensor, other = parted[0]
             more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
             message = f"{tensor.name} is {list(tensor.shape)}, {other}{more}"
-            yield found("O204", message, [tensor.name for tensor, _ in parted], _weights_alone(inventory, optimizer))
+            yield found(
+                "O204", message, [tensor.name for tensor, _ in parted], _restore_model_only(inventory, optimizer)
+            )
 
 
 def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -169,7 +171,7 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
         if faults:
             where = [path for paths in faults.values() for path in paths]
             is_mended = optimizer.mistyped and len(faults) == 1
-            fix = _keys_mended(inventory, optimizer) if is_mended else _weights_alone(inventory, optimizer)
+            fix = _convert_keys(inventory, optimizer) if is_mended else _restore_model_only(inventory, optimizer)
             yield found("O206", "; ".join(faults), where, fix)
 
 
@@ -181,7 +183,7 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
             where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
             more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
             message = f"{optimizer.algorithm} reads {where[0]}{more}: not in the file"
-            yield found("O207", message, where, _weights_alone(inventory, optimizer))
+            yield found("O207", message, where, _restore_model_only(inventory, optimizer))
 
 
 def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -218,14 +220,14 @@ def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
     return [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
 
 
-def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+def _convert_keys(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     """Return Python code that gives the state the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
     keys = "{str(key): key for group in state['param_groups'] for key in group['params']}"
     mended = "{keys[str(key)]: value for key, value in state['state'].items()}"
     return f"state = {load_expression(inventory, optimizer.where)}; keys = {keys}; state['state'] = {mended}"
 
 
-def _weights_alone(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     if inventory.container == "dcp":
         names = [tensor.name for tensor in inventory.tensors if tensor.role == "model"]
         roots = {key for key in inventory.root_keys if names and all(name.startswith(f"{key}.") for name in names)}

@@ -25,7 +25,7 @@ _PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", 
 
 def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """R301: a generator state is not a ByteTensor on the CPU."""
-    states = [tensor for tensor in inventory.tensors if tensor.role == "rng" and _is_spoiled(tensor)]
+    states = [tensor for tensor in inventory.tensors if tensor.role == "rng" and _is_moved_or_cast(tensor)]
     if not states:
         return
     held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
@@ -101,7 +101,7 @@ def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]
     yield found("R304", message, [where], f"checkpoint = {load_whole(inventory, where)}  # and, restored: {loop}")
 
 
-def _is_spoiled(tensor: TensorRecord) -> bool:
+def _is_moved_or_cast(tensor: TensorRecord) -> bool:
     """Whether a generator state of torch is not uint8 on the CPU. Seeds (0-d) and NumPy's state may have any dtype."""
     if len(tensor.shape) != 1 or (tensor.dtype != "uint8" and tensor.shape[0] not in _STATE_SIZES):
         return False

@@ -54,24 +54,24 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if not refused and not opcodes and not is_tar:
         return
     parts = ["every tar of torch 0.1 since torch 2.6"] if is_tar else []
-    parts += [f"{amount(len(refused), 'name')}: {_some([*map(_refusal, refused)])}"] if refused else []
-    parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
-    parts += [f"items in {_some(filled)}"] if filled else []
+    parts += [f"{amount(len(refused), 'name')}: {_first_names([*map(_refusal, refused)])}"] if refused else []
+    parts += [f"{amount(len(opcodes), 'opcode')}: {_first_names(opcodes)}"] if opcodes else []
+    parts += [f"items in {_first_names(filled)}"] if filled else []
     if inventory.container == "torch-export":
         yield _exported(inventory, refused, parts)
         return
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
-    later = _later(inventory)
-    message += f"; before torch {' also '.join(_before(later))}" if later else ""
+    later = _newer_names(inventory)
+    message += f"; before torch {' also '.join(_older_refusals(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
     load = open_load(inventory, files[0] if files else "")
     if any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused):
-        fix = _distrust(inventory)
+        fix = _do_not_load(inventory)
     elif inventory.container == "torchscript":
         fix = f"{_imports(load)}{load})  # runs the code in it: {_CAUTION}"
     elif inventory.container == "pickle":
         fix = f"{_imports(load)}{load})  # runs code from the file: {_CAUTION}"
-    elif opcodes or is_tar or filled or not all(map(_is_name, refused)):
+    elif opcodes or is_tar or filled or not all(map(_is_valid_name, refused)):
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
     else:
         fix = _allow(inventory, load)
@@ -83,8 +83,8 @@ def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequenc
     is_dangerous = any(use.verdict == "dangerous" for use in refused)
     call = open_load(inventory)
     load = f"{_imports(call)}{call})  # runs code from the file: {_CAUTION}"
-    message = f"torch.export.load also runs what weights_only=True refuses: {' and '.join(parts)}"
-    return found("S701", message, [use.name for use in refused], _distrust(inventory) if is_dangerous else load)
+    message = f"torch.export.load also runs code that weights_only=True refuses: {' and '.join(parts)}"
+    return found("S701", message, [use.name for use in refused], _do_not_load(inventory) if is_dangerous else load)
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -92,16 +92,16 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
     names = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if names:
         loading = "torch.export.load" if inventory.container == "torch-export" else "loading without weights_only"
-        message = f"{loading} could run {_some(names)}"
-        yield found("S702", message, names, _distrust(inventory))
+        message = f"{loading} could run {_first_names(names)}"
+        yield found("S702", message, names, _do_not_load(inventory))
 
 
 def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S703: the newest ``torch.load(weights_only=True)`` accepts the file, but an older one refuses names in it."""
-    later = _later(inventory)
+    later = _newer_names(inventory)
     if not later or inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals):
         return
-    message = f"torch.load(weights_only=True) before torch {' refuses '.join(_before(later))}"
+    message = f"torch.load(weights_only=True) before torch {' refuses '.join(_older_refusals(later))}"
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     where = [file.path for file in files if file.weights_only_since != OLDEST_TORCH]
     load = open_load(inventory, where[0] if where else "")
@@ -113,7 +113,7 @@ def cautioned(finding: Finding, inventory: Inventory) -> Finding:
     if not any(word in finding.fix for word in _RUNNING) or _CAUTION in finding.fix:
         return finding
     if any(use.verdict == "dangerous" for use in inventory.globals):
-        return finding._replace(fix=_distrust(inventory))
+        return finding._replace(fix=_do_not_load(inventory))
     comment = "; " if "  # " in finding.fix else "  # "
     return finding._replace(fix=f"{finding.fix}{comment}runs code from the file: {_CAUTION}")
 
@@ -130,12 +130,12 @@ def _refusal(use: GlobalUse) -> str:
     return use.name if until is None else f"{use.name} (since torch {until})"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _distrust(inventory: Inventory) -> str:
+def _do_not_load(inventory: Inventory) -> str:
     return f"do not load it; see what it would import: ckptmove inspect --globals {quoted(inventory.path)}"
 
 
@@ -147,7 +147,7 @@ def _allow(inventory: Inventory, load: str) -> str:
         load: call of ``torch.load`` without the closing parenthesis.
     """
     names = [use.name for use in inventory.globals if not use.weights_only]
-    later = _later(inventory)
+    later = _newer_names(inventory)
     pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
     oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])
     names += [use.name for use in later if oldest == OLDEST_TORCH]
@@ -157,18 +157,18 @@ def _allow(inventory: Inventory, load: str) -> str:
     return f"{_imports(load, modules)}{allow}{load}, weights_only=True){since}"
 
 
-def _later(inventory: Inventory) -> list[GlobalUse]:
+def _newer_names(inventory: Inventory) -> list[GlobalUse]:
     """Return the names that the newest torch accepts, but not every supported torch."""
     if inventory.container not in {*OF_TORCH_SAVE, "directory", "archive"}:
         return []
     return [use for use in inventory.globals if use.weights_only_since not in {None, OLDEST_TORCH}]
 
 
-def _before(later: Sequence[GlobalUse]) -> tuple[str, str]:
+def _older_refusals(later: Sequence[GlobalUse]) -> tuple[str, str]:
     """Return the first torch that accepts all of some names, and a text with the names that older ones refuse."""
     first = newest(use.weights_only_since for use in later)
     names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
-    return first, f"{amount(len(names), 'name')}: {_some(names)}"
+    return first, f"{amount(len(names), 'name')}: {_first_names(names)}"
 
 
 def _is_allowable(use: GlobalUse) -> bool:
@@ -191,7 +191,7 @@ def _allowed(names: list[str]) -> tuple[set[str], list[str]]:
     return modules, objects
 
 
-def _is_name(use: GlobalUse) -> bool:
+def _is_valid_name(use: GlobalUse) -> bool:
     """Whether a line of Python can contain the name: a file may have any text as a name, even code."""
     return all(part.isidentifier() and not iskeyword(part) for part in use.name.split("."))
 

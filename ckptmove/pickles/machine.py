@@ -44,10 +44,10 @@ def _walk(machine: Machine) -> None:
             rest -= _BLOCK
             for _ in block:
                 position = dispatch[data[position]](machine, position)
-            _weigh(machine, position, machine.limits.operations - max(rest, 0), before)
+            _check_memory(machine, position, machine.limits.operations - max(rest, 0), before)
     except StopReached as stop:
         machine.end = stop.end
-        _weigh(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
+        _check_memory(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
         machine.root = machine.stack.pop()
         machine.memo, machine.memo_starts = [], []  # no longer needed: seven values for each tensor
         return
@@ -62,7 +62,7 @@ def _walk(machine: Machine) -> None:
     raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
 
 
-def _weigh(machine: Machine, position: int, operations: int, before: int) -> None:
+def _check_memory(machine: Machine, position: int, operations: int, before: int) -> None:
     """Raise LimitExceeded if the tree takes much more memory than its pickle.
 
     Args:

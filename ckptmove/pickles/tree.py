@@ -73,7 +73,7 @@ class Tuple(Sequence):
         self.starts = starts
 
 
-class _Growing(Sequence):
+class _MutableSequence(Sequence):
     """A container that later operations can add items to."""
 
     __slots__ = ()
@@ -86,13 +86,13 @@ class _Growing(Sequence):
         self.starts = starts
 
 
-class List(_Growing):
+class List(_MutableSequence):
     """A list."""
 
     __slots__ = ()
 
 
-class Set(_Growing):
+class Set(_MutableSequence):
     """A set or a frozenset."""
 
     __slots__ = ()

@@ -122,7 +122,7 @@ def kept_changes(
             continue
         if (my_start in sites[0] or other_start in sites[1]) and _may_differ(mine, other):
             continue
-        one, two = _kept(mine), _kept(other)
+        one, two = _kept_members(mine), _kept_members(other)
         has_members = one is not None and two is not None
         if has_members or (_MISSING in (mine, other) and one is not two):
             seen[id(mine), id(other)] = (mine, other)
@@ -140,7 +140,7 @@ def kept_changes(
             yield TreeChange(path or "the root", _shown(mine), _shown(other), may_be_kept=is_object)
 
 
-def _kept(value: Value) -> dict[str, tuple[Value, int]] | None:
+def _kept_members(value: Value) -> dict[str, tuple[Value, int]] | None:
     """Return the members of a dict or a list by the text of their keys; None for other values, which stay whole."""
     if type(value) is List:
         return {str(at): member for at, member in enumerate(zip(value.items, value.starts, strict=True))}

@@ -87,16 +87,16 @@ def _nested(states: list[tuple[str, str, Value, int]]) -> Dict:
     state = Dict([], [])
     held: dict[str, Dict] = {}
     for name, path, value, start in states:
-        into = _below(state, name, name, held)
+        into = _dict_at(state, name, name, held)
         end = len(name)
         while (dot := path.find(".", end + 1)) != -1 and path[:dot] not in taken:
-            into = _below(into, path[end + 1 : dot], path[:dot], held)
+            into = _dict_at(into, path[end + 1 : dot], path[:dot], held)
             end = dot
         _put(into, path[end + 1 :], value, start)
     return state
 
 
-def _below(into: Dict, key: str, path: str, held: dict[str, Dict]) -> Dict:
+def _dict_at(into: Dict, key: str, path: str, held: dict[str, Dict]) -> Dict:
     """Return the dict at a path; create it the first time."""
     if path not in held:
         held[path] = Dict([], [])

@@ -39,7 +39,7 @@ def spellings(
     """
     found: dict[tuple[object, ...], list[Spelling]] = {}
     reader = TensorReader()
-    for name, spelling, node in _leaves(root, names, reader, budget):
+    for name, spelling, node in _named_tensors(root, names, reader, budget):
         record = reader.tensor(node, name, "other") if isinstance(node, Call) else reader.storage(node, name, "other")
         if record is not None:
             budget.spend(len(record.shape))
@@ -52,7 +52,7 @@ def spellings(
     return by_record
 
 
-def _leaves(
+def _named_tensors(
     root: Value, names: Collection[str], reader: TensorReader, budget: Budget
 ) -> Iterator[tuple[str, Spelling, Call | Persistent]]:
     """Iterate over the tensors with these names in the order of the tree; cycles end at the longest name."""

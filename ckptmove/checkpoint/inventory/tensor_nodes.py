@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     _Key = tuple[str, int]
 
 #: Functions that wrap another rebuild function: indices of their arguments with hooks and attributes.
-_AROUND: Final = {
+_WRAPPERS: Final = {
     "torch._utils._rebuild_parameter": (2,),
     "torch._utils._rebuild_parameter_with_state": (2, 3),
     "torch._tensor._rebuild_from_type_v2": (3,),
@@ -82,14 +82,14 @@ class TensorNodes:
         if not self.is_tensor(value):
             return None
         rest: dict[_Key, Value] = {}
-        while type(value) is Call and value.name in _AROUND:
+        while type(value) is Call and value.name in _WRAPPERS:
             found = _items(value)
-            rest |= {("", len(rest) + place): _pairs(found, at) for place, at in enumerate(_AROUND[value.name])}
+            rest |= {("", len(rest) + place): _pairs(found, at) for place, at in enumerate(_WRAPPERS[value.name])}
             if value.name.startswith("torch._utils."):
                 value = _item(found, 0)
             else:
                 value = Call(_item(found, 0), _item(found, 2), -1)
-        kind, arguments = _rest(value) if type(value) is Call else ("storage", {})
+        kind, arguments = _unrecorded(value) if type(value) is Call else ("storage", {})
         return TensorNode(kind, rest | arguments)
 
     def hold(self, value: Value) -> bool:
@@ -133,7 +133,7 @@ def members(node: Value) -> Iterator[tuple[str, Value]]:
         yield from ((key_text(key), value) for key, value, _ in pairs.pairs())
 
 
-def _rest(call: Call) -> tuple[str, dict[_Key, Value]]:
+def _unrecorded(call: Call) -> tuple[str, dict[_Key, Value]]:
     """Return the kind of a tensor, and its arguments that are not in a record."""
     if call.name == _SPARSE:
         return _sparse(call)

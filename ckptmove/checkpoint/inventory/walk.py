@@ -119,7 +119,7 @@ class Walk:
             name = self._name(key, place)
             record = self.reader.storage(value, name, self._leaf_role(key, place))
             if record is not None:
-                self._keep(record, place)
+                self._add_tensor(record, place)
         elif not isinstance(value, Node):
             self._atom(key, value, start, place)
 
@@ -144,7 +144,7 @@ class Walk:
         settled = settled_role(record, key, place)
         if settled != role:
             record = record._replace(role=settled)
-        self._keep(record, place)
+        self._add_tensor(record, place)
         if self.modules:
             self._registered.add(id(call))
         if self.reader.attached:
@@ -152,7 +152,7 @@ class Walk:
             self._push(iter(attached), self._inner(key, place), call)
 
     def _device(self, key: str, call: Call, place: Place) -> None:
-        self._nest(key, place, call.name)
+        self._note_container(key, place, call.name)
         mention = mentions.device_mention(call, self._name(key, place))
         if mention is not None:
             self._mention(mention)
@@ -161,7 +161,7 @@ class Walk:
         self._budget.spend(_MENTION)
         self.mentions.append(mention)
 
-    def _keep(self, record: TensorRecord, place: Place) -> None:
+    def _add_tensor(self, record: TensorRecord, place: Place) -> None:
         self._budget.spend(_RECORD + len(record.shape) + len(record.parts))
         self._budget.write(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
@@ -170,14 +170,14 @@ class Walk:
         elif record.role == "rng":
             self.contents.add("rng")
 
-    def _below(self, key: str, place: Place) -> str:
+    def _entry_path(self, key: str, place: Place) -> str:
         """Return the path of a member relative to its optimizer entry."""
         return key if len(place.prefix) == place.entry_length else self._name(key, place)[place.entry_length :]
 
-    def _nest(self, key: str, place: Place, kind: str) -> None:
+    def _note_container(self, key: str, place: Place, kind: str) -> None:
         """Record the class of a container in an optimizer entry."""
         if place.entry is not None:
-            place.entry.nested.append((self._below(key, place), kind))
+            place.entry.nested.append((self._entry_path(key, place), kind))
 
     def _note_keys(self, pairs: Dict, entry: EntryDraft, inner: Place) -> None:
         """Record the keys of a dict in an optimizer entry that are not strings; their path has only their text."""
@@ -198,7 +198,7 @@ class Walk:
     def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
             self._budget.spend(_SCALAR)
-            place.entry.scalars.append((self._below(key, place), value))
+            place.entry.scalars.append((self._entry_path(key, place), value))
         elif type(value) is str:
             if place.is_mesh and mentions.is_mesh_type(key, value):
                 self._mention(Mention(self._name(key, place), "device_mesh", value, start))
@@ -244,7 +244,7 @@ class Walk:
         self._budget.spend(len(pairs.flat))
         inner, flat = self._inner(key, place), None
         if place.entry is not None:
-            self._nest(key, place, objects.dict_kind(node, pairs))
+            self._note_container(key, place, objects.dict_kind(node, pairs))
         if inner.entry is not None:
             self._note_keys(pairs, inner.entry, inner)
         else:
@@ -306,7 +306,7 @@ class Walk:
             for index, item in enumerate(value.items):
                 if type(item) is str and mentions.names_device(key, item):
                     self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
-        self._nest(key, place, type(value).__name__.lower())
+        self._note_container(key, place, type(value).__name__.lower())
         members = objects.sequence_members(value)
         rows = [member for member in members if place.entry is not None or isinstance(member[1], Node)]
         if inner.role == "rng" and value.items:
@@ -338,7 +338,7 @@ class Walk:
         if place.entry is not None and number is not None:
             self._atom(key, number, -1, place)
             return
-        self._nest(key, place, call.name)
+        self._note_container(key, place, call.name)
         self._objects.add(id(call))
         state = shapes.attributes(call)
         inner = self._inner(key, place)
