@@ -110,7 +110,7 @@ def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
         files = [fact.record.rpartition("/")[0] for fact in facts]
         first = f"{inventory.path.rstrip('/')}/{files[0]}" if files[0] else inventory.path
         undo = f"ckptmove convert {quoted(first)} --undo"
-        message = f"converted in place: {nbytes:,} bytes were added, and the replaced bytes are kept for {undo}"
+        message = f"converted in place: {nbytes:,} bytes were added, and the old pickle is kept for {undo}"
         yield found("F804", message, [name for name in files if name], "")
 
 
