@@ -1,4 +1,4 @@
-"""Pairing: each way in which parameters are found, and each reason why they are not."""
+"""Pairing: each way to match parameters, and each reason for no match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F801 to F805: what each says and spares."""
+"""F801 to F805: files with and without each finding."""
 
 from __future__ import annotations
 

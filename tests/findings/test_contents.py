@@ -1,4 +1,4 @@
-"""R301 to R304, T401, K601, S701 and S703: what each says and spares."""
+"""R301 to R304, T401, K601, S701 and S703: files with and without each finding."""
 
 from __future__ import annotations
 

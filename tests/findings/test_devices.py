@@ -1,4 +1,4 @@
-"""D101 to D104: what each says and spares."""
+"""D101 to D104: files with and without each finding."""
 
 from __future__ import annotations
 

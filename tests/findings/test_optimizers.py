@@ -1,4 +1,4 @@
-"""O201 to O206: what each says and spares."""
+"""O201 to O206: files with and without each finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a pickle ends that something else follows; Python's own reader is the judge."""
+"""The end of a pickle that other bytes follow, compared with Python's own reader."""
 
 from __future__ import annotations
 

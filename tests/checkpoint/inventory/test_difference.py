@@ -1,4 +1,4 @@
-"""Trees of real pickles side by side: what is the same, and how each kind of difference reads."""
+"""Comparison of the trees of real pickles, and each kind of difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers in one flat dict, as torch writes them and as nobody does."""
+"""Optimizers in one flat dict, from torch and made by hand."""
 
 from __future__ import annotations
 

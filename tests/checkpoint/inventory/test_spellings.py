@@ -1,4 +1,4 @@
-"""Names that read alike, told apart by the keys that spell them."""
+"""Names with the same text, distinguished by their keys."""
 
 from __future__ import annotations
 
