@@ -1,6 +1,6 @@
-"""The elements of a tensor as they lie in a file, in the order in which torch counts them.
+"""Read the elements of a tensor from a file, in torch's order.
 
-Never holds more of a tensor in memory than a block, unless its elements do not lie in order: then its extent, once.
+Memory is one block, or the extent of the tensor if its elements are not in order in the file.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from ckptmove.model import TensorRecord
 
-#: Elements in a block; the largest take 16 bytes.
+#: Elements in a block; the largest element has 16 bytes.
 BLOCK_ELEMENTS: Final = 1 << 16
-#: Formats of memoryview and array for words that are only moved.
+#: Formats of memoryview and array by word size.
 _WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _LARGEST_WORD: Final = 8
 
 
 class Readable(Protocol):
-    """Whatever gives bytes by their places."""
+    """A source of bytes."""
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive); errors as of :class:`ckptmove.io.contracts.ByteSource`."""
+        """Return the bytes from ``start`` to ``end`` (exclusive), as :class:`ckptmove.io.contracts.ByteSource` does."""
         ...
 
 
@@ -38,9 +38,9 @@ class StoredBytes(NamedTuple):
     """The bytes of a storage.
 
     Attributes:
-        source: has them.
-        span: where they lie in it.
-        byteorder: ``little`` or ``big``: of the elements.
+        source: source of the bytes.
+        span: their position in the source.
+        byteorder: byte order of the elements, ``little`` or ``big``.
     """
 
     source: Readable
@@ -49,51 +49,51 @@ class StoredBytes(NamedTuple):
 
 
 def extent(stored: StoredBytes, record: TensorRecord) -> Span | None:
-    """Where a dense tensor's bytes lie in the source, from its first element to its last; None where some are lost."""
+    """Return the bytes in the source from a tensor's first element to its last; None if some are past the storage."""
     item = ITEM_BYTES[record.dtype]
     start = stored.span.start + record.storage_offset * item
-    end = start + elements_spanned(record.shape, record.stride) * item
+    end = start + extent_numel(record.shape, record.stride) * item
     return Span(start, end) if end <= stored.span.end else None
 
 
-def elements_spanned(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from a tensor's first to its last, gaps between them included; 0 for an empty one."""
+def extent_numel(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Return the number of elements from a tensor's first to its last, with gaps; 0 for an empty tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def overlaps(record: TensorRecord) -> bool:
-    """Whether some elements of a tensor must be the same bytes, as those of an expanded one are."""
-    return prod(record.shape) > elements_spanned(record.shape, record.stride)
+    """Whether some elements of a tensor must share bytes, as in an expanded tensor."""
+    return prod(record.shape) > extent_numel(record.shape, record.stride)
 
 
 def is_dense(record: TensorRecord) -> bool:
-    """Whether there are no gaps between a tensor's elements, in whatever order they lie."""
-    return prod(record.shape) == elements_spanned(record.shape, record.stride)
+    """Whether a tensor's elements have no gaps between them, in any order."""
+    return prod(record.shape) == extent_numel(record.shape, record.stride)
 
 
 def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
-    """A tensor's elements in order, in this machine's byte order; every block but the last has ``BLOCK_ELEMENTS``.
+    """Iterate over a tensor's elements in order, in native byte order; each block but the last has ``BLOCK_ELEMENTS``.
 
     Args:
-        stored: its storage.
+        stored: storage of the tensor.
         record: the tensor.
-        span: its :func:`extent`.
+        span: :func:`extent` of the tensor.
 
     Raises:
-        SourceChanged, AccessFailed: as the source.
+        SourceChanged, AccessFailed: as ``source.read``.
     """
     item = ITEM_BYTES[record.dtype]
     if is_in_order(record):
         found = _read(stored, span, item * BLOCK_ELEMENTS)
     else:
-        found = _cut(_gathered(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
+        found = _cut(_strided(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
     return _native(stored, record, found)
 
 
 def raw_blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
-    """The elements of a tensor's extent as they lie there, gaps included, in this machine's byte order."""
+    """Iterate over the elements of a tensor's extent in the order of the file, with gaps, in native byte order."""
     return _native(stored, record, _read(stored, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
 
 
@@ -105,7 +105,7 @@ def _native(stored: StoredBytes, record: TensorRecord, found: Iterator[bytes]) -
 
 
 def is_in_order(record: TensorRecord) -> bool:
-    """Whether a tensor's elements lie one after the other as torch counts them."""
+    """Whether a tensor is contiguous."""
     expected = 1
     for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):
         if size != 1 and step != expected:
@@ -119,8 +119,8 @@ def _read(stored: StoredBytes, span: Span, nbytes: int) -> Iterator[bytes]:
         yield stored.source.read(start, min(start + nbytes, span.end))
 
 
-def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
-    """The elements of a tensor that do not lie in order, some of a row after the other."""
+def _strided(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
+    """Iterate over the elements of a tensor that is not contiguous, one row or part of a row at a time."""
     axes = [axis for axis in zip(record.shape, record.stride, strict=True) if axis[0] != 1]
     if item > _LARGEST_WORD:
         item, axes = item // 2, [*((size, 2 * step) for size, step in axes), (2, 1)]
@@ -135,17 +135,17 @@ def _gathered(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:
 
 
 def _places(axes: list[tuple[int, int]]) -> Iterator[int]:
-    """Where each row begins: one number at a time, as all of them may take more than the tensor."""
+    """Iterate over the starts of the rows; a list of them could be larger than the tensor."""
     if not axes:
         yield 0
         return
-    *outer, (size, step) = axes  # none has one element alone, so that there are at most 63
+    *outer, (size, step) = axes  # each axis has two or more elements, so there are at most 63 axes
     for place in _places(outer):
         yield from range(place, place + size * step, step) if step else repeat(place, size)
 
 
 def _cut(pieces: Iterator[bytes], nbytes: int) -> Iterator[bytes]:
-    """The same bytes in blocks of one length."""
+    """Join and cut pieces into blocks of one length."""
     held = bytearray()
     for piece in pieces:
         held += piece

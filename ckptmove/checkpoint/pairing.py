@@ -1,14 +1,11 @@
-"""Which model tensor an optimizer's state belongs to, told from names, order and shapes.
+"""Match optimizer state with the tensors of the model, by names, order and shapes.
 
-Never guesses in silence: a pairing says how it was made, and when several were possible.
-
-``torch.optim.Optimizer.load_state_dict`` pairs by position alone: the n-th parameter of the saved groups with the n-th
-of the new ones. A file holds no parameters in that sense, only a state_dict, which has buffers besides, lists tied
-weights twice, and keeps the module's order and not the groups'. So the shapes of the moments decide: each group must
-lie in the model as an in-order subsequence. It is taken once from the left and once from the right: for a single run of
-parameters, both giving the same tensors means that there is no other match; for several groups it is strong evidence.
-Where they differ, the left one is given and called ambiguous. Parameters of one shape that a script has listed in
-another order than the model's cannot be told from the file.
+``torch.optim.Optimizer.load_state_dict`` matches by position: the n-th parameter of the saved groups with the n-th of
+the new groups. The file has no list of parameters, only a state_dict, which also has buffers, lists tied weights twice,
+and is in the order of the module, not of the groups. So the shapes of the moments decide: each group must be a
+subsequence of the model's tensors. The leftmost and the rightmost subsequence are compared. If they are equal, a single
+group has no other match; for several groups it is strong evidence. If they differ, the leftmost one is returned as
+ambiguous. The file does not show whether the script listed parameters of one shape in another order than the model.
 """
 
 from __future__ import annotations
@@ -34,30 +31,33 @@ if TYPE_CHECKING:
 
 How: TypeAlias = Literal["names", "order", "sorted", "shapes", "position", "ambiguous", "permuted", "none"]
 
-#: State keys of bookkeeping tensors: 0-d whatever the parameter's shape.
+#: State keys of tensors that are 0-d for a parameter of any shape.
 BOOKKEEPING: Final = frozenset().union(*(row.scalars for row in TABLE))
-#: The state keys of classes whose moments have the shape of their parameter.
+#: State keys of classes whose moments have the shape of their parameter.
 _STATE_KEYS: Final = {row.name: row.known_state for row in TABLE if row.shapes == "parameter"}
 _ALL_STATE_KEYS: Final = frozenset().union(*_STATE_KEYS.values())
-#: Parts that hold copies, which no optimizer steps: target networks, and modules among Lightning's arguments.
+#: Parts with copies, which no optimizer updates: target networks, and modules in Lightning's hyperparameters.
 _COPIES: Final = re.compile(r"target|hyper_parameters")
-#: What says nothing of the part of a model that an optimizer is for: ``opt_G`` and ``netG`` are both ``g``.
+#: Words to remove before the names of an optimizer and a part are compared: ``opt_G`` and ``netG`` are both ``g``.
 _FILLER: Final = re.compile(r"optimizers?|optim|opt|states?|dict|net|model|[^a-z0-9]")
 
 
 class Pairing(NamedTuple):
-    """The parameters of one optimizer among the tensors of the model.
+    """The parameters of one optimizer, matched with tensors of the model.
 
     Attributes:
-        matches: every key that the groups list, in their order, then every key that only the state has; each with its
-            tensor, or None where none was found.
-        how: ``names``: the optimizer names its parameters; ``order``: in-order match with all known shapes agreeing,
-            and no other; ``sorted``: the same in the order of the tensors' names, in which some scripts list the
-            parameters of each group; ``shapes``: the order is lost, but no other tensor of the model has the shape;
-            ``position``: as many parameters as model tensors, but a few shapes part;
-            ``ambiguous``: one of several matches; ``permuted``: a single group whose moments have the shapes
-            of the model's tensors, but in no order that scripts choose; ``none``: no match.
-        reason: why it is no better; empty for a pairing in which nothing is missing.
+        matches: key and tensor (or None) of each parameter: first the keys in the groups, in order, then keys that only
+            the state has.
+        how: how the match was found.
+            ``names``: the optimizer names its parameters.
+            ``order``: the only match in the order of the model that agrees with all known shapes.
+            ``sorted``: the same in the order of the tensors' names, which some scripts use for each group.
+            ``shapes``: the order is lost, but no other tensor of the model has the shape.
+            ``position``: as many parameters as model tensors, but a few shapes differ.
+            ``ambiguous``: one of several matches.
+            ``permuted``: a single group whose moments have the shapes of the model's tensors in an unusual order.
+            ``none``: no match.
+        reason: why the match is incomplete or not certain, else empty.
     """
 
     matches: tuple[tuple[str, TensorRecord | None], ...]
@@ -66,18 +66,18 @@ class Pairing(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether a finding may rest on it."""
+        """Whether a finding may depend on it."""
         return self.how in {"names", "order", "sorted", "shapes", "position"}
 
     def by_key(self) -> dict[str, TensorRecord | None]:
-        """The tensors by the keys of their parameters."""
+        """Return the tensors by the keys of their parameters."""
         return dict(self.matches)
 
 
 def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
-    """Match each optimizer's parameters with the model's tensors, in time in proportion to both.
+    """Match each optimizer's parameters with the model's tensors, in time proportional to their number.
 
-    In a directory, an optimizer is for the model in its own folder, if there is one.
+    In a directory, an optimizer belongs to the model in its own folder, if that has one.
     """
     if isinstance(inventory, DirectoryInventory):
         return _pair_in_directory(inventory)
@@ -95,14 +95,14 @@ def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
         folder = inventory.folder_of(optimizer.where)
         if folder not in scopes:
             near = inventory.in_folder(folder)
-            beside = near if any("model" in file.roles for file in near.files) else inventory
-            scopes[folder] = _Scopes(beside), beside.order_lost
+            source = near if any("model" in file.roles for file in near.files) else inventory
+            scopes[folder] = _Scopes(source), source.order_lost
         pairings.append(scopes[folder][0].pair(optimizer, scopes[folder][1]))
     return tuple(pairings)
 
 
 class _Scopes:
-    """The scopes of a checkpoint, without the parameters of a loss and with them, each made when it is first needed."""
+    """The scopes of a checkpoint, with and without the parameters of a loss, created when first needed."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -117,7 +117,7 @@ class _Scopes:
         return model_scopes(self._inventory, frozenset({"model", "criterion"})) if has_loss else ()
 
     def pair(self, optimizer: OptimizerRecord, lost: str = "") -> Pairing:
-        """Match an optimizer with the model, or, where that alone does not fit, with the model and its loss."""
+        """Match an optimizer with the model, or with the model and its loss if the model alone does not fit."""
         pairing = _pair(optimizer, self._of_model, lost)
         if (pairing.is_certain and not pairing.reason) or not self._with_loss:
             return pairing
@@ -126,14 +126,14 @@ class _Scopes:
 
 
 def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, TensorRecord], ...]:
-    """The tensors of a state that ``torch.optim`` creates in the shape of the parameter, by state key.
+    """Return the state tensors that ``torch.optim`` creates in the shape of the parameter, with their keys.
 
-    Empty for LBFGS and Adafactor, and for a state with keys that torch does not write: such an optimizer (GaLore,
-    8-bit Adam) may use torch's names for tensors of other shapes.
+    Empty for LBFGS and Adafactor, and for state with keys that torch does not write: other optimizers (GaLore, 8-bit
+    Adam) may use torch's keys for tensors of other shapes.
 
     Args:
         entry: state of one parameter.
-        algorithm: as in ``OptimizerRecord``; None stands for any class but those two.
+        algorithm: as in ``OptimizerRecord``; None for any class but LBFGS and Adafactor.
     """
     known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
     entry = entry.without_inner()
@@ -143,9 +143,9 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
 
 
 def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:
-    """The shape that a parameter must have by its state, or None where that does not tell.
+    """Return the shape of a parameter by its state, or None if the state does not show it.
 
-    Adafactor's ``row_var`` is the parameter's shape with a last size of 1, ``col_var`` has the last size
+    Adafactor's ``row_var`` has the parameter's shape with a last size of 1, and ``col_var`` has the last size
     (``torch/optim/_adafactor.py``, ``_init_group`` of Adafactor).
     """
     if algorithm == "Adafactor":
@@ -159,7 +159,7 @@ def parameter_shape(entry: StateEntry, algorithm: str | None) -> Shape | None:
 
 
 class _Fit(NamedTuple):
-    """A scope's tensors for the listed parameters, in the order of the groups; None for a name that is not there."""
+    """Tensors of a scope for the listed parameters, in the order of the groups; None for a name without a tensor."""
 
     scope: Scope
     tensors: list[TensorRecord | None]
@@ -194,19 +194,19 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
 
 
 def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
-    """Of LBFGS, whose state knows no parameters but all of them as one vector: a run that has as many elements."""
+    """Match LBFGS, whose state is one vector for all parameters, with consecutive tensors of as many elements."""
     sizes = {one.shape for entry in optimizer.state for key, one in entry.tensors if key in {"d", "prev_flat_grad"}}
     for scope in scopes:
         ends = [0, *accumulate(prod(one.shape) * (1 + one.dtype.startswith("complex")) for one in scope.parameters)]
         for start in range(len(ends) - count):
             if sizes <= {(ends[start + count] - ends[start],)}:
                 run = scope.parameters[start : start + count]
-                return _result(optimizer, run, "ambiguous", "its state tells how many elements there are, not which")
+                return _result(optimizer, run, "ambiguous", "its state shows how many elements there are, not which")
     return _result(optimizer, [], "none", "no run of the model's tensors has as many elements as its state")
 
 
 def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...], lost: str) -> Pairing:
-    """By the shapes of the state alone; what has several tensors of one shape is ambiguous."""
+    """Match by the shapes of the state only; ambiguous if several tensors have one shape."""
     known: dict[str, Known] = {}
     for entry in optimizer.state:
         shape, own = parameter_shape(entry, optimizer.algorithm), moments(entry, optimizer.algorithm)
@@ -225,11 +225,13 @@ def _without_order(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Sc
 
 
 def _not_in_order(optimizer: OptimizerRecord, flat: list[Shape | None], scopes: tuple[Scope, ...]) -> Pairing:
-    """What can still be said of an optimizer whose state lies in no scope in its order."""
+    """Match an optimizer whose state fits no scope in order: by position, in a common other order, or not at all."""
     for scope in scopes:
-        parted = _parted(flat, scope)
-        if parted:
-            reason = f"the state of {parted} of {len(flat)} parameters has another shape than the tensor at its place"
+        differing = _differing_shapes(flat, scope)
+        if differing:
+            reason = (
+                f"the state of {differing} of {len(flat)} parameters has another shape than the tensor at its place"
+            )
             return _result(optimizer, scope.parameters, "position", reason)
     if len(optimizer.groups) == 1 and (arranged := _in_another_order(flat, scopes)):
         return _result(optimizer, arranged[0], "ambiguous", arranged[1])
@@ -248,7 +250,7 @@ def _result(optimizer: OptimizerRecord, tensors: Sequence[TensorRecord | None], 
 
 
 def _by_names(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, ...]) -> Pairing | None:
-    """By ``param_names`` (torch 2.6 and up), or by keys that are names; None where less than half of them are found."""
+    """Match by ``param_names`` (torch 2.6 and up), or by keys that are names; None if less than half have a tensor."""
     names: list[str] = []
     for group in optimizer.groups:
         names += group.param_names if len(group.param_names) == len(group.params) else group.params
@@ -267,7 +269,7 @@ def _by_names(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, 
 
 
 def _by_shapes(optimizer: OptimizerRecord, fits: list[_Fit]) -> Pairing:
-    """The best of the scopes that fit: one that is covered whole, then one in which the optimizer lies in one way."""
+    """Choose the best of the scopes that fit: first those with no other parameters, then those with a unique match."""
     best = [fit for fit in fits if fit.is_whole] or [fit for fit in fits if fit.is_unique] or fits
     fit, rivals = _decide(optimizer, best)
     if not rivals and not fit.is_unique:
@@ -276,7 +278,7 @@ def _by_shapes(optimizer: OptimizerRecord, fits: list[_Fit]) -> Pairing:
 
 
 def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
-    """The scope that an optimizer is for, by its name where several fit (``opt_G``: ``netG``), and what rivals it."""
+    """Choose a scope, by the name of the optimizer if several fit (``opt_G``: ``netG``), and say if others fit too."""
     fits = [fit for fit in fits if not _COPIES.search(fit.scope.where)] or fits
     distinct = {tuple(map(_view, fit.tensors)): fit for fit in reversed(fits)}
     if len(distinct) == 1:
@@ -290,7 +292,7 @@ def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
 
 
 def _view(tensor: TensorRecord | None) -> object:
-    """What a tensor is under any of its names: tied weights are one parameter, and no choice between two."""
+    """Return an identity of a tensor under any of its names: tied weights are one parameter, not two candidates."""
     if tensor is None or tensor.storage is None:
         return tensor and tensor.name
     return tensor.storage, tensor.storage_offset, tensor.shape, tensor.stride
@@ -300,25 +302,27 @@ def _purpose(where: str) -> str:
     return _FILLER.sub("", where.lower())
 
 
-def _parted(shapes: list[Shape | None], scope: Scope) -> int:
-    """How many known shapes differ from the tensor at the same place; 0 where position is no plausible pairing.
+def _differing_shapes(shapes: list[Shape | None], scope: Scope) -> int:
+    """Return how many known shapes differ from the tensor at the same position; 0 if that match is implausible.
 
-    It is plausible where counts agree, most shapes do, and the known shapes are not those of the scope in another
-    order: then the groups would only be ordered otherwise than the model, which is no fault.
+    A match by position is plausible if the counts agree, most shapes agree, and the known shapes are not those of the
+    scope in another order: in that case the groups only have another order than the model, which is not a fault.
     """
     if len(shapes) != len(scope.parameters) or _is_permuted(shapes, scope):
         return 0
     pairs = [(shape, tensor.shape) for shape, tensor in zip(shapes, scope.parameters, strict=True)]
-    parted = sum(shape is not None and shape != own for shape, own in pairs)
-    return 0 if parted * 2 > len(shapes) else parted
+    differing = sum(shape is not None and shape != own for shape, own in pairs)
+    return 0 if differing * 2 > len(shapes) else differing
 
 
 def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> tuple[list[TensorRecord], str] | None:
-    """Orders that scripts choose, with a word on it: from the last parameter to the first, or the parts in another."""
+    """Match in an order that scripts choose, with the reason: last to first, or the parts of the model permuted."""
     for scope in scopes:
         backward = list(reversed(scope.parameters))
         if _agree(shapes, backward) and len(shapes) == len(backward):
-            return backward, "it fits the model's tensors only from last to first, right if the script lists them so"
+            return backward, (
+                "it fits the model's tensors only from last to first: correct if the script lists them in this order"
+            )
     rest = list(scopes[:-1])
     arranged: list[TensorRecord] = []
     while len(arranged) < len(shapes):
@@ -327,24 +331,27 @@ def _in_another_order(shapes: list[Shape | None], scopes: tuple[Scope, ...]) -> 
             return None
         rest.remove(part)
         arranged += part.parameters
-    return arranged, "it fits the parts of the model only in another order, right if the script lists them so"
+    return (
+        arranged,
+        "it fits the parts of the model only in another order: correct if the script lists them in this order",
+    )
 
 
 def _agree(shapes: list[Shape | None], tensors: Sequence[TensorRecord]) -> bool:
-    """Whether there is a shape for each tensor, and each known one is the tensor's."""
+    """Whether each tensor has a shape, and each known shape is the tensor's."""
     both = zip(shapes, tensors, strict=False)
     return len(tensors) <= len(shapes) and all(shape is None or shape == tensor.shape for shape, tensor in both)
 
 
 def _is_permuted(shapes: list[Shape | None], scope: Scope) -> bool:
-    """Whether every known shape has a tensor of its own in a scope that is large enough."""
+    """Whether every known shape has its own tensor in a scope that is large enough."""
     known = Counter(shape for shape in shapes if shape is not None)
     enough = len(shapes) <= len(scope.parameters)
     return bool(known) and enough and known <= Counter(tensor.shape for tensor in scope.parameters)
 
 
 def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
-    """The groups in a scope: all of them in one run, or each as a run of its own (decay and no decay)."""
+    """Match the groups with a scope: all in one subsequence, or each in its own (weight decay and no decay)."""
     flat = [shape for group in groups for shape in group]
     if len(flat) > len(scope.parameters):
         return None
@@ -361,7 +368,7 @@ def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
 
 
 def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:
-    """The leftmost places of each run in turn, none used twice; None where a run does not fit."""
+    """Return the leftmost places of each run in turn, each used once; None if a run does not fit."""
     free = index.all_free()
     places: list[int] = []
     for run in runs:

@@ -1,7 +1,4 @@
-"""The parts of a model that an optimizer may cover: containers of state_dicts, and the submodules in them.
-
-Never knows an optimizer: matching is ``pairing``.
-"""
+"""Find the state_dicts of a model, and the parts of it that an optimizer can cover."""
 
 from __future__ import annotations
 
@@ -16,32 +13,32 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = "tuple[int, ...]"
 
-#: What wrappers put before each key: DataParallel and DDP, torch.compile, FSDP, Lightning's DeepSpeed strategy.
+#: Key prefixes of wrappers: DataParallel and DDP, torch.compile, FSDP, Lightning's DeepSpeed strategy.
 WRAPPERS: Final = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
-#: Buffers of torch's own modules that are floating tensors, and so look like parameters.
+#: Buffers of torch's own modules; the floating ones look like parameters.
 _BUFFERS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 _PARAMETER_DTYPES: Final = ("float", "bfloat", "complex")
-#: Keys of a state_dict inside the model's own entry of the root.
+#: Keys of a state_dict inside the root's entry for the model.
 _INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_state"})
-#: The roles of the tensors of a model, where no others are asked for.
+#: Default roles of a model's tensors.
 _MODEL: Final[frozenset[Role]] = frozenset({"model"})
-#: A model with more first parts than this is no collection of networks with an optimizer each.
+#: A model with more first parts than this is not a set of networks with an optimizer each.
 _MOST_PARTS: Final = 16
 
 
 class Scope:
-    """A run of model tensors that one optimizer may be for.
+    """Tensors of a model, or of a part of it, that one optimizer can cover.
 
     Attributes:
-        where: path that the tensors have in common.
-        parameters: those that can be parameters, each view once, in the order of the file.
+        where: common path of the tensors.
+        parameters: tensors that can be parameters, each view once, in the order of the file.
     """
 
     def __init__(self, where: str, members: Sequence[tuple[str, TensorRecord]]) -> None:
-        """Gather a scope.
+        """Create a scope.
 
         Args:
-            where: path that the tensors have in common.
+            where: common path of the tensors.
             members: keys in the state_dict and their tensors.
         """
         self.where = where
@@ -60,7 +57,7 @@ class Scope:
 
     @cached_property
     def forward(self) -> Index:
-        """The parameters' places by shape."""
+        """The positions of the parameters by shape."""
         return Index(tensor.shape for tensor in self.parameters)
 
     @cached_property
@@ -70,7 +67,7 @@ class Scope:
 
 
 class Index:
-    """Places of shapes in a sequence, in ascending order; None stands for any shape."""
+    """Positions of shapes in a sequence, in ascending order; None means any shape."""
 
     def __init__(self, shapes: Iterable[Shape]) -> None:
         listed = tuple(shapes)
@@ -80,12 +77,12 @@ class Index:
         self.places: dict[Shape | None, Sequence[int]] = {**by_shape, None: range(len(listed))}
 
     def all_free(self) -> FreePlaces:
-        """A fresh account of which places are taken: none."""
+        """Return a new set of places, all free."""
         return FreePlaces(self.places)
 
 
 class FreePlaces:
-    """Places that are not taken yet; a run of taken ones is skipped in one step."""
+    """Places that are still free; a run of taken places is skipped in one step."""
 
     def __init__(self, places: dict[Shape | None, Sequence[int]]) -> None:
         self._places = places
@@ -93,7 +90,7 @@ class FreePlaces:
         self._skip: dict[tuple[Shape | None, int], int] = {}
 
     def take(self, shape: Shape | None, after: int) -> int | None:
-        """Take the first free place of a shape after a place; None where there is none."""
+        """Take the first free place of a shape after another place; return None if all are taken."""
         places = self._places.get(shape, ())
         start = end = bisect_right(places, after)
         while end < len(places) and places[end] in self._taken:
@@ -109,7 +106,7 @@ class FreePlaces:
 
 
 class RootKeys:
-    """The keys of a checkpoint's root, which may hold dots as the paths below them do."""
+    """The keys of a checkpoint's root, which may contain dots."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._keys = frozenset(inventory.root_keys)
@@ -120,7 +117,7 @@ class RootKeys:
         return frozenset([value for key in self._keys for end, value in _hashes(key) if end == len(key)])
 
     def first(self, path: str) -> int:
-        """Where the shortest key of the root ends that a path begins with, a dot after it; -1 where none does."""
+        """Return the end of the shortest root key that a path begins with, before a dot; -1 if there is none."""
         if not self._has_dots:
             end = path.find(".")
             return end if path[: max(end, 0)] in self._keys else -1
@@ -130,9 +127,9 @@ class RootKeys:
         return -1
 
     def split(self, name: str) -> tuple[str, str]:
-        """A tensor's name as the path that its state_dict stands under, and its key there.
+        """Split a tensor's name into the path of its state_dict and its key there.
 
-        The path is empty where the root itself is the state_dict.
+        The path is empty if the root itself is the state_dict.
         """
         end = -1 if name in self._keys or not self._keys else self.first(name)
         if end == -1:
@@ -144,7 +141,7 @@ class RootKeys:
 
 
 def _hashes(path: str) -> Iterator[tuple[int, int]]:
-    """Where each part of a path ends, with a hash of all parts up to there: none is read twice, however many."""
+    """Iterate over the end of each part of a path, with a hash of all parts up to there, in linear time."""
     value = begin = 0
     while begin <= len(path):
         dot = path.find(".", begin)
@@ -155,13 +152,13 @@ def _hashes(path: str) -> Iterator[tuple[int, int]]:
 
 
 def model_scopes(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple[Scope, ...]:
-    """The scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
+    """Return the scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
 
-    Scopes without a parameter are left out.
+    Scopes without a parameter are omitted.
 
     Args:
-        inventory: of the checkpoint.
-        roles: of the tensors that are looked at.
+        inventory: inventory of the checkpoint.
+        roles: roles of the tensors to include.
     """
     roots = RootKeys(inventory)
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
@@ -177,7 +174,7 @@ def model_scopes(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple
 
 
 def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dict[str, list[tuple[str, TensorRecord]]]:
-    """The submodules of the model, where there are few of them; otherwise nothing."""
+    """Return the tensors of each submodule of the model, or nothing if it has many submodules."""
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
     for key, tensor in members:
         prefix, inner = strip_wrappers(key)
@@ -189,17 +186,17 @@ def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dic
 
 
 def model_tensors(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple[TensorRecord, ...]:
-    """The model's tensors in the order of the file, without any EMA copy; a wrapper subclass counts as one tensor.
+    """Return the model's tensors in the order of the file, without EMA copies; a wrapper subclass is one tensor.
 
     Args:
-        inventory: of the checkpoint.
-        roles: of the tensors that are looked at.
+        inventory: inventory of the checkpoint.
+        roles: roles of the tensors to include.
     """
     return tuple(tensor for tensor in without_inner(inventory.tensors) if tensor.role in roles)
 
 
 def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
-    """The tensors that a script sees: a wrapper subclass stands for the tensors inside it.
+    """Iterate over the tensors that a script sees: a wrapper subclass without the tensors inside it.
 
     Args:
         tensors: in the order of the file.
@@ -208,10 +205,10 @@ def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
 
 
 def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:
-    """Each tensor with the outermost wrapper subclass that it is, or is inside of; None for most.
+    """Iterate over tensors, each with its outermost wrapper subclass (which can be itself), or None.
 
     Args:
-        tensors: in the order of the file, where what is inside of a wrapper follows it.
+        tensors: in the order of the file, in which the tensors inside a wrapper follow it.
     """
     outermost, inside = None, ""
     for record in tensors:
@@ -223,7 +220,7 @@ def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecor
 
 
 def strip_wrappers(key: str) -> tuple[str, str]:
-    """A key of a state_dict as the prefixes that wrappers have put before it, and the rest."""
+    """Split a key of a state_dict into the prefixes of wrappers and the rest."""
     end = 0
     while key.startswith(WRAPPERS, end):
         end = key.index(".", end) + 1
@@ -231,12 +228,12 @@ def strip_wrappers(key: str) -> tuple[str, str]:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor's name says that it is a buffer of one of torch's own modules."""
+    """Whether a tensor has the name of a buffer of torch's own modules."""
     return name.rpartition(".")[2] in _BUFFERS
 
 
 def _parameters(tensors: Iterable[TensorRecord]) -> tuple[TensorRecord, ...]:
-    """Floating tensors that are no known buffer, tied ones once; only Parameters where the file tells them apart."""
+    """Return the floating tensors except known buffers, tied ones once; only Parameters if the file has any."""
     seen: set[object] = set()
     found = []
     for tensor in tensors:

@@ -1,7 +1,4 @@
-"""Which tensor an optimizer's state belongs to where nothing tells their order: what their shapes leave.
-
-Never says that a match is the only one where another is as good.
-"""
+"""Match optimizer state with tensors by shape, if the order of the parameters is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.state_dicts import Shape
     from ckptmove.model import TensorRecord
 
-#: The shape that a parameter must have by its state, and the dtype that it probably has; None where that is not told.
+#: Shape of a parameter by its state, and its probable dtype; None if the state does not show them.
 Known: TypeAlias = "tuple[Shape, str] | None"
 
 _NUMBER: Final = re.compile(r"([0-9]+)")
@@ -24,28 +21,28 @@ _NUMBER: Final = re.compile(r"([0-9]+)")
 def match_unordered(
     states: Sequence[Known], tensors: Sequence[TensorRecord]
 ) -> tuple[list[TensorRecord | None], bool] | None:
-    """A tensor of its own for each state, by shape; among those of one shape by dtype, and then as people count.
+    """Assign one tensor to each state, by shape, then by dtype, then by name in natural order.
 
     Args:
-        states: what is known of each parameter, in the order of the groups; where nothing is known of any, each gets
-            whatever tensor comes next.
-        tensors: those that can be parameters, in any order.
+        states: shape and dtype of each parameter, in the order of the groups. If all are None, the tensors are assigned
+            in order.
+        tensors: tensors that can be parameters, in any order.
 
     Returns:
-        The tensors, and whether no other match is as good; None where there are fewer tensors of a shape than states.
+        The tensors, and whether no other match is as good; None if a shape has fewer tensors than states.
     """
     wanted = Counter(known[0] for known in states if known is not None)
     there = Counter(tensor.shape for tensor in tensors)
     if len(states) > len(tensors) or not wanted <= there:
         return None
-    counted = sorted(tensors, key=_natural_key)
+    ordered = sorted(tensors, key=_natural_order)
     if not wanted:
-        return list(counted[: len(states)]), len(tensors) == 1
+        return list(ordered[: len(states)]), len(tensors) == 1
     found: list[TensorRecord | None] = [None] * len(states)
     for with_dtype in (True, False):
         taken = {id(tensor) for tensor in found}
         pools: dict[object, deque[TensorRecord]] = {}
-        for tensor in counted:
+        for tensor in ordered:
             if id(tensor) not in taken:
                 key = (tensor.shape, tensor.dtype) if with_dtype else tensor.shape
                 pools.setdefault(key, deque()).append(tensor)
@@ -56,6 +53,6 @@ def match_unordered(
     return found, all(there[shape] == 1 for shape in wanted)
 
 
-def _natural_key(tensor: TensorRecord) -> tuple[tuple[int, str], ...]:
-    """A name as something to sort by, its numbers as numbers: layer 2 before layer 10."""
+def _natural_order(tensor: TensorRecord) -> tuple[tuple[int, str], ...]:
+    """Return a sort key that compares the numbers in a name as numbers: layer 2 before layer 10."""
     return tuple((len(part.lstrip("0")) if part.isdigit() else 0, part) for part in _NUMBER.split(tensor.name))

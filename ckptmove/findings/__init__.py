@@ -1,1 +1,1 @@
-"""The rules: what can be wrong with a checkpoint, a file for each family."""
+"""Rules that find problems in a checkpoint, one module for each family of codes."""

@@ -1,7 +1,4 @@
-"""Rules about the bytes of the file: F801 to F805.
-
-Never reads a byte: the container states the facts, and the tensors say what they reach.
-"""
+"""Rules about the bytes of the file: F801 to F805."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ if TYPE_CHECKING:
     from ckptmove.findings.context import Context
     from ckptmove.model import ArchiveFact, Finding, Inventory, TensorRecord
 
-#: Waste below both is not worth a word: small tensors share storages in every file.
+#: Wasted bytes, and share of the file, below which nothing is reported: small tensors share storages in every file.
 _WORTH_BYTES: Final = 1024
 _WORTH_SHARE: Final = 0.01
 
 
 def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F801: bytes differ from their CRC; known where the records were read."""
+    """F801: bytes differ from their CRC; only known if the records were read."""
     facts = [fact for fact in inventory.facts if fact.kind == "crc-mismatch"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
@@ -38,14 +35,13 @@ def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F802: records or storages are cut off, absent or not those that were saved, or the end of a tar is missing."""
+    """F802: records or storages are cut off, absent or of another save, or the end of a tar is missing."""
     check = f"then: ckptmove inspect --check {quoted(inventory.path)}"
     fix = f"copy or download it again, {check}"
     endings = [fact for fact in inventory.facts if fact.kind == "missing-end"]
     if endings:
         message = (
-            "the tar ends without the blocks of zeros that every writer puts there: what followed its last member, "
-            "other members too, may be cut off"
+            "the tar has no end marker (blocks of zeros): the rest of its last member, or more members, may be cut off"
         )
         finding = found("F802", message, [fact.record for fact in endings], fix)
         yield finding._replace(severity=Severity.WARNING)
@@ -53,12 +49,12 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         "past-end": "record reaches past the end",
         "short-storage": "storage is shorter than its tensors",
         "missing-storage": "storage is absent",
-        "damaged-piece": "piece is not what .metadata says",
+        "damaged-piece": "piece differs from .metadata",
     }
     facts = [fact for fact in inventory.facts if fact.kind in words]
     if facts:
         if any(fact.kind == "damaged-piece" for fact in facts):
-            fix = f"copy or download the directory again, all of one save, {check}"
+            fix = f"copy or download the whole directory of one save again, {check}"
         parts = []
         for kind, text in words.items():
             own = [fact for fact in facts if fact.kind == kind]
@@ -68,23 +64,23 @@ def truncated(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def compressed_records(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """F803: ``torch.load(mmap=True)`` takes compressed bytes for numbers; ``torch.jit.load`` maps nothing."""
+    """F803: ``torch.load(mmap=True)`` reads compressed bytes as numbers; ``torch.jit.load`` does not use mmap."""
     facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         container = container_class(inventory.container)
         is_script = container.has_code
-        harm = f"{container.loader} inflates them, and nothing can map them" if is_script else "mmap=True reads garbage"
+        harm = f"{container.loader} inflates them, mmap is impossible" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
         finding = found("F803", message, _where(inventory, facts), convert_command(inventory, context))
         yield finding._replace(severity=Severity.INFO) if is_script else finding
 
 
 def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F804: what is kept for an undo, bytes that no tensor reaches, records of no storage, files of no checkpoint."""
+    """F804: bytes that no tensor uses: kept for an undo, unused parts of storages, orphan records, unnamed files."""
     yield from _kept_for_undo(inventory)
-    yield from _unnamed(inventory)
-    yield from _passed_over(inventory)
+    yield from _unnamed_files(inventory)
+    yield from _inner_archives(inventory)
     wasted = _wasted(inventory)
     nbytes = sum(wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
@@ -98,29 +94,29 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         parts.append(f"{held:,} bytes in {amount(len(orphans), 'record')} belong to no storage")
     where = [tensor.name for tensor in inventory.tensors if any(one.storage in wasted for one in tensor.dense())]
     places = [*where, *(fact.record for fact in orphans)]
-    # What is loaded has the whole storage under each view, and would be saved with it again.
+    # A loaded view still has its whole storage, and torch.save would write all of it again.
     cloned = (
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
-    fix = cloned if wasted else _saved_again(inventory, places[0], ".small")
+    fix = cloned if wasted else _resave_line(inventory, places[0], ".small")
     yield found("F804", "; ".join(parts), places, fix)
 
 
 def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
-    """The pickle and the directory that a conversion in place has replaced: small, and there on purpose."""
+    """F804 for the replaced pickle and zip directory that a conversion in place keeps for ``--undo``."""
     facts = [fact for fact in inventory.facts if fact.kind == "kept-for-undo"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        # In a directory a record's name begins with its file; in a file it is the only word.
+        # In a directory the name of a record begins with its file.
         files = [fact.record.rpartition("/")[0] for fact in facts]
         first = f"{inventory.path.rstrip('/')}/{files[0]}" if files[0] else inventory.path
         undo = f"ckptmove convert {quoted(first)} --undo"
-        message = f"converted in place: {nbytes:,} bytes were added, and what they replace is kept for {undo}"
+        message = f"converted in place: {nbytes:,} bytes were added, and the old pickle is kept for {undo}"
         yield found("F804", message, [name for name in files if name], "")
 
 
-def _unnamed(inventory: Inventory) -> Iterator[Finding]:
-    """Files beside a ``.metadata`` that it does not name: a load leaves them alone."""
+def _unnamed_files(inventory: Inventory) -> Iterator[Finding]:
+    """F804 for files in a distributed checkpoint that its ``.metadata`` does not name: a load ignores them."""
     facts = [fact for fact in inventory.facts if fact.kind == "unnamed-file"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
@@ -128,14 +124,14 @@ def _unnamed(inventory: Inventory) -> Iterator[Finding]:
         yield found("F804", message, [fact.record for fact in facts], "")
 
 
-def _passed_over(inventory: Inventory) -> Iterator[Finding]:
-    """Archives inside of an archive: what is in them is not read, converted or verified."""
+def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
+    """F804 for archives in an archive: checkpoints in them are not read, converted or verified."""
     inner = [fact for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
         nbytes = sum(fact.nbytes for fact in inner)
         message = (
-            f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): checkpoints may be in there, and no "
-            f"command looks at them"
+            f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): "
+            "checkpoints inside are not read, converted or verified"
         )
         first = quoted(inner[0].record)
         fix = f"unpack {quoted(inventory.path)} into FOLDER, then: ckptmove inspect FOLDER/{first}"
@@ -143,17 +139,17 @@ def _passed_over(inventory: Inventory) -> Iterator[Finding]:
 
 
 def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F805: bytes that torch passes over, and that another reader may take for something."""
+    """F805: bytes that torch ignores, but another reader may read."""
     facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
-        fix = _saved_again(inventory, facts[0].record, ".plain")
+        fix = _resave_line(inventory, facts[0].record, ".plain")
         yield found("F805", message, [fact.record for fact in facts], fix)
 
 
-def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
-    """Python that loads the file that a tensor or a record is in, and saves it beside the old one."""
+def _resave_line(inventory: Inventory, place: str, ending: str) -> str:
+    """Return Python code that loads the file of a tensor or a record, and saves it under a new name."""
     file = file_of(inventory, place)
     is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
     path = posixpath.join(inventory.path, file.path) if file is not None and is_folder else inventory.path
@@ -164,7 +160,7 @@ def _saved_again(inventory: Inventory, place: str, ending: str) -> str:
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
-    """The tensors that records belong to; a record that belongs to none by its own name."""
+    """Return the names of the tensors in some records, or the name of the record if it has no tensor."""
     names: dict[str, list[str]] = {storage.key: [] for storage in inventory.storages}
     for tensor in inventory.tensors:
         for one in tensor.dense():
@@ -177,9 +173,9 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
 
 
 def _wasted(inventory: Inventory) -> dict[str, int]:
-    """Bytes that no tensor reaches, by storage; at least so many, since strides and gaps are seen only roughly.
+    """Return, for each storage, the number of bytes that no tensor uses (a lower bound).
 
-    What tensors reach is no more than the union of their extents, and no more than their own bytes added up.
+    Tensors use at most the union of their extents, and at most the sum of their bytes.
     """
     own: dict[str, int] = {}
     shared: set[str] = set()
@@ -189,23 +185,23 @@ def _wasted(inventory: Inventory) -> dict[str, int]:
                 if one.storage in own:
                     shared.add(one.storage)
                 own[one.storage] = own.get(one.storage, 0) + one.nbytes
-    # In most files a tensor has its storage for itself and fills it: only the others are looked at closely.
-    open_to_doubt = {
+    # Most tensors fill their own storage. Only other storages are examined.
+    doubtful = {
         storage.key: storage.nbytes
         for storage in inventory.storages
         if storage.key in shared or own.get(storage.key, storage.nbytes) != storage.nbytes
     }
-    extents: dict[str, list[tuple[int, int]]] = {key: [] for key in open_to_doubt}
-    for tensor in inventory.tensors if open_to_doubt else ():
+    extents: dict[str, list[tuple[int, int]]] = {key: [] for key in doubtful}
+    for tensor in inventory.tensors if doubtful else ():
         for one in tensor.dense():
             if one.storage in extents:
                 extents[one.storage].append(_extent(one))
-    unreached = {key: nbytes - min(_union(extents[key]), own[key]) for key, nbytes in open_to_doubt.items()}
+    unreached = {key: nbytes - min(_union(extents[key]), own[key]) for key, nbytes in doubtful.items()}
     return {key: nbytes for key, nbytes in unreached.items() if nbytes > 0}
 
 
 def _extent(tensor: TensorRecord) -> tuple[int, int]:
-    """First byte and last (exclusive) of a tensor in its storage."""
+    """Return the first and the last byte (exclusive) of a tensor in its storage."""
     if 0 in tensor.shape:
         return 0, 0
     item = ITEM_BYTES.get(tensor.dtype, 1)

@@ -1,6 +1,6 @@
-"""The tensors that can be an optimizer's parameters, and the parameters that none of them can be.
+"""Find optimizer parameters for which the checkpoint has no tensor, by shape.
 
-Never blames an optimizer whose model may be elsewhere, or may be stored in other shapes than it is trained in.
+An optimizer is not reported if its model may be in another file, or may be stored in other shapes than in training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Integers that several weights are packed into: bitsandbytes, GPTQ, AWQ.
 _PACKED: Final = frozenset({"uint8", "int8", "int16", "int32"})
-#: The trainer of this library also trains the loss, and does not save its parameters.
+#: The trainer of this library also trains parameters of the loss, but does not save them.
 _TRAINS_ITS_LOSS: Final = "sentence_transformers."
 
 
@@ -32,8 +32,8 @@ class Shortage(NamedTuple):
 
     Attributes:
         shape: the shape.
-        entries: state of every parameter that has it.
-        tensors: how many tensors have it.
+        entries: state of every parameter with this shape.
+        tensors: number of tensors with this shape.
     """
 
     shape: Shape
@@ -42,12 +42,12 @@ class Shortage(NamedTuple):
 
 
 class Lacking(NamedTuple):
-    """The parameters of an optimizer that cannot be any of the tensors beside it; empty where it may be right.
+    """Parameters of an optimizer without a tensor in the checkpoint; all empty if nothing is known to be wrong.
 
     Attributes:
-        listed: how many parameters the groups list, if that is too many.
-        candidates: how many tensors can be one.
-        shortages: the shapes with too few tensors.
+        listed: number of parameters in the groups if it is too large, else 0.
+        candidates: number of tensors that can be a parameter.
+        shortages: shapes with too few tensors.
     """
 
     listed: int = 0
@@ -58,11 +58,11 @@ class Lacking(NamedTuple):
 def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:
     """Match each optimizer with every tensor that can be a parameter, by shape alone.
 
-    Loss, EMA, quantized and tied weights and what other optimizers step are all candidates: only an optimizer for which
-    no assignment exists lacks something.
+    Loss, EMA, quantized and tied weights, and parameters of other optimizers, are all candidates: an optimizer lacks a
+    tensor only if no assignment exists.
 
     Returns:
-        For each optimizer what is lacking.
+        One result for each optimizer.
     """
     state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
     pools: dict[str, _Pool | None] = {}
@@ -88,11 +88,11 @@ class _Pool:
         self._converts = converts
 
     def lacking(self, optimizer: OptimizerRecord) -> Lacking:
-        """The parameters of an optimizer that none of the tensors can be."""
+        """Return the parameters of an optimizer for which the pool has no tensor."""
         listed = {key for group in optimizer.groups for key in group.params}
         entries = {} if self._is_packed else _by_shape(optimizer, listed)
         if self._has_matrices and all(len(shape) == 1 for shape in entries):
-            entries = {}  # flat runs of several parameters each: FSDP, apex, fairseq
+            entries = {}  # each is several flattened parameters: FSDP, apex, fairseq
         counts = ((shape, own, self._shapes[shape]) for shape, own in entries.items())
         short = tuple(Shortage(shape, own, count) for shape, own, count in counts if len(own) > count)
         if self._converts:
@@ -103,7 +103,7 @@ class _Pool:
 
 
 def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
-    """Where the model of an optimizer is: its own file or folder in a directory; empty for all there is."""
+    """Return the file or folder of a directory with the model of an optimizer; empty for the whole checkpoint."""
     if not isinstance(inventory, DirectoryInventory):
         return ""
     file = inventory.file_at(optimizer.where)
@@ -115,7 +115,7 @@ def _is_alone(file: FileRecord) -> bool:
 
 
 def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
-    """The candidates at a place; None where the whole model may not be there."""
+    """Return the candidates at a place, or None if it may not have the whole model."""
     tensors: Sequence[TensorRecord] = inventory.tensors
     is_whole = not trainer_of(inventory.layout).is_spread or inventory.container == "dcp"
     if isinstance(inventory, DirectoryInventory):
@@ -142,19 +142,19 @@ def _has_model(tensors: Sequence[TensorRecord]) -> bool:
 
 
 def _is_adapter(tensors: Sequence[TensorRecord]) -> bool:
-    """Whether it is an adapter (PEFT, diffusers), beside which other trained parameters may not be saved."""
+    """Whether it is an adapter (PEFT, diffusers), whose file may lack other trained parameters."""
     return any("lora" in name or "adapter_model." in name for name in (tensor.name.lower() for tensor in tensors))
 
 
 def _can_be_parameter(tensor: TensorRecord) -> bool:
-    """Any dtype will do: quantized weights are integers, and ML-Agents registers counts as parameters."""
+    """Whether a tensor can be a parameter. Any dtype can: quantized weights are integers, ML-Agents trains counts."""
     return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
 
 
 def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[StateEntry]]:
-    """The state of listed parameters by their shape; empty where an entry has keys or shapes that torch never writes.
+    """Group the state of listed parameters by shape; empty if an entry has keys or shapes that torch never writes.
 
-    State without a dimension says nothing of its parameter.
+    0-d state does not show the shape of its parameter, and is skipped.
     """
     found: dict[Shape, list[StateEntry]] = {}
     for entry in optimizer.state:
@@ -171,8 +171,8 @@ def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[
 def _is_converted(shortage: Shortage, left: Counter[Shape]) -> bool:
     """Whether parameters may be stored as tensors of another shape.
 
-    transformers splits and joins weights where it saves them (``conversion_mapping.py``): all experts of a layer are
-    one parameter, and a tensor each. No element is lost, and one dimension stays.
+    transformers splits and joins weights when it saves them (``conversion_mapping.py``): all experts of a layer are
+    one parameter in training, but one tensor each in the file. The number of elements and one dimension stay the same.
     """
     shape, size = shortage.shape, prod(shortage.shape)
     count = len(shortage.entries) - shortage.tensors

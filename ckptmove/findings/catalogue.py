@@ -1,7 +1,4 @@
-"""The catalogue of findings: what each code means, why it hurts, how it is mended.
-
-Never looks at a checkpoint: the rules do.
-"""
+"""The catalogue of findings: meaning, consequences and fix of each code."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """What is to be known of a code.
+    """Documentation of one code.
 
     Attributes:
         code: stable code.
-        name: its kebab-case name.
-        severity: of its findings, but for those whose ``when`` names another one.
-        when: what the file must hold for it, in one line.
-        why: what the user sees; torch's own words where it has some.
-        mend: how to mend it.
-        found_by: command that looks for it.
+        name: name in kebab case.
+        severity: severity of its findings, unless ``when`` names another one.
+        when: condition for the finding, in one line.
+        why: consequences for the user, with the error message of torch if it has one.
+        mend: how to fix it.
+        found_by: command that finds it.
     """
 
     code: str
@@ -36,7 +33,7 @@ class Entry(NamedTuple):
 
 
 def found(code: str, message: str, where: Iterable[str], fix: str) -> Finding:
-    """A finding of a code, with the name and the severity that the catalogue gives it."""
+    """Create a finding with the name and the severity of its code."""
     entry = CATALOGUE[code]
     return Finding(code=code, name=entry.name, severity=entry.severity, message=message, where=tuple(where), fix=fix)
 
@@ -46,12 +43,12 @@ _ENTRIES: Final = (
         code="D101",
         name="mixed-devices",
         severity=Severity.WARNING,
-        when="tensors of the model, or of its loss, lie on more than one device",
+        when="tensors of the model, or of its loss, are on more than one device",
         why="A forward pass needs its tensors on one device: 'Expected all tensors to be on the same device, but "
-        "found at least two devices'. load_state_dict copies the values into a model wherever that lies, so a "
+        "found at least two devices'. load_state_dict copies the values into a model on any device, so a "
         "resume that goes through it works, as long as torch.load finds every device. A pickled model, or a "
-        "tensor that no load_state_dict restores (pos_weight of a loss), stays where the file says. A "
-        "model-parallel run writes such a file rightly.",
+        "tensor that no load_state_dict restores (pos_weight of a loss), stays on the device in the file. In the "
+        "file of a model-parallel run, several devices are correct.",
         mend="Gather it on one device with 'ckptmove convert PATH --to DEVICE'. For a model-parallel run, leave it.",
     ),
     Entry(
@@ -61,7 +58,7 @@ _ENTRIES: Final = (
         when="optimizer state is on another device than its parameter",
         why="The model was moved after the optimizer was built, or only one of them was mapped. load_state_dict of a "
         "torch.optim class moves moments to its parameter, so it hides this when it runs after model.to(device). "
-        "Where it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
+        "If it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
         "all tensors to be on the same device'.",
         mend="Move both at once with 'ckptmove convert PATH --to DEVICE': moments follow, and 'step' stays where torch "
         "keeps it.",
@@ -72,7 +69,7 @@ _ENTRIES: Final = (
         severity=Severity.ERROR,
         when="a tag names an index that the target machine lacks (by --devices, --to or --expect); if unknown, a note",
         why="torch.load without map_location raises 'Attempting to deserialize object on CUDA device 3 but "
-        "torch.cuda.device_count() is 1'. A torch.device object with such an index loads, and fails at its first "
+        "torch.cuda.device_count() is 1'. A torch.device object with this index loads, and fails at its first "
         "use; map_location does not change it.",
         mend="'ckptmove convert PATH --to cuda:0', or correct the number that --devices gives.",
     ),
@@ -107,18 +104,18 @@ _ENTRIES: Final = (
         name="capturable-unsupported",
         severity=Severity.ERROR,
         when="a group is capturable=True and not fused, and the target (cpu, mps) cannot do that",
-        why="The flag comes back from the file through load_state_dict, whatever the constructor was given, and the "
-        "first step raises 'If capturable=True, params and state_steps must be on supported devices'.",
-        mend="'ckptmove convert PATH --to DEVICE' sets the flag to what the target can do.",
+        why="load_state_dict restores the flag from the file, also over the argument of the constructor. The "
+        "first step then raises 'If capturable=True, params and state_steps must be on supported devices'.",
+        mend="'ckptmove convert PATH --to DEVICE' sets the flag as the target needs it.",
     ),
     Entry(
         code="O203",
         name="step-on-cpu",
         severity=Severity.INFO,
         when="a group is capturable or fused, its 'step' is on the CPU, and the target is an accelerator",
-        why="torch wants the counters of such a group beside the parameters. load_state_dict of recent torch moves "
-        "them there by itself; older ones did not, and raised at the first step.",
-        mend="Nothing has to be done in recent torch; 'ckptmove convert PATH --to DEVICE' moves them in the file.",
+        why="torch needs the counters of this group on the device of the parameters. load_state_dict of recent torch "
+        "moves them there; older versions did not, and raised at the first step.",
+        mend="Recent torch needs no fix; 'ckptmove convert PATH --to DEVICE' moves them in the file.",
     ),
     Entry(
         code="O204",
@@ -135,10 +132,10 @@ _ENTRIES: Final = (
         code="O205",
         name="state-missing",
         severity=Severity.WARNING,
-        when="some parameters of a group have state and others have none",
+        when="some parameters of a group have state and others do not",
         why="A parameter that never had a gradient (a frozen layer, an unused head) has no state, and that is "
-        "healthy. Where it was trained, its state was lost: its moments start at zero, its step count at one, and "
-        "the loss jumps. The file cannot tell the two apart.",
+        "healthy. If it was trained, its state was lost: its moments start at zero, its step count at one, and "
+        "the loss jumps. The file does not show which of the two it is.",
         mend="If those parameters were frozen, nothing. If not, save the checkpoint again from the run.",
     ),
     Entry(
@@ -146,7 +143,7 @@ _ENTRIES: Final = (
         name="group-size",
         severity=Severity.ERROR,
         when="the groups list more parameters, in all or of one shape, than the file has tensors that could be, or the "
-        "state has ones that no group lists",
+        "state has entries that no group lists",
         why="load_state_dict compares the groups with those of the new optimizer: 'loaded state dict contains a "
         "parameter group that doesn't match the size of optimizer's group'. State that no group lists is never "
         "used. Fewer parameters than tensors is no fault: buffers, frozen and tied weights, and a second "
@@ -158,8 +155,8 @@ _ENTRIES: Final = (
         name="state-incomplete",
         severity=Severity.ERROR,
         when="a group or a state entry lacks a key that its optimizer reads",
-        why="load_state_dict takes what is there and asks for nothing; the first step then raises KeyError: "
-        "'exp_avg_sq', on the parameter of that entry.",
+        why="load_state_dict does not check the keys; the first step then raises KeyError: 'exp_avg_sq', on the "
+        "parameter of that entry.",
         mend="Save the checkpoint again from the run, or resume with the weights alone.",
     ),
     Entry(
@@ -170,7 +167,7 @@ _ENTRIES: Final = (
         "backward, nor in that of its layers in another order",
         why="load_state_dict gives the n-th state to the n-th parameter and compares no shapes. A script may list its "
         "parameters in an order of its own, and has to list them so again; an entry at the wrong place looks the same. "
-        "Backward, or layer by layer in another order, is what scripts choose: no finding, though two swapped entries "
+        "Backward, or layer by layer in another order, is common in scripts: no finding, though two swapped entries "
         "may fit it too. 'ckptmove verify' proves no resume of any of them; with --case it does.",
         mend="If your script lists its parameters in an order of its own, pass --ignore O208. If not, save the "
         "checkpoint again from the run, or resume with the weights alone.",
@@ -180,9 +177,10 @@ _ENTRIES: Final = (
         name="uneven-steps",
         severity=Severity.INFO,
         when="the step counts of parameters in one group differ",
-        why="Adam corrects its moments by the count: a stale one makes steps too large. A layer that was frozen or "
-        "unused for a time has such a count rightly.",
-        mend="If no layer was, take another checkpoint: 'ckptmove diff' with an earlier one shows which stood still.",
+        why="Adam corrects its moments by the count: a stale count makes steps too large. It is correct for a layer "
+        "that was frozen or unused for a time.",
+        mend="If no layer was, take another checkpoint: 'ckptmove diff' with an earlier one shows which counts did not "
+        "change.",
         found_by="verify",
     ),
     Entry(
@@ -210,7 +208,7 @@ _ENTRIES: Final = (
         code="R303",
         name="rng-count",
         severity=Severity.WARNING,
-        when="there are more per-device RNG states than the target machine has devices, as --devices N says",
+        when="the file has more per-device RNG states than the target machine has devices (--devices N)",
         why="torch.cuda.set_rng_state_all sets a state on each device, from the first on, and fails at the first one "
         "that is not there: 'IndexError: tuple index out of range'. Fewer states than devices are all set.",
         mend="Set as many states as there are devices.",
@@ -220,9 +218,9 @@ _ENTRIES: Final = (
         name="scheduler-rate",
         severity=Severity.WARNING,
         when="the learning rates that a scheduler has set last are not those in the optimizer's param_groups",
-        why="A scheduler puts its rates into the groups at every step, so that both say the same when they are saved "
+        why="A scheduler puts its rates into the groups at every step, so both are equal when they are saved "
         "together. StepLR, CosineAnnealingLR and others go on from the rate in the group: after a resume they follow "
-        "another curve. A script that sets lr itself beside its scheduler makes such files, and knows why.",
+        "another curve. The file is correct if the script itself sets lr in addition to its scheduler.",
         mend="Save both at the same moment, or set the groups: for group, lr in zip(optimizer.param_groups, "
         "scheduler.get_last_lr()): group['lr'] = lr.",
     ),
@@ -230,7 +228,7 @@ _ENTRIES: Final = (
         code="T401",
         name="dtype-unsupported",
         severity=Severity.ERROR,
-        when="the target has no such dtype (on mps: float64, complex128, float8, float4, quantized and bits dtypes)",
+        when="the target does not support a dtype (mps: float64, complex128, float8, float4, quantized, bits dtypes)",
         why="torch.load and .to raise 'Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
         "support float64'. A float8 tensor loads, and the first operation raises 'Trying to convert Float8_e4m3fn to "
         "the MPS backend but it does not have support for that dtype'; so does a cast. (torch 2.15 begins to take it.)",
@@ -242,7 +240,7 @@ _ENTRIES: Final = (
         code="N501",
         name="not-finite",
         severity=Severity.ERROR,
-        when="there is NaN or Inf in weights or optimizer state",
+        when="weights or optimizer state contain NaN or Inf",
         why="Every step spreads it: the loss is NaN from then on, or at the next use of that weight.",
         mend="Resume from an earlier checkpoint.",
         found_by="verify",
@@ -251,7 +249,7 @@ _ENTRIES: Final = (
         code="N502",
         name="negative-moment",
         severity=Severity.ERROR,
-        when="a second moment is below zero, or a step count is",
+        when="a second moment or a step count is below zero",
         why="No optimizer writes that: the bytes were damaged or mixed up. Adam takes the square root of it, which is "
         "NaN.",
         mend="Resume from an earlier checkpoint, or without this optimizer state.",
@@ -273,11 +271,11 @@ _ENTRIES: Final = (
         name="weights-only",
         severity=Severity.WARNING,
         when="the pickle uses names, or opcodes, that torch.load(weights_only=True) refuses; or the file is a tar of "
-        "torch 0.1, of which it refuses every one",
+        "torch 0.1, which it always refuses",
         why="weights_only=True is the default since torch 2.6: 'Weights only load failed'. With weights_only=False "
         "the file may run any code it holds.",
         mend="If you trust its origin, allow those names with torch.serialization.add_safe_globals before loading. "
-        "ckptmove itself reads such a file without running it.",
+        "ckptmove itself reads the file without running it.",
     ),
     Entry(
         code="S702",
@@ -285,18 +283,18 @@ _ENTRIES: Final = (
         severity=Severity.ERROR,
         when="the pickle names something that no checkpoint needs: a shell, eval, a socket",
         why="torch.load(weights_only=False) and pickle.load would run it with your rights.",
-        mend="Do not load it. Ask whoever made it for safetensors.",
+        mend="Do not load it. Ask its author for safetensors.",
     ),
     Entry(
         code="S703",
         name="weights-only-older",
         severity=Severity.INFO,
-        when="the pickle uses names that torch.load(weights_only=True) takes in a newer torch and refuses in an older "
-        "one, of those from 2.4 on",
-        why="The list of what it takes has grown: bytes came with torch 2.5; sets, complex numbers and uint16 with "
-        "2.6; float8_e8m0fnu with 2.7. An older torch says 'Unsupported global'.",
-        mend="Load it with the newer torch, or allow in the older one what torch.serialization.add_safe_globals takes "
-        "there: no dtype.",
+        when="the pickle uses names that torch.load(weights_only=True) accepts in a newer torch and refuses in an "
+        "older one (from 2.4 on)",
+        why="The list of accepted names has grown: bytes came with torch 2.5; sets, complex numbers and uint16 with "
+        "2.6; float8_e8m0fnu with 2.7. An older torch raises 'Unsupported global'.",
+        mend="Load it with the newer torch, or allow the names in the older one with "
+        "torch.serialization.add_safe_globals, which accepts no dtype.",
     ),
     Entry(
         code="F801",
@@ -304,15 +302,15 @@ _ENTRIES: Final = (
         severity=Severity.ERROR,
         when="the bytes of a record differ from the CRC that the archive holds for them (inspect --check, verify, "
         "convert)",
-        why="A copy or a disk has changed them. torch.load does not look: it loads wrong weights without a word.",
-        mend="Copy or download it again; what was lost is not in the file.",
+        why="A copy or a disk has changed them. torch.load does not check: it loads wrong weights without an error.",
+        mend="Copy or download it again; the lost bytes are not in the file.",
     ),
     Entry(
         code="F802",
         name="truncated",
         severity=Severity.ERROR,
         when="a record reaches past the end of the file, a storage is shorter than its tensors, or absent, or a piece "
-        "of a distributed checkpoint is not what .metadata says; or a tar of files has no end (a warning)",
+        "of a distributed checkpoint differs from .metadata; or a tar of files has no end (a warning)",
         why="The copy or the save was cut off: 'PytorchStreamReader failed', or 'file in archive is not in a "
         "subdirectory', or too few bytes for a tensor. A tar that was cut between two members is a shorter tar to "
         "tar and to Python: only the blocks of zeros at its end are missing. A whole piece may be of another save.",
@@ -323,8 +321,8 @@ _ENTRIES: Final = (
         name="compressed-records",
         severity=Severity.ERROR,
         when="the bytes of a storage are compressed in the archive",
-        why="Some tool zipped the file again. torch.load reads it rightly, but torch.load(mmap=True) takes the "
-        "compressed bytes for numbers: garbage weights, and no error.",
+        why="Some tool zipped the file again. torch.load reads it correctly, but torch.load(mmap=True) reads the "
+        "compressed bytes as numbers: garbage weights, and no error.",
         mend="Have it stored plainly: 'ckptmove convert PATH --to DEVICE'. Until then, load it without mmap.",
     ),
     Entry(
@@ -332,26 +330,26 @@ _ENTRIES: Final = (
         name="dead-bytes",
         severity=Severity.INFO,
         when="bytes of the file are reached by no tensor (at least 1 KiB and 1 % of the file), or a record by no "
-        "storage, or a file by no .metadata, or a conversion in place has kept what it replaced; or an archive of "
+        "storage, or a file by no .metadata, or a conversion in place has kept the replaced bytes; or an archive of "
         "files has another one in it that may hold checkpoints (a warning)",
         why="torch.save writes the whole storage of a view: four rows of an embedding cost the whole table. Nothing "
-        "fails; the file is larger than what it holds, and may tell more than was meant. Archives in archives are "
-        "copied as they are: checkpoints in them are not listed, converted or verified.",
-        mend="Save tensor.clone() in place of the view. convert --undo takes back what was done in place. Unpack an "
-        "archive that holds others.",
+        "fails; the file is larger than its tensors, and may contain data that you do not want to share. Archives in "
+        "archives are copied unchanged: checkpoints in them are not listed, converted or verified.",
+        mend="Save tensor.clone() instead of the view. convert --undo reverts a conversion in place. Unpack an "
+        "archive that contains others.",
     ),
     Entry(
         code="F805",
         name="ambiguous-archive",
         severity=Severity.WARNING,
-        when="bytes lie in the archive outside of every record, or behind the end of its pickle",
-        why="torch.save leaves none. torch.load passes over them; a scanner, or a reader that looks for records from "
-        "the front, may take them for another checkpoint than the one that torch loads. What is worse (two records of "
-        "one name, records that share bytes, headers that disagree) is an error, and no finding.",
+        when="the archive has bytes outside of every record, or after the end of its pickle",
+        why="torch.save writes none. torch.load ignores them; a scanner, or a reader that looks for records from "
+        "the front, may take them for another checkpoint than the one that torch loads. Worse faults (two records of "
+        "one name, records that share bytes, headers that disagree) are errors, not findings.",
         mend="Trust the file no more than its source. torch.save(torch.load(PATH, weights_only=True), NEW) leaves them "
         "out.",
     ),
 )
 
-#: Every code that a finding can have, in the order of the contract.
+#: Every code, in the documented order.
 CATALOGUE: Final[dict[str, Entry]] = {entry.code: entry for entry in _ENTRIES}

@@ -1,7 +1,4 @@
-"""Which codes the words of ``--select``, ``--ignore`` and ``rules`` mean.
-
-Never says what a code means: the catalogue does.
-"""
+"""Find the codes for the arguments of ``--select``, ``--ignore`` and ``rules``."""
 
 from __future__ import annotations
 
@@ -14,25 +11,25 @@ from ckptmove.findings.catalogue import CATALOGUE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Letters of a word that are held against the names: none of these is as long.
+#: Letters of a word that are compared with the names, which are all shorter.
 _LONGEST: Final = 64
 
 
 def codes_of(words: Iterable[str]) -> frozenset[str]:
-    """The codes that some words mean, each of them several with commas between.
+    """Return the codes for some words, each of which may be a comma-separated list.
 
     Raises:
-        UsageError: there is none that one of them means.
+        UsageError: if a word matches no code.
     """
     parts = [part for word in words for part in word.replace(",", " ").split()]
     return frozenset(code for part in parts for code in codes_like(part))
 
 
 def codes_like(word: str) -> tuple[str, ...]:
-    """The codes that a word means: a code, the beginning of some (``D``), or a name.
+    """Return the codes for a word: a code, the beginning of codes (``D``), or a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: if the word matches no code.
     """
     begin, name = word.upper(), word.lower()
     codes = tuple(code for code, entry in CATALOGUE.items() if code.startswith(begin) or entry.name == name)

@@ -1,6 +1,6 @@
-"""What the findings judge a file for, and the words that several rules need to say so.
+"""The target machine of the rules, and the fix commands that several rules share.
 
-Never looks at the machine it runs on: the target is what the caller names, or where the model lies.
+The machine that runs ckptmove does not matter: the target is named by the caller, or is the device of the model.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class Context(NamedTuple):
-    """The machine that a file is judged for.
+    """The target machine, and facts that several rules need.
 
     Attributes:
-        target: device that training is to resume on, or None for the devices in the file.
-        device_count: how many devices of one type that machine has, where the user said so; None for a machine with
-            the devices that the target and the file name.
+        target: device to resume on, or None for the devices in the file.
+        device_count: number of devices of one type on that machine, if the user gave it; None for a machine with the
+            devices that the target and the file name.
         kept: names of the tensors that may stay on their device.
-        home: device where most bytes of the model lie; every rule asks, so it is looked up once for all.
-        pairings: the parameters of each optimizer, matched with the model; likewise.
-        lacking: the parameters of each optimizer that the checkpoint cannot hold; likewise.
+        home: device with most bytes of the model; computed once for all rules.
+        pairings: parameters of each optimizer, matched with the model; computed once.
+        lacking: parameters of each optimizer without a tensor in the checkpoint; computed once.
     """
 
     target: str | None = None
@@ -49,18 +49,18 @@ class Context(NamedTuple):
 
 
 def is_incomplete(inventory: Inventory) -> bool:
-    """Whether a file of a directory or an archive could not be read, so that nothing can be said to be missing."""
+    """Whether a file of a directory or an archive could not be read, so that nothing can be reported as missing."""
     return isinstance(inventory, DirectoryInventory) and inventory.is_incomplete
 
 
 def target_device(inventory: Inventory, context: Context) -> str | None:
-    """The target, or else the device where most bytes of the model lie; None where no tensor lies anywhere.
+    """Return the target, or else the device with most bytes of the model; None if no tensor has a device.
 
-    A file without a model goes by its optimizer's state, and one without that by everything it holds. Meta tensors lie
-    nowhere, and neither does a tensor whose file does not say where.
+    Without a model, the state of the optimizers counts; without that, all tensors. Meta tensors, and tensors of formats
+    without devices, do not count.
 
     Returns:
-        A tag as the file has it. :func:`ckptmove.torch_facts.devices.parse_target` does not take every one.
+        A tag from the file. :func:`ckptmove.torch_facts.devices.parse_target` does not accept every tag.
     """
     known = context.target or context.home
     if known is not None:
@@ -73,7 +73,7 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
 
 
 def fullest_device(tensors: Iterable[TensorRecord]) -> str | None:
-    """The device with most bytes of some tensors; None for none."""
+    """Return the device with most bytes of some tensors, or None if no tensor has a device."""
     nbytes: dict[str, int] = {}
     for tensor in tensors:
         if is_placed(tensor):
@@ -82,19 +82,19 @@ def fullest_device(tensors: Iterable[TensorRecord]) -> str | None:
 
 
 def is_placed(tensor: TensorRecord) -> bool:
-    """Whether a tensor lies on a device, and the file says on which."""
+    """Whether the file names a device for a tensor, other than meta."""
     return tensor.device not in {"meta", NO_DEVICE}
 
 
 def devices_needed(tags: Iterable[str]) -> int:
-    """Number of devices of one type on a machine that has all of these; at least 1."""
+    """Return the number of devices of one type that a machine needs for all tags; at least 1."""
     return max((1 + (split(tag)[1] or 0) for tag in tags if is_accelerator(tag)), default=1)
 
 
 def known_count(kind: str, context: Context) -> int | None:
-    """Number of devices of a type on the target machine, or None where nothing was said about it.
+    """Return the number of devices of a type on the target machine, or None if it is not known.
 
-    A target ``cuda:3`` without a number means a machine with four cuda devices, and says nothing about other types.
+    A target ``cuda:3`` alone means a machine with four cuda devices; other types are then not known.
     """
     if context.device_count is not None or context.target is None or split(context.target)[0] != kind:
         return context.device_count
@@ -102,24 +102,21 @@ def known_count(kind: str, context: Context) -> int | None:
 
 
 def is_out_of_range(tag: str, context: Context) -> bool:
-    """Whether a tag has an index that the target machine lacks, as far as its number of devices is known."""
+    """Whether the target machine is known to lack the index of a tag."""
     kind, index = split(tag)
     count = known_count(kind, context)
     return count is not None and index is not None and index >= count and is_accelerator(tag)
 
 
 def available_device(tag: str, context: Context) -> str:
-    """The tag, or the first device of its type where the target machine lacks it."""
+    """Return the tag, or the first device of its type if the target machine lacks it."""
     return f"{split(tag)[0]}:0" if is_out_of_range(tag, context) else tag
 
 
 def convert_command(inventory: Inventory, context: Context, *options: str) -> str:
-    """The command that moves the file to where it is to resume, on a device that the machine and a file can have.
-
-    None changes what a distributed checkpoint holds: it is passed on as it is.
-    """
+    """Return the command that converts the file for the target device; ``convert`` cannot change a DCP checkpoint."""
     if not container_class(inventory.container).is_editable:
-        return "no conversion changes a distributed checkpoint: mend it in the script, once it is loaded"
+        return "convert cannot change a distributed checkpoint: fix it in the script after loading"
     try:
         target = parse_target(available_device(target_device(inventory, context) or "cpu", context))
     except UsageError:
@@ -128,30 +125,29 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:
-    """Python that loads the file without running what is in it, and takes what stands at a path of nested dicts.
+    """Return Python code that loads a file without running its content, and gets the value at a path of nested dicts.
 
-    torch reads a tar, and pickle a bare pickle, only by running it: :func:`ckptmove.findings.safety.cautioned` says so.
-
-    Of a directory or an archive it is the file that the path begins with; without a path, the first that ``torch.save``
-    wrote.
+    In a directory or an archive, the path begins with the file; without a path, it is the first file of ``torch.save``.
+    torch runs the content of a tar, and pickle that of a bare pickle: :func:`ckptmove.findings.safety.cautioned` adds a
+    warning.
     """
-    source, container, keys = _located(inventory, where)
+    source, container, keys = _file_and_keys(inventory, where)
     rest = "".join(f"[{key!r}]" for key in keys)
     call = container.load_call(source)
-    if container.loader == "torch.export.load":  # an ExportedProgram has no keys
+    if container.loader == "torch.export.load":  # it returns a program, which has no keys
         return f"{call})"
     mode = "" if container.weights_only is None else f", weights_only={container.weights_only}"
     return f"{call}{mode}){rest}"
 
 
 def open_load(inventory: Inventory, file: str = "") -> str:
-    """The call that loads the file, or a file of a directory, without its end."""
-    source, container, _ = _located(inventory, file)
+    """Return the call that loads the file, or a file of a directory, without the closing parenthesis."""
+    source, container, _ = _file_and_keys(inventory, file)
     return container.load_call(source)
 
 
-def _located(inventory: Inventory, where: str) -> tuple[str, type[Container], list[str]]:
-    """The file that something is in, as Python; its container, and the keys that lead there."""
+def _file_and_keys(inventory: Inventory, where: str) -> tuple[str, type[Container], list[str]]:
+    """Return the file of a path as a Python expression, its format, and the keys of the path in it."""
     if not isinstance(inventory, DirectoryInventory):
         return repr(inventory.path), container_class(inventory.container), _keys(inventory, where) if where else []
     saved = (file for file in inventory.files if container_class(file.container).is_torch_save)
@@ -159,7 +155,7 @@ def _located(inventory: Inventory, where: str) -> tuple[str, type[Container], li
     file = file_of(inventory, where) or first
     rest = where.removeprefix(file.path).removeprefix(".")
     if file.path in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
-        keys = [rest]  # of a state_dict that is all of the file
+        keys = [rest]  # the whole file is one state_dict
     else:
         roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
         keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
@@ -168,20 +164,20 @@ def _located(inventory: Inventory, where: str) -> tuple[str, type[Container], li
 
 
 def load_whole(inventory: Inventory, where: str) -> str:
-    """Python that loads all of the file that a tensor, an object or a record is in, by its path from the root."""
+    """Return Python code that loads the whole file of a tensor, an object or a record, by its path from the root."""
     file = file_of(inventory, where)
     return load_expression(inventory, "" if file is None else file.path)
 
 
 def file_of(inventory: Inventory, where: str) -> FileRecord | None:
-    """The file of a directory, or of an archive, that something is in by its path from the root; None of a file."""
+    """Return the file of a directory or an archive that a path is in; None if the checkpoint is one file."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     around = [file for file in files if where == file.path or where.startswith((f"{file.path}.", f"{file.path}/"))]
     return max(around, key=lambda file: len(file.path), default=None)
 
 
 def _keys(inventory: Inventory, where: str) -> list[str]:
-    """The keys of nested dicts in a path; only those of the root hold dots."""
+    """Split a path into the keys of nested dicts; only keys of the root contain dots."""
     end = RootKeys(inventory).first(where)
     if end != -1:
         return [where[:end], *where[end + 1 :].split(".")]
@@ -189,5 +185,5 @@ def _keys(inventory: Inventory, where: str) -> list[str]:
 
 
 def census(tags: Iterable[str]) -> str:
-    """Devices with counts, the most frequent first: ``cuda:0 (10), cpu (2)``."""
+    """Return devices with counts, most frequent first: ``cuda:0 (10), cpu (2)``."""
     return ", ".join(f"{tag} ({count})" for tag, count in Counter(tags).most_common())

@@ -1,7 +1,4 @@
-"""Rules about where tensors lie: D101 to D104.
-
-Never decides what moves: that is the policy of ``convert``.
-"""
+"""Rules about devices: D101 to D104."""
 
 from __future__ import annotations
 
@@ -38,13 +35,13 @@ if TYPE_CHECKING:
 
 
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """D101: model and loss are used in one forward pass, so their tensors belong on one device.
+    """D101: tensors of model and loss, which one forward pass uses, are on several devices.
 
-    Several checkpoints in one folder are not used together: each is judged by itself.
+    Several checkpoints in one folder are not used together, so each is checked alone.
     """
     tensors = [
         tensor
-        for tensor in _once(inventory.tensors)
+        for tensor in _without_inner_on_same_device(inventory.tensors)
         if tensor.role in {"model", "criterion"} and is_placed(tensor) and tensor.name not in context.kept
     ]
     for together in inventory.by_checkpoint(tensors) if isinstance(inventory, DirectoryInventory) else [tensors]:
@@ -61,23 +58,23 @@ def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) 
     names = census(tensor.device for tensor in tensors)
     several = sum(map(is_accelerator, homes)) > 1
     why = "right for a model-parallel run only" if several else "one forward pass needs them on one"
-    message = f"{amount(len(tensors), 'tensor')} of the model lie on several devices: {names}; {why}"
+    message = f"{amount(len(tensors), 'tensor')} of the model are on several devices: {names}; {why}"
     yield found("D101", message, strays, convert_command(inventory, context))
 
 
 def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D102: a moment is on another device than its parameter.
 
-    Where the whole model is on one device, no pairing is needed to know where a parameter is. Where it is not, only a
-    certain pairing tells; without one, a moment is only wrong on a device that has no part of the model at all. A
-    moment that is kept, or whose parameter is kept, is where the user wants it.
+    If the whole model is on one device, so is each parameter. If not, only a certain pairing shows the device of a
+    parameter; without one, a moment is wrong only on a device that has no part of the model. Moments that the user
+    keeps, and those of parameters that the user keeps, do not count.
     """
     model = [tensor for tensor in inventory.tensors if tensor.role == "model" and is_placed(tensor)]
     homes = _distinct(model)
     if all(tensor.name in context.kept for tensor in model):
         return
     if isinstance(inventory, DirectoryInventory) and inventory.sharding:
-        return  # each rank has the moments of its own share, and its own device
+        return  # each rank has the moments of its own shard, and its own device
     pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
     if len(homes) > 1:
         pairings = tuple(pairing if pairing.is_certain else None for pairing in context.pairings)
@@ -92,7 +89,7 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
 def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D103: ``torch.load`` without ``map_location`` raises for an index that the machine does not have.
 
-    Nothing is wrong with an index on a machine of which nothing is known: the finding then says what the file needs.
+    If the number of devices is not known, the finding is a note with the number that the file needs.
     """
     tags = {tensor.device for tensor in inventory.tensors} | {mention.value for mention in inventory.mentions}
     one_device = context._replace(device_count=1)
@@ -127,13 +124,13 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
 def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D104: a config, a ``torch.device``, ``device_ids`` or a DeviceMesh names another device than the model's.
 
-    The mesh of a DTensor is compared with that DTensor, which cannot be used on another device type than its mesh.
+    The mesh of a DTensor is compared with that DTensor, which must have the device type of its mesh.
     """
     yield from _graph_device(inventory)
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
-    # Without a model all else stands for it, but RNG states: they lie on the CPU wherever it was.
+    # Without a model, all tensors count but RNG states, which are always on the CPU.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
-    # Part of the model may be in a file that could not be read: then its devices are not known.
+    # Part of the model may be in a file that could not be read.
     places = () if is_incomplete(inventory) else (tensor.device for tensor in model if is_placed(tensor))
     tags = list(dict.fromkeys(places))
     owners = mesh_owners(inventory)
@@ -144,7 +141,7 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
         if (
             split(homes[owners[mention.where]])[0] != mention.value
             if mention.where in owners
-            else tags and not _agrees(mention, tags, context)
+            else tags and not _fits_model(mention, tags, context)
         )
     ]
     if not strays:
@@ -155,30 +152,30 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     if first.where in owners:
         message = f"{first.where} names {named}{more}, its DTensor is on {homes[owners[first.where]]}"
     else:
-        message = f"{first.where} names {named}{more}, the model lies on {', '.join(tags)}"
+        message = f"{first.where} names {named}{more}, the model is on {', '.join(tags)}"
     yield found("D104", message, [mention.where for mention in strays], _mention_fix(inventory, context, strays))
 
 
 def _graph_device(inventory: Inventory) -> Iterator[Finding]:
-    """D104 as well: the graph of a ``torch.export`` archive takes a weight on another device than its own.
+    """D104 for the graph of a ``torch.export`` archive that expects a weight on another device than the file's.
 
-    An error, unlike any other mention: the program fails at its first operation, whatever a script does.
+    An error, unlike other mentions: the program fails at its first operation, and no script can change that.
     """
     names = [fact.record for fact in inventory.facts if fact.kind == "graph-device"]
     if names:
         places = [tensor.device for tensor in inventory.tensors if tensor.role == "model"]
         named = [one.value for one in inventory.mentions if one.kind == "torch.device" and ".values." in one.where]
         home = next((tag for tag in named if not any(same_device(tag, place) for place in places)), "cpu")
-        message = f"the graph takes {amount(len(names), 'tensor')} on {home}, where the file does not have them"
+        message = f"the graph expects {amount(len(names), 'tensor')} on {home}, but the file has them elsewhere"
         fix = Command(f"ckptmove convert {quoted(inventory.path)} --to {quoted(home)}")
         yield found("D104", message, names, fix)._replace(severity=Severity.ERROR)
 
 
-# --- what they need --------------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _once(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
-    """The tensors, without those inside a wrapper subclass that are on its device.
+def _without_inner_on_same_device(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
+    """Skip tensors inside a wrapper subclass that are on its device.
 
     Args:
         tensors: in the order of the file.
@@ -189,7 +186,7 @@ def _once(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
 
 
 def _distinct(tensors: Iterable[TensorRecord]) -> list[str]:
-    """The devices of some tensors, a tag for each; without an index, the first of its type is meant."""
+    """Return one tag for each device of some tensors; a tag without an index means the first device of its type."""
     tags: list[str] = []
     for tag in dict.fromkeys(tensor.device for tensor in tensors):
         if not any(same_device(tag, other) for other in tags):
@@ -200,14 +197,14 @@ def _distinct(tensors: Iterable[TensorRecord]) -> list[str]:
 def _strays(
     optimizer: OptimizerRecord, pairing: Pairing | None, homes: list[str], kept: Collection[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Moments on another device than their parameter: name, device, and the parameter's device."""
+    """Iterate over moments on another device than their parameter: name, device, device of the parameter."""
     parameters = pairing.by_key() if pairing is not None else {}
     for entry in optimizer.state:
         parameter = parameters.get(entry.key)
         if parameter is not None and parameter.name in kept:
             continue
         possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
-        for tensor in _once(tensor for _, tensor in entry.tensors):
+        for tensor in _without_inner_on_same_device(tensor for _, tensor in entry.tensors):
             if not tensor.shape or not is_placed(tensor) or tensor.device in possible or tensor.name in kept:
                 continue
             if not any(same_device(tensor.device, home) for home in possible):
@@ -215,7 +212,11 @@ def _strays(
 
 
 def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> str:
-    own = [tensor for entry in optimizer.state for tensor in _once(tensor for _, tensor in entry.tensors)]
+    own = [
+        tensor
+        for entry in optimizer.state
+        for tensor in _without_inner_on_same_device(tensor for _, tensor in entry.tensors)
+    ]
     total = sum(bool(tensor.shape) for tensor in own)
     parts = [
         f"{count} of {total} optimizer moments are on {device}, their parameters on {home}"
@@ -224,14 +225,13 @@ def _stray_message(optimizer: OptimizerRecord, moves: list[tuple[str, str]]) -> 
     return "; ".join(parts)
 
 
-def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
+def _fits_model(mention: Mention, tags: list[str], context: Context) -> bool:
     """Whether a mention fits the devices of the model.
 
-    The CPU is on every machine, and what names it beside a model on a GPU mostly means it (``offload_device``).
-    ``cuda`` without an index fits every index. ``map_location`` says where a file is read to, not where anything is.
-    A bare number under ``gpus`` or ``devices`` counts devices (Lightning) and names none. Device ids of DataParallel
-    name replicas besides the device that holds the model, so one of them has to fit, and all have to exist on a machine
-    of which that is known.
+    The CPU exists on every machine, and next to a model on a GPU it is mostly meant (``offload_device``). ``cuda``
+    without an index fits every index. ``map_location`` is a target for loading, not a device of the model. A bare
+    number under ``gpus`` or ``devices`` is a number of devices (Lightning). Device ids of DataParallel also name
+    replicas: one of them has to fit, and all have to exist if the number of devices is known.
     """
     key = mention.where.rpartition(".")[2]
     if mention.kind != "device_ids":
@@ -253,7 +253,7 @@ def _agrees(mention: Mention, tags: list[str], context: Context) -> bool:
 
 
 def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) -> str:
-    """``convert`` moves the objects, and strings where it is told to; device ids and code are changed by hand."""
+    """Return the fix: ``convert`` moves objects, and strings with a flag; device ids and code are changed by hand."""
     if all(is_in_code(inventory, mention) for mention in strays):
         return _code_fix(strays)
     kinds = {mention.kind for mention in strays}
@@ -267,8 +267,8 @@ def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) 
 
 
 def _code_fix(lines: list[Mention]) -> str:
-    """Neither ``convert`` nor ``torch.jit.load(map_location=...)`` changes what TorchScript's code says."""
+    """Return the fix for a device in TorchScript code: ``convert`` and ``map_location`` do not change code."""
     return (
-        f"no conversion changes code: in the module's source write x.device, of an input x, in place of "
-        f"{lines[0].value}, then torch.jit.save(torch.jit.script(module), ...) again"
+        f"convert cannot change code: in the module's source, replace {lines[0].value} by x.device of an input x, "
+        f"then torch.jit.save(torch.jit.script(module), ...) again"
     )

@@ -1,7 +1,4 @@
-"""Rules about dtypes: T401.
-
-Never knows which device lacks what, and never decides what moves: ``plan`` does both for ``convert``.
-"""
+"""Rules about dtypes: T401."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """T401: the target lacks a dtype of a tensor that ``convert`` would send there.
+    """T401: the target does not support the dtype of a tensor that ``convert`` would move there.
 
-    Without a named target only tensors that claim to be there are judged: others may be on the CPU for this reason.
+    If the user names no target, only tensors already on that device count: others may be on the CPU for this reason.
     """
     target = target_device(inventory, context)
     lacking = unsupported_dtypes(target) if target is not None else frozenset()
     held = {one.dtype for one in inventory.storages} | {one.dtype for one in inventory.tensors}
     if target is None or lacking.isdisjoint(held):
         return
-    from ckptmove.conversion.plan import dtypes_out_of_place  # noqa: PLC0415  # only a file with such a dtype pays for it
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a file with such a dtype pays for it
+    from ckptmove.conversion.plan import dtypes_out_of_place  # noqa: PLC0415  # saves time in the common case
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # saves time in the common case
 
     away = {tensor.name for tensor in inventory.tensors if not same_device(tensor.device, target)}
     lost = [
@@ -44,8 +41,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
 
 
 def _fix(inventory: Inventory, context: Context, target: str) -> str:
-    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # only a file with such a dtype pays for it
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a file with such a dtype pays for it
+    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # saves time in the common case
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # saves time in the common case
 
     try:
         plan_move(inventory, MoveRequest(to=target, cast=True))

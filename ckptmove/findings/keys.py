@@ -1,7 +1,4 @@
-"""Rules about the keys of state_dicts: K601.
-
-Never renames a key: other code may rely on it.
-"""
+"""Rules about the keys of state_dicts: K601."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """K601: every key of a state_dict starts with what a wrapper puts before it; one finding for each state_dict."""
+    """K601: every key of a state_dict starts with the prefix of a wrapper; one finding for each state_dict."""
     roots = RootKeys(inventory)
     names: dict[str, list[str]] = {}
     prefixes: dict[str, set[str]] = {}
@@ -40,7 +37,7 @@ def _strip_line(inventory: Inventory, container: str, prefix: str) -> str:
     if inventory.layout == "module":
         return f"model = {load_expression(inventory)}.{prefix.rstrip('.')}"
     steps = [f"state_dict = {load_expression(inventory, container)}"]
-    # One wrapper at a time: the state_dict's _metadata is only stripped so.
+    # One wrapper at a time, because the function strips _metadata of the state_dict only so.
     steps += [
         f"torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state_dict, {part + '.'!r})"
         for part in prefix.rstrip(".").split(".")

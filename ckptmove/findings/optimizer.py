@@ -1,6 +1,6 @@
 """Rules about optimizers: O201 to O208.
 
-Never takes a file for broken that a healthy run could have written.
+A file that a healthy run can write is never an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTERS: Final = ("step", "mu_product")
 
 
 def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O201: counters on an accelerator are read back at each step. ASGD is left out: torch creates them there."""
+    """O201: counters on an accelerator cause a sync at each step. ASGD is skipped: torch creates its counters there."""
     for optimizer in inventory.optimizers:
         if optimizer.algorithm == "ASGD":
             continue
@@ -45,7 +45,7 @@ def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Find
 
 
 def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O202: the first step asserts that a capturable group is on a device that can capture, unless it is fused."""
+    """O202: a capturable group that is not fused needs a device that supports capturable, or the first step raises."""
     target = target_device(inventory, context)
     if target is None or supports_capturable(target):
         return
@@ -57,12 +57,12 @@ def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[F
         ]
         if where:
             count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
-            message = f"{count} capturable=True, which {target} cannot do: the first step raises"
+            message = f"{count} with capturable=True, which {target} does not support: the first step raises"
             yield found("O202", message, where, convert_command(inventory, context))
 
 
 def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O203: counters of a capturable or fused group that torch will move at load."""
+    """O203: counters of a capturable or fused group are on the CPU; torch moves them at load."""
     target = target_device(inventory, context)
     if target is None or not is_accelerator(target):
         return
@@ -90,7 +90,7 @@ def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 
 def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O204: a moment has another shape than its parameter, or than anything that could be its parameter."""
+    """O204: a moment has another shape than its parameter, or than any tensor that could be its parameter."""
     for optimizer, pairing, lacking in zip(inventory.optimizers, context.pairings, context.lacking, strict=True):
         parameters = pairing.by_key() if pairing.is_certain else {}
         parted = [
@@ -111,13 +111,15 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
             tensor, other = parted[0]
             more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
             message = f"{tensor.name} is {list(tensor.shape)}, {other}{more}"
-            yield found("O204", message, [tensor.name for tensor, _ in parted], _weights_alone(inventory, optimizer))
+            yield found(
+                "O204", message, [tensor.name for tensor, _ in parted], _restore_model_only(inventory, optimizer)
+            )
 
 
 def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """O205: part of a group has no state, or of an optimizer of which the groups are not known.
+    """O205: part of a group has no state; in a flat optimizer, whose groups are not known, part of the optimizer.
 
-    LBFGS is left out: it keeps all its state on its first parameter.
+    LBFGS is skipped: it keeps all its state on its first parameter.
     """
     for optimizer in inventory.optimizers:
         if optimizer.algorithm == "LBFGS":
@@ -134,16 +136,16 @@ def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             total = sum(len(group.params) for group in partial)
             message = f"{len(missing)} of {amount(total, 'parameter')} have no state: frozen, or lost"
             where = [group.where if optimizer.is_flat else f"{group.where}.params.{key}" for group, key in missing]
-            fix = f"save {inventory.path} again from the run, unless those parameters were frozen: then nothing"
+            fix = f"save {inventory.path} again from the run; if those parameters were frozen, nothing is wrong"
             yield found("O205", message, where, fix)
 
 
 def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O206: parameters that nothing in the file can be, or state that no group lists.
+    """O206: more parameters than tensors that could be one, or state that no group lists.
 
-    Fewer parameters than tensors is never a fault: buffers, frozen weights, tied weights and other optimizers all make
-    it so. More is one: ``candidates`` says of which optimizers that is known. Beside groups that list numbers, state by
-    a name is not a parameter's: some optimizers keep values of their own there.
+    Fewer parameters than tensors is normal: buffers, frozen weights, tied weights, other optimizers. More is a fault,
+    if ``candidates`` knows all tensors of the model. If the groups list numbers, state under a name belongs to no
+    parameter: some optimizers keep values of their own there.
     """
     for optimizer, lacking in zip(inventory.optimizers, context.lacking, strict=True):
         unlisted = _unlisted(optimizer)
@@ -169,7 +171,7 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
         if faults:
             where = [path for paths in faults.values() for path in paths]
             is_mended = optimizer.mistyped and len(faults) == 1
-            fix = _keys_mended(inventory, optimizer) if is_mended else _weights_alone(inventory, optimizer)
+            fix = _convert_keys(inventory, optimizer) if is_mended else _restore_model_only(inventory, optimizer)
             yield found("O206", "; ".join(faults), where, fix)
 
 
@@ -181,27 +183,27 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
             where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
             more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
             message = f"{optimizer.algorithm} reads {where[0]}{more}: not in the file"
-            yield found("O207", message, where, _weights_alone(inventory, optimizer))
+            yield found("O207", message, where, _restore_model_only(inventory, optimizer))
 
 
 def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O208: the moments fit the model's tensors, but not in their order, by a script's will or by a fault."""
+    """O208: the moments fit the model's tensors, but in another order, by a choice of the script or by a fault."""
     for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
         if pairing.how == "permuted":
             where = [tensor.name for entry in optimizer.state for _, tensor in moments(entry, optimizer.algorithm)]
             to = f" --to {quoted(context.target)}" if context.target is not None else ""
             fix = (
-                "save it again from the run; where the script lists its parameters in this order: "
+                "save it again from the run; if the script lists its parameters in this order: "
                 f"ckptmove verify {quoted(inventory.path)}{to} --ignore O208"
             )
             yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, fix)
 
 
-# --- what they need --------------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, TensorRecord]]:
-    """The counters of every parameter that a group lists: group, state key, tensor."""
+    """Iterate over the counters of every listed parameter: group, state key, tensor."""
     groups = {key: group for group in optimizer.groups for key in group.params}
     for entry in optimizer.state:
         if entry.key in groups:
@@ -211,29 +213,29 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
 
 
 def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
-    """The state of parameters that no group lists."""
+    """Return the state of parameters that no group lists."""
     listed = {key for group in optimizer.groups for key in group.params}
     is_by_number = all(key.isdecimal() for key in listed)
     unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
     return [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
 
 
-def _keys_mended(inventory: Inventory, optimizer: OptimizerRecord) -> str:
-    """Python that gives the state the keys of the groups again: ``dcp_to_torch`` makes text of all of them."""
+def _convert_keys(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+    """Return Python code that gives the state the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
     keys = "{str(key): key for group in state['param_groups'] for key in group['params']}"
     mended = "{keys[str(key)]: value for key, value in state['state'].items()}"
     return f"state = {load_expression(inventory, optimizer.where)}; keys = {keys}; state['state'] = {mended}"
 
 
-def _weights_alone(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     if inventory.container == "dcp":
         names = [tensor.name for tensor in inventory.tensors if tensor.role == "model"]
         roots = {key for key in inventory.root_keys if names and all(name.startswith(f"{key}.") for name in names)}
         state = "".join(f"{{{key!r}: model.state_dict()}}" for key in roots) or "model.state_dict()"
         load = f"torch.distributed.checkpoint.load(state, checkpoint_id={inventory.path!r})"
-        return f"state = {state}; {load}  # the model alone: this state is not its own"
+        return f"state = {state}; {load}  # only the model: the optimizer state does not fit"
     file = file_of(inventory, optimizer.where)
     if file is not None and "model" not in file.roles:
-        return f"restore the model alone, and leave {file.path} out: this state is not its own"
+        return f"restore only the model, without {file.path}: the optimizer state does not fit"
     load = load_whole(inventory, optimizer.where)
-    return f"checkpoint = {load}  # and restore the model alone: this state is not its own"
+    return f"checkpoint = {load}  # and restore only the model: the optimizer state does not fit"

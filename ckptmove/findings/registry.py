@@ -1,7 +1,4 @@
-"""The one tuple of rules, and what runs them.
-
-Never holds a rule itself.
-"""
+"""The list of all rules, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 Rule: TypeAlias = "Callable[[Inventory, Context], Iterable[Finding]]"
 
-#: Every rule over an inventory, in the order of its code.
+#: Every rule, in the order of the codes.
 RULES: Final[tuple[Rule, ...]] = (
     devices.mixed_devices,
     devices.optimizer_device,
@@ -50,7 +47,7 @@ RULES: Final[tuple[Rule, ...]] = (
     archive.hidden_bytes,
 )
 
-#: Rules that judge files by each other: of no use where one of the files could not be read.
+#: Rules that compare files with each other: skipped if a file could not be read.
 _OF_THE_WHOLE: Final[tuple[Rule, ...]] = (
     devices.mixed_devices,
     devices.optimizer_device,
@@ -60,13 +57,13 @@ _OF_THE_WHOLE: Final[tuple[Rule, ...]] = (
 
 
 def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
-    """Everything that the rules find, in the order of their codes.
+    """Run all rules; return their findings in the order of the codes.
 
-    Where a file of a directory could not be read, no finding rests on what that file may hold.
+    If a file of a directory could not be read, no finding depends on its content.
 
     Args:
-        inventory: what a checkpoint holds.
-        context: the machine that it is judged for.
+        inventory: inventory of the checkpoint.
+        context: target machine.
     """
     context = context._replace(
         home=target_device(inventory, context), pairings=pair_all(inventory), lacking=find_lacking(inventory)

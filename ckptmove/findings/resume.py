@@ -1,7 +1,4 @@
-"""Rules about what an exact resume needs besides model and optimizer: R301 to R304.
-
-Never knows how a trainer restores it.
-"""
+"""Rules about RNG states, schedulers and counters for an exact resume: R301 to R304."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ if TYPE_CHECKING:
 
 #: Elements of torch's generator states: CPU (mt19937), CUDA and XPU (philox), mps, and CUDA before torch 1.6.
 _STATE_SIZES: Final = frozenset({5056, 16, 44, 824016})
-#: What holds the schedulers that a SequentialLR or a ChainedScheduler is made of.
+#: Key of the inner schedulers of a SequentialLR or a ChainedScheduler.
 _PARTS_OF_SCHEDULER: Final = "._schedulers."
 _PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", "epoch or step counter"))
 
 
 def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """R301: a generator state is not a ByteTensor on the CPU."""
-    states = [tensor for tensor in inventory.tensors if tensor.role == "rng" and _is_spoiled(tensor)]
+    states = [tensor for tensor in inventory.tensors if tensor.role == "rng" and _is_moved_or_cast(tensor)]
     if not states:
         return
     held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
@@ -41,11 +38,11 @@ def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Findi
 
 
 def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """R302: a file that is meant for a resume lacks parts of it.
+    """R302: a checkpoint lacks parts that an exact resume needs.
 
-    Only a file with a model and an optimizer is meant so: others are one of several, or weights alone. A GradScaler is
-    missed only where float16 tensors show that one was needed: autocast keeps float32 weights and leaves no trace, and
-    to miss it in each float32 and bfloat16 file would be noise.
+    Only a file with a model and an optimizer counts: others are one of several files, or weights only. A GradScaler is
+    reported only if float16 tensors show that one was used. With autocast the weights are float32 and show nothing; a
+    report for each float32 and bfloat16 file would be noise.
     """
     model = model_tensors(inventory)
     if not model or not inventory.optimizers:
@@ -59,10 +56,10 @@ def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Findin
 
 
 def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """R303: more per-device RNG states than devices cannot all be set; fewer can, and leave the others as they were.
+    """R303: more per-device RNG states than devices cannot all be set; fewer can.
 
-    A list has a state for each device of the machine, whether the run used it or not (``get_rng_state_all``). So only
-    a number of devices that the user said is compared with it, and not the least number that the target implies.
+    A list has a state for each device of the machine, used or not (``get_rng_state_all``). So it is compared only with
+    a number of devices from the user, not with the least number that the target implies.
     """
     target, devices = target_device(inventory, context), context.device_count
     if target is None or devices is None or not is_accelerator(target):
@@ -82,10 +79,10 @@ def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
 def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """R304: no optimizer has the learning rates that a scheduler has set last.
 
-    From torch/optim/lr_scheduler.py ``_update_lr``: both are written in one step. Which optimizer a scheduler is for is
-    not in the file, and of several that take turns (SWALR after another one) only the last has the rates of the groups:
-    one that agrees with any optimizer speaks for all. The parts of a SequentialLR or a ChainedScheduler do not count,
-    nor does a rate that is a tensor.
+    From torch/optim/lr_scheduler.py ``_update_lr``: both are written in one step. The file does not say which optimizer
+    a scheduler is for, and of several schedulers in turn (SWALR after another one) only the last has the rates of the
+    groups. So one scheduler that agrees with any optimizer is enough. Inner schedulers of a SequentialLR or a
+    ChainedScheduler do not count, nor do rates that are tensors.
     """
     optimizers = [tuple(dict(group.options).get("lr") for group in one.groups) for one in inventory.optimizers]
     pairs = [
@@ -104,8 +101,8 @@ def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]
     yield found("R304", message, [where], f"checkpoint = {load_whole(inventory, where)}  # and, restored: {loop}")
 
 
-def _is_spoiled(tensor: TensorRecord) -> bool:
-    """A seed (0-d) or NumPy's state (624 words) is no generator state of torch and may have any dtype."""
+def _is_moved_or_cast(tensor: TensorRecord) -> bool:
+    """Whether a generator state of torch is not uint8 on the CPU. Seeds (0-d) and NumPy's state may have any dtype."""
     if len(tensor.shape) != 1 or (tensor.dtype != "uint8" and tensor.shape[0] not in _STATE_SIZES):
         return False
     return tensor.dtype != "uint8" or tensor.device not in {"cpu", NO_DEVICE}

@@ -1,6 +1,6 @@
-"""Rules about what loading a file would import: S701 to S703.
+"""Rules about the names that loading a file would import: S701 to S703.
 
-Never imports any of it, and never offers to allow what is dangerous.
+No fix allows a dangerous name.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding, GlobalUse, Inventory
 
 _SHOWN: Final = 4
-#: Modules whose objects have moved: torch compares names, so the one in the file has to be given with the object.
+#: Modules whose objects have moved: torch compares names, so add_safe_globals needs the name in the file as well.
 _MOVED: Final = ("numpy.core.", "numpy._core.", "pathlib.")
-#: The first torch to which such a name can be given with the object (``_get_user_allowed_globals``).
+#: The first torch whose add_safe_globals accepts pairs of object and name (``_get_user_allowed_globals``).
 _PAIRS_SINCE: Final = "2.6"
-#: Modules of ``torch.optim`` that can be reached by name: it deletes those of its optimizers from itself.
+#: Modules of ``torch.optim`` that are its attributes: it deletes the modules of its optimizers from itself.
 _OPTIM_MODULES: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
-#: What a name of a module is made of; a folder of a remote repository has a version in its name.
+#: Dotted name of a module; a folder of a remote repository may have a version, with dashes, in its name.
 _PATH: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
-#: Modules that an expression which loads a file may name.
+#: Modules that a load expression may name.
 _LOADING: Final = frozenset({"io", "pickle", "tarfile", "torch", "zipfile"})
-#: Calls that run what is in a file, and what is said of them.
+#: Calls that run code from a file, and their warning.
 _RUNNING: Final = ("weights_only=False", "pickle.load(", "torch.jit.load(", "torch.export.load(")
 _CAUTION: Final = "only if you trust its origin"
-#: numpy restores an array through the class of its dtype, which the file does not name.
+#: numpy restores an array through the class of its dtype, whose name is not in the file.
 _NUMPY_DTYPES: Final = "*{type(numpy.dtype(code)) for code in numpy.typecodes['All']}"
 
 
 def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S701: ``torch.load(weights_only=True)``, the default since torch 2.6, refuses the file.
 
-    A distributed checkpoint's ``.metadata`` is read by ``pickle.load``, whatever is in it.
+    Does not apply to the ``.metadata`` of a distributed checkpoint: torch reads it with ``pickle.load``.
     """
     container = container_class(inventory.container)
     if not container.is_editable:
@@ -56,54 +56,54 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if not refused and not opcodes and not is_tar:
         return
     parts = ["every tar of torch 0.1 since torch 2.6"] if is_tar else []
-    parts += [f"{amount(len(refused), 'name')}: {_some([*map(_refusal, refused)])}"] if refused else []
-    parts += [f"{amount(len(opcodes), 'opcode')}: {_some(opcodes)}"] if opcodes else []
-    parts += [f"items in {_some(filled)}"] if filled else []
+    parts += [f"{amount(len(refused), 'name')}: {_first_names([*map(_refusal, refused)])}"] if refused else []
+    parts += [f"{amount(len(opcodes), 'opcode')}: {_first_names(opcodes)}"] if opcodes else []
+    parts += [f"items in {_first_names(filled)}"] if filled else []
     if container.loader == "torch.export.load":
         yield _exported(inventory, refused, parts)
         return
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
-    later = _later(inventory)
-    message += f"; before torch {' also '.join(_before(later))}" if later else ""
+    later = _newer_names(inventory)
+    message += f"; before torch {' also '.join(_older_refusals(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
     load = open_load(inventory, files[0] if files else "")
     if any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused):
-        fix = _distrust(inventory)
+        fix = _do_not_load(inventory)
     elif container.weights_only is None:
-        runs = "the code in it" if container.has_code else "what the file says"
+        runs = "the code in it" if container.has_code else "code from the file"
         fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
-    elif opcodes or is_tar or filled or not all(map(_is_name, refused)):
-        fix = f"{_imports(load)}{load}, weights_only=False)  # runs what the file says: {_CAUTION}"
+    elif opcodes or is_tar or filled or not all(map(_is_valid_name, refused)):
+        fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
     else:
         fix = _allow(inventory, load)
     yield found("S701", message, files or where, fix)
 
 
 def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
-    """``torch.export.load`` asks nobody: what weights-only mode refuses, it loads without that mode."""
+    """S701 for ``torch.export.load``, which falls back to loading without weights-only mode."""
     is_dangerous = any(use.verdict == "dangerous" for use in refused)
     call = open_load(inventory)
-    load = f"{_imports(call)}{call})  # runs what the file says: {_CAUTION}"
-    message = f"torch.export.load runs, without being allowed to, {' and '.join(parts)}"
-    return found("S701", message, [use.name for use in refused], _distrust(inventory) if is_dangerous else load)
+    load = f"{_imports(call)}{call})  # runs code from the file: {_CAUTION}"
+    message = f"torch.export.load also runs code that weights_only=True refuses: {' and '.join(parts)}"
+    return found("S701", message, [use.name for use in refused], _do_not_load(inventory) if is_dangerous else load)
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """S702: the pickle names what no checkpoint needs."""
+    """S702: the pickle names functions that no checkpoint needs."""
     names = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if names:
         loader = container_class(inventory.container).loader
         loading = loader if loader == "torch.export.load" else "loading without weights_only"
-        message = f"{loading} could run {_some(names)}"
-        yield found("S702", message, names, _distrust(inventory))
+        message = f"{loading} could run {_first_names(names)}"
+        yield found("S702", message, names, _do_not_load(inventory))
 
 
 def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """S703: the newest ``torch.load(weights_only=True)`` takes the file, and an older one refuses names in it."""
-    later = _later(inventory)
+    """S703: the newest ``torch.load(weights_only=True)`` accepts the file, but an older one refuses names in it."""
+    later = _newer_names(inventory)
     if not later or inventory.foreign_opcodes or not all(use.weights_only for use in inventory.globals):
         return
-    message = f"torch.load(weights_only=True) before torch {' refuses '.join(_before(later))}"
+    message = f"torch.load(weights_only=True) before torch {' refuses '.join(_older_refusals(later))}"
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     where = [file.path for file in files if file.weights_only_since != OLDEST_TORCH]
     load = open_load(inventory, where[0] if where else "")
@@ -111,45 +111,45 @@ def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Find
 
 
 def cautioned(finding: Finding, inventory: Inventory) -> Finding:
-    """The same finding; a fix that runs what is in the file says so, and is none where that is dangerous."""
+    """Add a warning to a fix that runs code from the file; replace the fix if the file has dangerous names."""
     if not any(word in finding.fix for word in _RUNNING) or _CAUTION in finding.fix:
         return finding
     if any(use.verdict == "dangerous" for use in inventory.globals):
-        return finding._replace(fix=_distrust(inventory))
+        return finding._replace(fix=_do_not_load(inventory))
     comment = "; " if "  # " in finding.fix else "  # "
-    return finding._replace(fix=f"{finding.fix}{comment}runs what the file says: {_CAUTION}")
+    return finding._replace(fix=f"{finding.fix}{comment}runs code from the file: {_CAUTION}")
 
 
 def _refused_files(inventory: Inventory) -> list[str]:
-    """Of a directory or an archive, the files that the names and opcodes stand in."""
+    """Return the files of a directory or an archive that ``weights_only=True`` refuses."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     return [file.path for file in files if file.weights_only_since is None]
 
 
 def _refusal(use: GlobalUse) -> str:
-    """A name, and the first torch that refuses it, where older ones do not."""
+    """Return a name, with the first torch that refuses it if older versions accept it."""
     until = WEIGHTS_ONLY_UNTIL.get(use.name)
     return use.name if until is None else f"{use.name} (since torch {until})"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _distrust(inventory: Inventory) -> str:
+def _do_not_load(inventory: Inventory) -> str:
     return f"do not load it; see what it would import: ckptmove inspect --globals {quoted(inventory.path)}"
 
 
 def _allow(inventory: Inventory, load: str) -> str:
-    """The line that has ``weights_only=True`` take a file, with the oldest torch for it where not each will do.
+    """Return the line that allows the names of a file, with the oldest torch that can run it if not all can.
 
     Args:
-        inventory: what the file holds.
-        load: the call of ``torch.load`` without its end.
+        inventory: inventory of the file.
+        load: call of ``torch.load`` without the closing parenthesis.
     """
     names = [use.name for use in inventory.globals if not use.weights_only]
-    later = _later(inventory)
+    later = _newer_names(inventory)
     pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
     oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])
     names += [use.name for use in later if oldest == OLDEST_TORCH]
@@ -159,27 +159,27 @@ def _allow(inventory: Inventory, load: str) -> str:
     return f"{_imports(load, modules)}{allow}{load}, weights_only=True){since}"
 
 
-def _later(inventory: Inventory) -> list[GlobalUse]:
-    """The names that not every supported torch takes, of those that the newest takes."""
+def _newer_names(inventory: Inventory) -> list[GlobalUse]:
+    """Return the names that the newest torch accepts, but not every supported torch."""
     if not isinstance(inventory, DirectoryInventory) and not container_class(inventory.container).is_torch_save:
         return []
     return [use for use in inventory.globals if use.weights_only_since not in {None, OLDEST_TORCH}]
 
 
-def _before(later: Sequence[GlobalUse]) -> tuple[str, str]:
-    """The first torch that takes all of some names, and what an older one refuses of them."""
+def _older_refusals(later: Sequence[GlobalUse]) -> tuple[str, str]:
+    """Return the first torch that accepts all of some names, and a text with the names that older ones refuse."""
     first = newest(use.weights_only_since for use in later)
     names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
-    return first, f"{amount(len(names), 'name')}: {_some(names)}"
+    return first, f"{amount(len(names), 'name')}: {_first_names(names)}"
 
 
 def _is_allowable(use: GlobalUse) -> bool:
-    """Whether the older torch has what a name means, with a ``__name__`` of its own: no dtype has."""
+    """Whether an older torch can allow a name: its object must exist there and have a ``__name__``, unlike a dtype."""
     return not use.name.startswith("torch.") or use.weights_only_since == "2.5"
 
 
 def _allowed(names: list[str]) -> tuple[set[str], list[str]]:
-    """The modules of names, and what ``add_safe_globals`` is given; classes of the script are in ``__main__``."""
+    """Return the modules of some names, and the arguments for ``add_safe_globals``."""
     modules = set()
     objects = []
     for name in names:
@@ -193,17 +193,17 @@ def _allowed(names: list[str]) -> tuple[set[str], list[str]]:
     return modules, objects
 
 
-def _is_name(use: GlobalUse) -> bool:
-    """Whether a line of Python can name it: a file may write anything in a name's place, code of its own too."""
+def _is_valid_name(use: GlobalUse) -> bool:
+    """Whether a line of Python can contain the name: a file may have any text as a name, even code."""
     return all(part.isidentifier() and not iskeyword(part) for part in use.name.split("."))
 
 
 def _imports(load: str, modules: Collection[str] = ()) -> str:
-    """What is to be imported for a line, so that it runs as it is pasted.
+    """Return the import statement that a fix line needs.
 
     Args:
-        load: the call that loads a file, without its end.
-        modules: others that the line names.
+        load: call that loads a file, without the closing parenthesis.
+        modules: other modules that the line names.
     """
     named = {node.id for node in ast.walk(ast.parse(f"{load})")) if isinstance(node, ast.Name)}
     return f"import {', '.join(sorted({*modules, *(named & _LOADING)}))}; "

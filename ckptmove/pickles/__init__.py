@@ -1,4 +1,4 @@
-"""Pickles read as data: opcodes, a symbolic machine, an inert tree, and what torch means by it.
+"""Read and edit pickles as data: opcodes, a symbolic machine, a tree, and the tensors of torch in it.
 
-Never imports a name that a pickle holds, and never calls anything that it names.
+Nothing that a pickle names is imported or called.
 """

@@ -1,7 +1,4 @@
-"""What the opcodes of strings, numbers and constants do to the machine.
-
-Never builds anything but atoms of Python.
-"""
+"""Handlers of the opcodes that push strings, numbers and constants."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _U4: Final = struct.Struct("<I").unpack_from
 _I4: Final = struct.Struct("<i").unpack_from
 _F8: Final = struct.Struct(">d").unpack_from
 
-# The escapes of a Python 2 ``repr``, which is what STRING holds.
+# STRING holds a Python 2 ``repr``; these are its escapes.
 _ESCAPE: Final = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{2})|(.))")
 _ESCAPED: Final = {
     b"\\": b"\\",
@@ -39,7 +36,7 @@ _ESCAPED: Final = {
 
 
 def end_within(machine: Machine, end: int) -> int:
-    """Return ``end`` if the data reaches so far, else raise IndexError."""
+    """Return ``end``, or raise IndexError if the data is shorter."""
     if end > len(machine.data):
         raise IndexError
     return end
@@ -56,8 +53,8 @@ def line(machine: Machine, position: int) -> tuple[bytes, int]:
         The argument without its newline, and the offset after the newline.
 
     Raises:
-        ValueError: there is no newline.
-        LimitExceeded: it is larger than a string may be.
+        ValueError: if there is no newline.
+        LimitExceeded: if the argument is larger than ``string_bytes``.
     """
     end = machine.data.index(b"\n", position + 1)
     _check_size(machine, end - position - 1)
@@ -70,7 +67,7 @@ def _check_size(machine: Machine, nbytes: int) -> None:
 
 
 def _binunicode(machine: Machine, position: int) -> int:
-    # As `end_within` and `_check_size`, written out: one operation in twelve.
+    # Inlines `end_within` and `_check_size` for speed: one operation in twelve is a BINUNICODE.
     data = machine.data
     (length,) = _U4(data, position + 1)
     begin = position + 5
@@ -118,7 +115,7 @@ def _constant(value: Value) -> Handler:
 
 
 def _counted(width: int, decode: Callable[[bytes], Value]) -> Handler:
-    """An argument that is led by its length in ``width`` bytes, little-endian."""
+    """Handle an argument that is preceded by its length: ``width`` bytes, little-endian."""
 
     def handle(machine: Machine, position: int) -> int:
         begin = position + 1 + width
@@ -132,7 +129,7 @@ def _counted(width: int, decode: Callable[[bytes], Value]) -> Handler:
 
 
 def _line(decode: Callable[[bytes], Value]) -> Handler:
-    """An argument that ends with its line."""
+    """Handle an argument that ends at the newline."""
 
     def handle(machine: Machine, position: int) -> int:
         raw, end = line(machine, position)
@@ -152,7 +149,7 @@ def _raw_unicode(raw: bytes) -> str:
 
 
 def _python2_text(raw: bytes) -> str:
-    """A ``str`` of Python 2; torch reads it as UTF-8, whatever is not stays visible."""
+    """Decode a ``str`` of Python 2 as UTF-8, as torch does; other bytes become escapes."""
     return raw.decode("utf-8", "backslashreplace")
 
 
@@ -161,7 +158,7 @@ def _long(raw: bytes) -> int:
 
 
 def _decimal(raw: bytes) -> int | bool:
-    """INT: ``00`` and ``01`` are the booleans of protocol 0."""
+    """Decode INT; ``00`` and ``01`` are the booleans of protocol 0."""
     if raw in {b"00", b"01"}:
         return raw == b"01"
     return int(raw, 0)
@@ -180,7 +177,7 @@ def _quoted(raw: bytes) -> str:
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:
-    """As ``codecs.escape_decode`` does, which warns of an unknown escape where this leaves it as it is."""
+    """Decode one escape as ``codecs.escape_decode`` does, but keep an unknown escape without a warning."""
     octal, hexadecimal, character = match.groups()
     if octal or hexadecimal:
         code = int(octal, 8) if octal else int(hexadecimal, 16)

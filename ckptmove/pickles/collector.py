@@ -1,7 +1,4 @@
-"""Holding Python's cycle collector back while millions of small objects are made.
-
-Never leaves it off: it is as it was when the work is done.
-"""
+"""Pause Python's garbage collector while millions of small objects are created."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector; nests.
+    """Disable the garbage collector, then restore its earlier state. Can be nested.
 
-    A tree of a hundred thousand tensors has no cycles of its own, and the collector would visit it over and over.
+    The tree of a pickle has no cycles, and the collector would visit all of it again and again.
     """
     collecting = gc.isenabled()
     gc.disable()

@@ -1,12 +1,11 @@
-"""New pickle bytes from old ones: the operations that a plan names push another value, and nothing else changes.
+"""Edit a pickle: the operations that a plan names push a new value, and nothing else changes.
 
-Never changes what any other reader of the same memo entry sees, and never brings in an opcode that torch's
-weights-only unpickler lacks where the source had none.
+A site is the start of an operation that pushes a value for one consumer. Pickle shares equal strings through the memo,
+so other operations may read the same literal again. Some of them are sites too, others are not. Each site gets exactly
+its own new value: a memo read is kept if the memo then holds that value, and is replaced by a literal if not. The
+other readers of a memo entry still get the old value.
 
-A site is the start of an operation that pushes a value for one consumer. Pickle shares equal strings through the memo:
-a literal may be read back by operations that are sites of their own, and by others that are none. So each site pushes
-exactly the value that is wanted of it; a read of the memo stays a read where the memo then holds that value, and is
-replaced by a literal where it does not.
+An edit adds no opcode that torch's weights-only unpickler rejects, unless the source already has one.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _POP: Final = b"0"
 _LITERALS: Final = {code: atoms.HANDLERS[code] for code in b"SVTUX\x8c\x8d\x88\x89IKMJL\x8a"} | {
     _GLOBAL: STRUCTURE[_GLOBAL]
 }
-#: Bytes of the length that leads a string.
+#: Size in bytes of the length field of a string.
 _STRING_WIDTHS: Final = {ord("X"): 4, 0x8C: 1, 0x8D: 8, ord("T"): 4, ord("U"): 1}
 _PYTHON2_STRINGS: Final = b"STU"
-#: Strings that protocol 0 writes as a line.
+#: String opcodes of protocol 0, whose argument is a line.
 _LINE_STRINGS: Final = b"VS"
 _FRAME_HEAD: Final = 9
 _TUPLE: Final = ord("t")
@@ -52,17 +51,17 @@ _TUPLE2: Final = 0x86
 
 
 def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
-    """Carry out a plan on the pickle that it was made for.
+    """Apply a plan to the pickle that it was made for.
 
     Args:
-        machine: the machine at rest after that pickle.
-        plan: what is to change.
+        machine: the machine after it has read that pickle.
+        plan: the changes.
 
     Returns:
-        ``machine.data`` with the changes; bytes before ``begin`` and after STOP as they were.
+        ``machine.data`` with the changes; bytes before ``begin`` and after STOP are unchanged.
 
     Raises:
-        UneditablePickle: a change falls on a place that no pickler of Python writes.
+        UneditablePickle: if a change affects operations that no pickler of Python writes.
     """
     literals = _Literals(machine)
     draft = _Draft(machine, literals)
@@ -87,7 +86,7 @@ def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
 
 
 def _apply(literals: _Literals, values: Mapping[int, Wanted], patches: Mapping[int, Patch]) -> bytes:
-    """Patches are, by the start of an operation, its end and what comes in its place."""
+    """Combine the new values and the patches; a patch maps the start of an operation to its end and its new bytes."""
     changes = dict(patches)
     machine = literals.machine
     for site, wanted in values.items():
@@ -95,7 +94,7 @@ def _apply(literals: _Literals, values: Mapping[int, Wanted], patches: Mapping[i
             literals.replace(changes, site, wanted)
     for read, definition in zip(literals.reads, literals.definitions, strict=True):
         wanted_here, wanted_there = values.get(read), values.get(definition)
-        if wanted_here is not wanted_there:  # the same for most: neither is a site, or both are of one edit
+        if wanted_here is not wanted_there:  # mostly the same: neither is a site, or both belong to one edit
             literals.unshare(changes, read, wanted_here, wanted_there)
     return _splice(machine, changes)
 
@@ -120,30 +119,30 @@ def _splice(machine: Machine, changes: Mapping[int, Patch]) -> bytes:
 
 
 class _Literals:
-    """The literals of one pickle: what they say, and how another value is written in their style."""
+    """The literals of one pickle: read them, and replace them in the same encoding."""
 
     __slots__ = ("_known", "_scratch", "definitions", "machine", "reads")
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        # They come in the order of the pickle: there are five for each tensor, and a dict of them would be large.
+        # Sorted, since they are in the order of the pickle. There are five for each tensor: a dict would be large.
         self.reads, self.definitions = machine.reads[::2], machine.reads[1::2]
         self._known: dict[int, tuple[Wanted, int]] = {}
         self._scratch = Machine(machine.data, machine.limits, machine.begin)
 
     def definition(self, site: int) -> int | None:
-        """The operation whose value a site pushes again; None for one that pushes its own."""
+        """Return the operation whose value a site repeats, or None if the site pushes its own value."""
         index = bisect_left(self.reads, site)
         return self.definitions[index] if index < len(self.reads) and self.reads[index] == site else None
 
     def root(self, site: int) -> int:
-        """The operation that first pushed what a site pushes."""
+        """Return the operation that first pushed the value of a site."""
         while (before := self.definition(site)) is not None:
             site = before
         return site
 
     def read(self, start: int) -> tuple[Wanted, int]:
-        """The value of the literal at a start, and its end."""
+        """Return the value and the end of the literal at ``start``."""
         known = self._known.get(start)
         if known is None:
             known = self._known[start] = self._read(start)
@@ -156,27 +155,28 @@ class _Literals:
             return machine.stacked[start], start + 1
         handler = _LITERALS.get(opcode)
         if handler is None:
-            raise UneditablePickle("a value that is no literal", offset=start - machine.begin)
+            raise UneditablePickle("a value that is not a literal", offset=start - machine.begin)
         end = handler(self._scratch, start)
         value = self._scratch.stack.pop()
         self._scratch.starts.clear()
         return value, end  # type: ignore[return-value]  # the table holds literals only
 
     def replace(self, changes: dict[int, Patch], site: int, wanted: Wanted) -> None:
-        """Put another value into a literal."""
+        """Replace the value of a literal."""
         value, end = self.read(site)
         if _same(value, wanted):
             return
         self._require_type(value, wanted, site)
-        if type(wanted) in {bool, int} and self.machine.data[end] in PUTS:  # the walk does not follow their readers
+        # The machine does not record who reads a memoised flag or number again.
+        if type(wanted) in {bool, int} and self.machine.data[end] in PUTS:
             raise UneditablePickle("a memoised flag or number", offset=site - self.machine.begin)
         new = _written(wanted, self.machine.data[site])
         if self.machine.data[site] == _STACK_GLOBAL:
-            new = bytes([_STACK_GLOBAL]) + _POP + new  # its two strings are on the stack already
+            new = bytes([_STACK_GLOBAL]) + _POP + new  # its two strings are already on the stack
         changes[site] = end, new
 
     def unshare(self, changes: dict[int, Patch], read: int, here: Wanted | None, there: Wanted | None) -> None:
-        """Replace a read of the memo by a literal, unless the memo comes to hold what is wanted of the read."""
+        """Replace a memo read by a literal, unless the edited memo holds the value that the read needs."""
         root = self.root(read)
         value, end = self.read(root)
         wanted = value if here is None else here
@@ -194,11 +194,11 @@ class _Literals:
 
 
 class _Draft:
-    """A plan's changes by the operations that they fall on.
+    """The changes of a plan, by the operations that they affect.
 
     Attributes:
-        values: by site, the value that it is to push.
-        patches: by start of an operation, its end and what comes in its place.
+        values: the new value of each site.
+        patches: end and new bytes of an operation, by its start.
     """
 
     __slots__ = ("_literals", "_machine", "_shared", "patches", "values")
@@ -212,22 +212,22 @@ class _Draft:
         self.patches: dict[int, Patch] = {}
 
     def claim(self, site: int, value: Wanted) -> None:
-        """Ask a value of a site; two things that are written at one place cannot have two values."""
+        """Set the new value of a site; a site cannot have two values."""
         if self.values.setdefault(site, value) != value:
             raise self._refusal("one value with two uses", site)
 
     def claim_argument(self, site: int, value: Wanted) -> None:
-        """Ask a value of a site in a persistent id or in the arguments of a call."""
+        """Set the new value of a site in a persistent id or in the arguments of a call."""
         self._require_unshared(site)
         self.claim(site, value)
 
     def cast(self, edit: StorageEdit, dtype: str) -> None:
-        """Ask for the storage class of another dtype, out of the module where the present one is."""
+        """Set the storage class of another dtype, from the module of the present class."""
         for site in edit.class_sites:
             self._require_unshared(site)
             value, _ = self._literals.read(self._literals.root(site))
             if type(value) is not Global:
-                raise self._refusal("a storage class that is no global", site)
+                raise self._refusal("a storage class that is not a global", site)
             self.values[site] = Global(value.module, DTYPE_STORAGE[dtype])
 
     def name_device(self, site: int, mention: Mention, tag: str) -> None:
@@ -241,7 +241,7 @@ class _Draft:
             self.claim(mention.index_site, index)
         elif mention.index_site is not None:
             _, end = self._literals.read(mention.index_site)
-            if end != mention.tuple_site:  # what follows, a PUT for example, would take the type for the index
+            if end != mention.tuple_site:  # without the index, the next operation (a PUT) would apply to the type
                 raise self._refusal("a device index with another use", mention.index_site)
             self.patches[mention.index_site] = end, b""
             self._resize(mention.tuple_site, b"", _TUPLE2, _TUPLE1)
@@ -250,14 +250,14 @@ class _Draft:
             self._resize(mention.tuple_site, _written(index, ord("I" if in_lines else "K")), _TUPLE1, _TUPLE2)
 
     def _resize(self, tuple_site: int | None, pushed: bytes, before: int, after: int) -> None:
-        """Give the argument tuple another length; one between a mark and TUPLE has it already."""
+        """Change the length of the argument tuple; TUPLE needs no change, since it takes all items above the mark."""
         opcode = self._machine.data[tuple_site] if tuple_site is not None else None
         if tuple_site is None or opcode not in {before, _TUPLE}:
             raise self._refusal("device arguments that are not made in place", tuple_site or 0)
         self.patches[tuple_site] = tuple_site + 1, pushed + bytes([after if opcode == before else _TUPLE])
 
     def _require_unshared(self, site: int) -> None:
-        """Refuse a site in a tuple that is read back: to whoever else reads it, it is no tag."""
+        """Refuse a site in a tuple that is read again: the other readers would get the new value too."""
         if site in self._shared:
             raise self._refusal("a tuple with another use", site)
 
@@ -271,9 +271,9 @@ def _same(first: Wanted, second: Wanted) -> bool:
     return type(first) is type(second) and first == second
 
 
-@lru_cache(maxsize=64, typed=True)  # a plan writes few values, and many times; True is not 1
+@lru_cache(maxsize=64, typed=True)  # a plan writes a few values many times; typed, since True == 1
 def _written(value: Wanted, opcode: int) -> bytes:
-    """The literal that pushes a value, in the style of the one that it takes the place of."""
+    """Encode a value as a literal, with the opcode of the literal that it replaces if possible."""
     if isinstance(value, Global):
         return f"c{value.module}\n{value.name}\n".encode()
     if isinstance(value, str):
@@ -300,7 +300,7 @@ def _written_text(text: str, opcode: int) -> bytes:
 
 
 def _written_index(index: int, opcode: int) -> bytes:
-    """A small number, as pickle.py ``save_long`` writes it."""
+    """Encode a small number as pickle.py ``save_long`` does."""
     if opcode == ord("I"):
         return b"I%d\n" % index
     if opcode == ord("L"):

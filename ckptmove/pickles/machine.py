@@ -1,10 +1,10 @@
-"""The symbolic stack machine: one pass over a pickle, an inert tree out of it.
+"""Read a pickle into a tree in one pass, with a symbolic stack machine.
 
-Never imports a name, never calls a callable, and never builds more than a few machine words for an operation, so
-that time and memory follow the length of the pickle whatever it says.
+The machine imports nothing and calls nothing. Each operation builds at most a few machine words, so time and memory
+grow with the length of the pickle only.
 
-It keeps what an edit must know: the start of the operation behind each value, which operations read a string or a
-global back from the memo, and where the frames are.
+It also records what an edit needs: the start of the operation that pushed each value, the operations that read a
+string or a global from the memo, and the start of each frame.
 """
 
 from __future__ import annotations
@@ -26,19 +26,14 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler
 
-#: Of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
+#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
 _STORAGE_FIELDS: Final = 5
-#: Operations between two looks at the memory of the tree.
+#: Operations between two checks of the tree's memory.
 _BLOCK: Final = 1 << 14
 
 
 def _walk(machine: Machine) -> None:
-    """Walk to STOP.
-
-    Raises:
-        DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
-        LimitExceeded: the pickle asks for more than the limits allow.
-    """
+    """Run all operations up to STOP."""
     dispatch = _DISPATCH
     data = machine.data
     position = machine.begin
@@ -49,32 +44,32 @@ def _walk(machine: Machine) -> None:
             rest -= _BLOCK
             for _ in block:
                 position = dispatch[data[position]](machine, position)
-            _weigh(machine, position, machine.limits.operations - max(rest, 0), before)
+            _check_memory(machine, position, machine.limits.operations - max(rest, 0), before)
     except StopReached as stop:
         machine.end = stop.end
-        _weigh(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
+        _check_memory(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
         machine.root = machine.stack.pop()
-        machine.memo, machine.memo_starts = [], []  # seven values for each tensor of torch's, and nobody reads them now
+        machine.memo, machine.memo_starts = [], []  # no longer needed: seven values for each tensor
         return
     except DamagedPickle as error:
         raise _with_names(error, machine) from error
     except CkptMoveError:
         raise
     except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
-        # A stack underflow, an unknown memo index, an argument past the end, an item put into what holds none.
+        # A stack underflow, an unknown memo index, an argument past the end, an item for a value that holds no items.
         damage = DamagedPickle(_explain(error, data, position), offset=position - machine.begin)
         raise _with_names(damage, machine) from error
     raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
 
 
-def _weigh(machine: Machine, position: int, operations: int, before: int) -> None:
-    """Refuse a tree that takes much more memory than the bytes of its pickle account for.
+def _check_memory(machine: Machine, position: int, operations: int, before: int) -> None:
+    """Raise LimitExceeded if the tree takes much more memory than its pickle.
 
     Args:
         machine: the machine.
-        position: offset of the operation that comes next.
-        operations: how many are done.
-        before: the excess of other pickles of the file.
+        position: offset of the next operation.
+        operations: number of operations so far.
+        before: excess memory of the file's other pickles, in bytes.
     """
     limits, nbytes, persistents = machine.limits, position - machine.begin, machine.persistents
     new = [node.pid for node in persistents[machine.counted :]]
@@ -87,7 +82,7 @@ def _weigh(machine: Machine, position: int, operations: int, before: int) -> Non
 
 
 def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
-    """The same error with the dangerous names that come before the damage."""
+    """Add the dangerous names before the damage to an error."""
     return DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals))
 
 
@@ -101,25 +96,25 @@ def _explain(error: Exception, data: bytes, position: int) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "a string that is not UTF-8"
     if isinstance(error, ValueError):
-        return "an argument that cannot be read"
-    return "an operation that does not fit its place"
+        return "an invalid argument"
+    return "an operation that does not fit the stack"
 
 
 def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> Machine:
     """Read one pickle as data.
 
     Args:
-        data: the bytes that hold it.
-        limits: what it may ask for.
-        begin: offset of its first byte.
-        excess: that of the file's pickles whose trees are kept.
+        data: bytes that contain the pickle.
+        limits: resource limits for reading it.
+        begin: offset of the first byte of the pickle.
+        excess: excess memory of the file's other pickles, in bytes.
 
     Returns:
-        The machine at rest: its ``root`` is the tree.
+        The machine after STOP; its ``root`` is the tree.
 
     Raises:
-        DamagedPickle: the bytes are not a pickle of protocol 0 to 5.
-        LimitExceeded: the pickle asks for more than the limits allow.
+        DamagedPickle: if the bytes are not a pickle of protocol 0 to 5.
+        LimitExceeded: if the pickle needs more than the limits allow.
     """
     if len(data) - begin > limits.pickle_bytes:
         raise LimitExceeded("the size of a pickle in bytes", limit=limits.pickle_bytes, actual=len(data) - begin)
@@ -129,10 +124,10 @@ def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> M
 
 
 def runs_before(data: bytes, limits: Limits) -> tuple[str, ...]:
-    """The dangerous names in a damaged pickle, up to the damage.
+    """Return the dangerous names in a damaged pickle, up to the damage.
 
     Raises:
-        LimitExceeded: it asks for more than the limits allow before that.
+        LimitExceeded: if the pickle exceeds a limit before the damage.
     """
     try:
         return dangerous(interpret(data, limits).globals)
@@ -144,8 +139,8 @@ def _unknown(machine: Machine, position: int) -> int:
     raise DamagedPickle(f"no such opcode 0x{machine.data[position]:02x}", offset=position - machine.begin)
 
 
-def _noted(handler: Handler) -> Handler:
-    """Remember the first use of an opcode that torch's weights-only unpickler lacks, then do as it says."""
+def _recorded(handler: Handler) -> Handler:
+    """Record the first use of an opcode that torch's weights-only unpickler rejects, then run its handler."""
 
     def handle(machine: Machine, position: int) -> int:
         machine.foreign.setdefault(machine.data[position], position)
@@ -157,7 +152,7 @@ def _noted(handler: Handler) -> Handler:
 def _table() -> list[Handler]:
     known = atoms.HANDLERS | structure.HANDLERS | memory.HANDLERS
     return [
-        known[code] if code in WEIGHTS_ONLY_OPCODES else _noted(known[code]) if code in known else _unknown
+        known[code] if code in WEIGHTS_ONLY_OPCODES else _recorded(known[code]) if code in known else _unknown
         for code in range(256)
     ]
 

@@ -1,7 +1,4 @@
-"""What the opcodes of the stack, the memo and the framing do to the machine.
-
-Never builds a value: it moves those that are there.
-"""
+"""Handlers of the opcodes for the stack, the memo, frames and STOP."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _HIGHEST_PROTOCOL: Final = 5
 
 
 class StopReached(Exception):
-    """STOP was reached; ``end`` is the offset after it."""
+    """STOP is reached; ``end`` is the offset after it."""
 
     def __init__(self, end: int) -> None:
         super().__init__(end)
@@ -41,7 +38,7 @@ def _pop(machine: Machine, position: int) -> int:
     if machine.stack:
         machine.stack.pop()
         machine.starts.pop()
-    else:  # as in CPython, POP on an empty stack takes the mark
+    else:  # as in CPython, POP on an empty stack removes the mark
         pop_mark(machine)
     return position + 1
 
@@ -62,7 +59,7 @@ def _duplicate(machine: Machine, position: int) -> int:
 
 
 def _store(machine: Machine, index: int) -> None:
-    """Put the top of the stack into the memo at whatever index."""
+    """Store the top of the stack in the memo at any index."""
     memo, starts = machine.memo, machine.memo_starts
     most = machine.limits.max_memo_index(len(machine.data) - machine.begin)
     if index > most:
@@ -84,7 +81,7 @@ def _binput(machine: Machine, position: int) -> int:
 
 
 def _long_binput(machine: Machine, position: int) -> int:
-    # A quarter of all operations, and all but some of them at the next index.
+    # A quarter of all operations; nearly all of them use the next index.
     (index,) = _U4(machine.data, position + 1)
     memo = machine.memo
     if index == len(memo):
@@ -129,7 +126,7 @@ def _recall(machine: Machine, position: int, index: int) -> None:
 
 
 def _binget(machine: Machine, position: int) -> int:
-    # An eighth of all operations: `_recall` and its call, written out.
+    # An eighth of all operations: `_recall`, inlined for speed.
     index = machine.data[position + 1]
     value = machine.memo[index]
     if type(value) is str or type(value) is Global:
@@ -162,7 +159,7 @@ def _get(machine: Machine, position: int) -> int:
 def _proto(machine: Machine, position: int) -> int:
     protocol = machine.data[position + 1]
     if protocol > _HIGHEST_PROTOCOL:
-        raise DamagedPickle(f"it claims protocol {protocol}, and pickle has 0 to 5,", offset=position - machine.begin)
+        raise DamagedPickle(f"unknown protocol {protocol} (pickle has 0 to 5)", offset=position - machine.begin)
     return position + 2
 
 
@@ -179,8 +176,8 @@ def _stop(machine: Machine, position: int) -> int:
     raise StopReached(position + 1)
 
 
-def _same(_: Machine, position: int) -> int:
-    """READONLY_BUFFER changes how the reader holds a buffer, not what it is."""
+def _readonly_buffer(_: Machine, position: int) -> int:
+    """READONLY_BUFFER makes the buffer on top of the stack read-only; its value stays the same."""
     return position + 1
 
 
@@ -199,5 +196,5 @@ HANDLERS: Final[dict[int, Handler]] = {
     0x95: _frame,
     ord("."): _stop,
     0x97: _next_buffer,
-    0x98: _same,
+    0x98: _readonly_buffer,
 }

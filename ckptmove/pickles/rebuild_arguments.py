@@ -1,7 +1,4 @@
-"""The arguments of torch's rebuild functions, read one by one and within bounds.
-
-Never makes a value up: what torch would not write raises :class:`NotATensor`.
-"""
+"""Read and check the arguments of torch's rebuild functions."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ if TYPE_CHECKING:
 
 #: torch counts elements and bytes in a signed 64-bit integer.
 LARGEST: Final = 2**63 - 1
-#: Far more than any operator takes, and few enough that a product stays cheap.
+#: Far more than any operator supports, and few enough that a product stays cheap.
 _MOST_AXES: Final = 1000
-#: Place of the view in a persistent id.
+#: Index of the view in a persistent id.
 _VIEW_FIELD: Final = 5
-#: The dense tensors that a sparse one is made of, by layout.
+#: Names of the dense tensors of a sparse tensor, by layout.
 SPARSE_PARTS: Final[dict[str, tuple[str, ...]]] = {
     "sparse_coo": ("indices", "values"),
     "sparse_csr": ("crow_indices", "col_indices", "values"),
@@ -28,40 +25,40 @@ SPARSE_PARTS: Final[dict[str, tuple[str, ...]]] = {
     "sparse_bsr": ("crow_indices", "col_indices", "values"),
     "sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
-#: c10's Layout, as TorchScript writes it.
+#: c10's ``Layout`` enum, whose numbers TorchScript writes.
 _SCRIPT_LAYOUTS: Final[dict[int, str]] = {1: "sparse_coo", 2: "sparse_csr"}
 
 
 class NotATensor(Exception):
-    """The arguments are not those that torch writes."""
+    """The arguments are not what torch writes."""
 
 
 def arguments(call: Call) -> Tuple:
-    """The arguments of a call."""
+    """Return the argument tuple of a call."""
     if type(call.args) is not Tuple:
         raise NotATensor
     return call.args
 
 
 def items(value: Value) -> list[Value] | tuple[Value, ...]:
-    """The items of a tuple or a list."""
+    """Return the items of a tuple or a list."""
     if not isinstance(value, Sequence):
         raise NotATensor
     return value.items
 
 
 def count(value: Value) -> int:
-    """A number of elements, or an offset in elements."""
+    """Return a number of elements, or an offset in elements."""
     if type(value) is not int or not 0 <= value <= LARGEST:
         raise NotATensor
     return value
 
 
 def view_of(value: Value) -> tuple[int, int] | None:
-    """The part of a storage that a persistent id stands for: its first element and their number; None for all of it.
+    """Return the part of a storage that a persistent id names: first element and number of elements; None for all.
 
-    In the streams of torch before 0.4 a storage could be a view of another one, which is named by the other's id with
-    ``(view_key, offset, view_size)`` as sixth field.
+    Before torch 0.4, a storage in a legacy stream could be a view of another storage. Its persistent id is that of the
+    other storage, with ``(view_key, offset, view_size)`` as sixth field.
     """
     pid = value.pid if type(value) is Persistent else None
     if type(pid) is not Tuple or len(pid.items) <= _VIEW_FIELD or pid.items[_VIEW_FIELD] is None:
@@ -71,7 +68,7 @@ def view_of(value: Value) -> tuple[int, int] | None:
 
 
 def sizes(value: Value) -> tuple[int, ...]:
-    """A size or a stride: a tuple of ints, or a ``torch.Size`` of one."""
+    """Return a size or a stride, from a tuple of ints or a ``torch.Size`` call."""
     if type(value) is Call and value.name == "torch.Size":
         value = arguments(value).items[0]
     if not isinstance(value, Sequence) or len(value.items) > _MOST_AXES:
@@ -80,31 +77,31 @@ def sizes(value: Value) -> tuple[int, ...]:
     for size in found:
         if type(size) is not int or not 0 <= size <= LARGEST:
             raise NotATensor
-    return found  # type: ignore[return-value]  # each was just seen to be an int
+    return found  # type: ignore[return-value]  # the loop checked that each is an int
 
 
 def geometry(size: Value, stride: Value) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Size and stride of a dense tensor.
+    """Return the shape and stride of a dense tensor.
 
     Returns:
-        Both, the number of elements, and the number of elements from the first to the last in memory (inclusive).
+        Shape, stride, number of elements, and number of elements from the first to the last in memory (inclusive).
     """
     lengths = size.items if type(size) is Tuple else sizes(size)
     steps = stride.items if type(stride) is Tuple else sizes(stride)
     if len(lengths) != len(steps) or len(lengths) > _MOST_AXES:
         raise NotATensor
     numel = span = 1
-    for length, step in zip(lengths, steps):  # noqa: B905  # seen to be as long, and this runs for each tensor
+    for length, step in zip(lengths, steps):  # noqa: B905  # the lengths are equal, and this runs for each tensor
         if type(length) is not int or type(step) is not int or not (0 <= length <= LARGEST and 0 <= step <= LARGEST):
             raise NotATensor
         numel *= length
         span += (length - 1) * step
-    # Each item was just seen to be an int.
+    # The loop checked that each item is an int.
     return tuple(lengths), tuple(steps), numel, span if numel else 0  # type: ignore[arg-type]
 
 
 def bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes that a tensor's values take: its elements times the size of one."""
+    """Return the number of bytes of a tensor's values."""
     nbytes = prod(shape) * ITEM_BYTES[dtype]
     if nbytes > LARGEST:
         raise NotATensor
@@ -112,18 +109,18 @@ def bytes_of(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def dtype_name(value: Value) -> str:
-    """The name of a ``torch.float32`` without ``torch.``."""
+    """Return the name of a dtype without ``torch.``."""
     if type(value) is not Global or value.name not in ITEM_BYTES:
         raise NotATensor
     return value.name
 
 
 def sparse_parts(args: Tuple) -> tuple[str, tuple[Value, ...], Value]:
-    """The layout of a sparse tensor, the dense ones that it is made of, and its size.
+    """Return the layout of a sparse tensor, its dense tensors, and its size.
 
-    Python's arguments are ``(layout, (indices, values, size[, is_coalesced]))``, or ``(layout, (compressed, plain,
-    values, size))``; those of torch/csrc/jit/serialization/pickler.cpp ``pushLiteralSparseTensor`` are ``(layout, size,
-    requires_grad, indices, values, hooks)``, or with ``compressed, plain, values``.
+    Python writes ``(layout, (indices, values, size[, is_coalesced]))``, or ``(layout, (compressed, plain, values,
+    size))``. TorchScript (torch/csrc/jit/serialization/pickler.cpp ``pushLiteralSparseTensor``) writes ``(layout, size,
+    requires_grad, indices, values, hooks)``, or the same with ``compressed, plain, values``.
     """
     first = args.items[0]
     layout = _SCRIPT_LAYOUTS.get(first, "") if type(first) is int else layout_name(first)
@@ -137,7 +134,7 @@ def sparse_parts(args: Tuple) -> tuple[str, tuple[Value, ...], Value]:
 
 
 def layout_name(value: Value) -> str:
-    """The name in ``torch.serialization._get_layout('torch.sparse_coo')`` without ``torch.``."""
+    """Return the name in ``torch.serialization._get_layout('torch.sparse_coo')`` without ``torch.``."""
     if type(value) is not Call:
         raise NotATensor
     text = arguments(value).items[0]
@@ -145,7 +142,7 @@ def layout_name(value: Value) -> str:
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The stride of a contiguous tensor."""
+    """Return the stride of a contiguous tensor."""
     stride = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         stride[axis] = stride[axis + 1] * max(shape[axis + 1], 1)
@@ -153,9 +150,9 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def numpy_shape(data: Call) -> tuple[int, ...]:
-    """The shape of a pickled ndarray.
+    """Return the shape of a pickled ndarray.
 
-    Its state is ``(version, shape, dtype, is_fortran, bytes)``; from protocol 5 on it is written as
+    Its state is ``(version, shape, dtype, is_fortran, bytes)``; from protocol 5 on it is the call
     ``_frombuffer(bytes, dtype, shape, order)``.
     """
     if data.name.endswith("._frombuffer"):
@@ -164,7 +161,7 @@ def numpy_shape(data: Call) -> tuple[int, ...]:
 
 
 def device_text(value: Value) -> str | None:
-    """The text of a ``torch.device(type[, index])`` call, or None where the value is no such call."""
+    """Return the text of a ``torch.device(type[, index])`` call, or None for any other value."""
     if type(value) is not Call or value.name != "torch.device" or not isinstance(value.args, Sequence):
         return None
     found = value.args.items
@@ -176,9 +173,9 @@ def device_text(value: Value) -> str | None:
 
 
 def lazy_kind(metadata: Value) -> str:
-    """The kind of a dense tensor by what torch has put off: ``conj()`` and negation change no byte, and are done later.
+    """Return the kind of a dense tensor from its lazy operations: ``conj()`` and negation set a bit and change no byte.
 
     From torch/_utils.py, ``get_tensor_metadata``.
     """
-    put_off = [key for key in ("conj", "neg") if type(metadata) is Dict and metadata.get(key) is True]
-    return "-".join(put_off) or "tensor"
+    lazy = [key for key in ("conj", "neg") if type(metadata) is Dict and metadata.get(key) is True]
+    return "-".join(lazy) or "tensor"

@@ -1,8 +1,6 @@
-"""The opcodes of pickle protocols 0 to 5 and where each operation ends.
+"""Find the end of each operation of a pickle, for protocols 0 to 5.
 
-Never interprets an operation: that is the machine's work.
-
-The shapes follow CPython's ``pickletools.opcodes``; a test holds the two against each other.
+The table follows CPython's ``pickletools.opcodes``; a test compares them.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from ckptmove.errors import DamagedPickle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Shapes of an operation's argument. A shape >= 0 is a fixed number of bytes.
+# Shape of an operation's argument. A shape >= 0 is a fixed number of bytes.
 _LINE: Final = -1
 _TWO_LINES: Final = -2
 _COUNT1: Final = -3
@@ -35,7 +33,7 @@ _SHAPES: Final[dict[int, bytes]] = {
 }
 SHAPE_OF: Final[dict[int, int]] = {code: shape for shape, codes in _SHAPES.items() for code in codes}
 
-# What torch's weights-only unpickler understands (torch/_weights_only_unpickler.py, ``Unpickler.load``).
+# Opcodes that torch's weights-only unpickler accepts (torch/_weights_only_unpickler.py, ``Unpickler.load``).
 WEIGHTS_ONLY_OPCODES: Final = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.")
 
 STOP: Final = ord(".")
@@ -44,7 +42,7 @@ GETS: Final = frozenset(b"ghj")
 
 
 def operation_end(data: bytes, start: int) -> int:
-    """Where the operation at ``start`` ends.
+    """Return the end of the operation at ``start``.
 
     Args:
         data: the pickle.
@@ -54,7 +52,7 @@ def operation_end(data: bytes, start: int) -> int:
         Offset of the first byte after the operation and its argument.
 
     Raises:
-        DamagedPickle: no such opcode, or the data ends before or inside the operation.
+        DamagedPickle: if the opcode is unknown, or the data ends before or inside the operation.
     """
     if not 0 <= start < len(data):
         raise DamagedPickle("it ends before STOP", offset=start)
@@ -68,16 +66,16 @@ def operation_end(data: bytes, start: int) -> int:
 
 
 def variable_end(data: bytes | bytearray, begin: int, shape: int) -> int:
-    """Where an argument of a shape below 0 ends, whether the data reach so far or not.
+    """Return the end of an argument of variable length.
 
     Args:
         data: the pickle, or its beginning.
         begin: offset of the argument.
-        shape: as in ``SHAPE_OF``.
+        shape: its shape, one of those below 0 in ``SHAPE_OF``.
 
     Returns:
-        Offset of the first byte after it; 0 where the data have not the end of its lines. Where they have not the whole
-        count that leads it, an offset past their end.
+        Offset of the first byte after the argument. It can be past the end of the data: always if the argument's length
+        field is cut off. 0 if a newline is missing.
     """
     if shape == _LINE:
         return data.find(b"\n", begin) + 1
@@ -89,13 +87,13 @@ def variable_end(data: bytes | bytearray, begin: int, shape: int) -> int:
 
 
 def operations(data: bytes, start: int = 0) -> Iterator[tuple[int, int, int]]:
-    """Walk the operations of one pickle, up to and including STOP.
+    """Iterate over the operations of one pickle, up to and including STOP.
 
     Yields:
         Start, end (exclusive) and opcode of each operation.
 
     Raises:
-        DamagedPickle: no such opcode, an argument past the end, or no STOP.
+        DamagedPickle: if an opcode is unknown, an argument reaches past the end, or STOP is missing.
     """
     opcode = -1
     while opcode != STOP:

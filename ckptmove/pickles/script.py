@@ -1,9 +1,7 @@
-"""The pickles of a TorchScript archive, read as one tree with one count of bytes.
-
-Never compiles the code beside them, and never joins the memos of two pickles.
+"""Read the pickles of a TorchScript archive as one tree.
 
 From torch/csrc/jit/serialization/export_module.cpp ``ScriptModuleSerializer::serialize``: ``data.pkl`` holds the
-module, ``constants.pkl`` a tuple of what its code calls ``CONSTANTS.c0`` and so on.
+module, ``constants.pkl`` a tuple of the values that its code calls ``CONSTANTS.c0`` and so on.
 """
 
 from __future__ import annotations
@@ -23,18 +21,18 @@ if TYPE_CHECKING:
     from ckptmove.model import Span
     from ckptmove.pickles.tree import Persistent, Value
 
-#: Place of the key in ``('storage', class, key, location, numel)``.
+#: Index of the key in ``('storage', class, key, location, numel)``.
 _KEY_FIELD = 2
 
 
 class PicklePart(NamedTuple):
-    """One of several pickles that a container hands out as one run of bytes.
+    """One of several pickles that a container returns as one run of bytes.
 
     Attributes:
-        span: where it lies in that run.
+        span: its bytes in that run.
         record: its name in the container, for errors.
-        folder: what leads the keys of its storages, so that they are unique in the container; empty in the first.
-        attribute: name under which its values hang on the object; empty where they do not hang there.
+        folder: prefix of its storage keys, which makes them unique in the container; empty in the first pickle.
+        attribute: attribute of the module that holds its values; empty if they are not added to the module.
     """
 
     span: Span
@@ -47,17 +45,17 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
     """Read several pickles as data.
 
     Args:
-        data: the bytes that hold them.
-        parts: where each of them is.
-        limits: what each of them may ask for.
+        data: the bytes of all pickles.
+        parts: the pickles. Each has its own memo.
+        limits: resource limits for reading each of them.
 
     Returns:
-        One machine at rest: its ``root`` is the tree of the first pickle with those of the others on it, its starts
-        are offsets in ``data``, and the keys of its storages are led by the folder of their part.
+        One machine after STOP. Its ``root`` is the tree of the first pickle, with the other pickles as attributes. Its
+        starts are offsets in ``data``. Its storage keys begin with the folder of their part.
 
     Raises:
-        DamagedPickle: one of them is no pickle, or ends before the next one begins.
-        LimitExceeded: one of them asks for more than the limits allow.
+        DamagedPickle: if a part is not a valid pickle, or ends before its span does.
+        LimitExceeded: if a part needs more than the limits allow.
     """
     joined = Machine(data, limits)
     joined.end = len(data)
@@ -78,11 +76,11 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
 
 
 def split_parts(data: bytes, count: int) -> tuple[bytes, ...]:
-    """Pickles that lie one after the other.
+    """Split consecutive pickles.
 
     Args:
-        data: nothing but the pickles.
-        count: how many they are.
+        data: the pickles, without other bytes.
+        count: number of pickles.
 
     Raises:
         DamagedPickle: as :func:`ckptmove.pickles.scan.operations`.
@@ -104,7 +102,7 @@ def _interpret_part(data: bytes, part: PicklePart, limits: Limits, excess: int) 
     except DamagedPickle as error:
         raise DamagedPickle(f"{error.detail} in {part.record}", offset=error.offset, runs=error.runs) from error
     if machine.end != part.span.end:
-        raise DamagedPickle(f"bytes behind STOP in {part.record}", offset=machine.end - part.span.start)
+        raise DamagedPickle(f"bytes after STOP in {part.record}", offset=machine.end - part.span.start)
     return machine
 
 
@@ -119,7 +117,7 @@ def _join(joined: Machine, machine: Machine) -> None:
 
 
 def _qualify(node: Persistent, folder: str) -> None:
-    """Lead the key of a storage by its folder; the tuple may be another one's too."""
+    """Prefix the key of a storage with its folder. Copies the tuple, which other nodes may share."""
     pid = node.pid
     if type(pid) is Tuple:
         items = [*pid.items]
@@ -130,7 +128,7 @@ def _qualify(node: Persistent, folder: str) -> None:
 
 
 def _numbered(constants: Sequence) -> Dict:
-    """Constants by the names that the code has for them."""
+    """Return the constants by their names in the code."""
     flat: list[Value] = []
     starts: list[int] = []
     for index, (value, start) in enumerate(zip(constants.items, constants.starts, strict=True)):
@@ -140,7 +138,7 @@ def _numbered(constants: Sequence) -> Dict:
 
 
 def _with_attributes(root: Value, attributes: AnySequence[tuple[str, Value]]) -> Value:
-    """The object with more attributes; where its own are in no dict, a dict that has it under ``data``."""
+    """Add attributes to an object; if its own are not in a dict, return a dict with the object under ``data``."""
     own = root.state if type(root) is Call else None
     whole = Dict([*own.flat], [*own.starts]) if type(own) is Dict else Dict(["data", root], [-1, -1])
     for name, value in attributes:

@@ -1,7 +1,4 @@
-"""The state of the symbolic machine while it walks over one pickle.
-
-Never knows an opcode: the handlers change it, :func:`ckptmove.pickles.machine.interpret` drives it.
-"""
+"""State of the symbolic machine."""
 
 from __future__ import annotations
 
@@ -18,39 +15,40 @@ if TYPE_CHECKING:
 
     Handler: TypeAlias = Callable[["Machine", int], int]
 
-#: What the memo has at an index below its highest where nothing was put.
+#: Marks an index of the memo without a value.
 UNSET: Final = Opaque("nothing")
 
 
 class Machine:
-    """State of the walk over one pickle; read it when the walk is over.
+    """State of the symbolic machine for one pickle.
+
+    A ``start`` is the offset in ``data`` of the operation that pushed a value.
 
     Attributes:
-        data: the bytes that hold the pickle.
-        stack: values above the last mark; after the walk, empty.
+        data: bytes that contain the pickle.
+        stack: values above the last mark; empty after STOP.
         starts: starts of the values on ``stack``.
-        marks: stacks below each mark.
-        memo: memoised values by index; after the walk, empty.
-        memo_starts: start of the operation that pushed each of them.
-        memo_gaps: how many of them are not set.
-        persistents: persistent ids, in the order of the pickle: the reader meets them all, reachable or not.
-        globals: full names of the globals that the pickle names, each with the start of the first operation that does.
-        stacked: those that STACK_GLOBAL made of two strings, by its start: no literal says there what it pushes.
-        reads: operations that push a memoised string or global, or the top of the stack once more (DUP), laid flat:
-            their own start, and then the start of what they repeat, which may itself be such an operation. They come in
-            the order of the pickle, and of several pickles in that of their bytes. There are
-            ten for each tensor of torch's: as an array they are no objects.
-        reread: tuples and bytes that are read back from the memo, or from the top of the stack, by their ``id``.
+        marks: the stack below each mark.
+        memo: memoised values by index; empty after STOP.
+        memo_starts: starts of the memoised values.
+        memo_gaps: number of indices in ``memo`` without a value.
+        persistents: all persistent ids in the order of the pickle, reachable from the root or not.
+        globals: full names of all globals, each with the start of the first operation that names it.
+        stacked: globals that STACK_GLOBAL made of two strings, by start; they have no literal.
+        reads: operations that repeat a value: a memoised string or global, or the top of the stack (DUP). A flat array
+            of pairs: start of the operation, start of the operation that it repeats (which may be a repeat itself).
+            Sorted by start. An array, not a list, because there are about ten numbers for each tensor.
+        reread: tuples and bytes that are read again from the memo or by DUP, by their ``id``.
         frames: start of each FRAME operation.
-        foreign: opcodes that torch's weights-only unpickler lacks, each with its first start.
-        filled: full names of the classes that items are put into, where torch's weights-only unpickler puts none.
+        foreign: opcodes that torch's weights-only unpickler rejects, each with its first start.
+        filled: full names of classes whose objects get items, which torch's weights-only unpickler rejects.
         begin: offset of the pickle in ``data``.
         end: offset of the first byte after STOP.
-        containers: how many names, lists, sets, dicts and tuples of one item were made.
-        counted: how many persistent ids were counted so far.
-        storages: how many persistent ids look like a storage's, of those that were counted.
-        excess: memory that the tree takes beyond what the pickle's bytes account for, estimated; with that of other
-            pickles of the same file.
+        containers: number of globals, lists, sets, dicts and one-item tuples.
+        counted: number of persistent ids counted so far.
+        storages: number of counted persistent ids that look like a storage.
+        excess: estimated memory of the tree beyond the size of the pickle, in bytes, with that of the file's other
+            pickles.
         root: the tree.
     """
 
@@ -87,7 +85,7 @@ class Machine:
         self.stack: list[Value] = []
         self.starts: list[int] = []
         self.marks: list[tuple[list[Value], list[int]]] = []
-        # A pickler counts from 0: lists, and no dicts of a million numbers.
+        # Lists, not dicts: a pickler numbers memo entries from 0.
         self.memo: list[Value] = []
         self.memo_starts: list[int] = []
         self.memo_gaps = 0
@@ -105,7 +103,7 @@ class Machine:
         self.root: Value = None
 
     def note_names(self, inner: Machine) -> None:
-        """Remember the names and opcodes that another pickle of the same file uses."""
+        """Record the names and opcodes of another pickle of the same file."""
         for name, start in inner.globals.items():
             self.globals.setdefault(name, start)
         for code, start in inner.foreign.items():
@@ -113,5 +111,5 @@ class Machine:
         self.filled |= inner.filled
 
     def note_global(self, value: Global, start: int) -> None:
-        """Remember a name that the pickle would import."""
+        """Record a name that the pickle would import."""
         self.globals.setdefault(value.full_name, start)

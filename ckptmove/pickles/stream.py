@@ -1,7 +1,4 @@
-"""Pickles that lie in a file one after another: where each of them ends.
-
-Never interprets one, and never reads much more of the file than the pickle takes.
-"""
+"""Read one pickle from a file of consecutive pickles, without reading much past its end."""
 
 from __future__ import annotations
 
@@ -15,24 +12,24 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
 
-#: Bytes that are read at first; then as many again as there are, until the pickle ends.
+#: Size of the first read in bytes; each further read doubles the data.
 _FIRST_BYTES: Final = 1 << 12
-#: Length of an operation by its opcode; 0 where it has to be looked at.
+#: Length of an operation by its opcode; 0 for STOP, unknown opcodes and variable lengths.
 _LENGTHS: Final = [1 + SHAPE_OF[code] if code != STOP and SHAPE_OF.get(code, -1) >= 0 else 0 for code in range(256)]
 
 
 def read_pickle(source: ByteSource, start: int, limits: Limits) -> bytes:
-    """One pickle of a file, up to and including its STOP.
+    """Read one pickle of a file, up to and including STOP.
 
     Args:
         source: the file.
-        start: offset of its first byte.
-        limits: what it may ask for.
+        start: offset of the first byte of the pickle.
+        limits: resource limits for reading it.
 
     Raises:
-        DamagedPickle: no such opcode, or the file ends before STOP.
-        LimitExceeded: it, or a string in it, is larger than the limits allow.
-        SourceChanged, AccessFailed: as the source.
+        DamagedPickle: if an opcode is unknown, or the file ends before STOP.
+        LimitExceeded: if the pickle, or a string in it, is larger than the limits allow.
+        SourceChanged, AccessFailed: as ``source.read``.
     """
     data = bytearray()
     room = source.size - start
@@ -51,7 +48,7 @@ def read_pickle(source: ByteSource, start: int, limits: Limits) -> bytes:
 
 
 def _walk(data: bytearray, position: int) -> tuple[int, bool]:
-    """Go on from one operation, to the end of STOP or to the first operation that the data do not hold whole."""
+    """Skip operations from ``position``; return the end of STOP and True, or the start of an incomplete operation."""
     lengths, size = _LENGTHS, len(data)
     while position < size:
         code = data[position]
@@ -71,7 +68,7 @@ def _walk(data: bytearray, position: int) -> tuple[int, bool]:
 
 
 def _check_claims(data: bytearray, position: int, room: int, limits: Limits) -> None:
-    """Before more is read: what is there does not ask for more than the file has, or than the limits allow."""
+    """Check, before more is read, that the pickle fits the file and the limits."""
     if position < len(data):
         end = variable_end(data, position + 1, SHAPE_OF[data[position]]) or len(data)
         if end > room:

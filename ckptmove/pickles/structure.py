@@ -1,6 +1,6 @@
-"""What the opcodes of globals, calls and containers do to the machine.
+"""Handlers of the opcodes for globals, calls and containers.
 
-Never imports a name and never calls one: a call becomes a node of the tree.
+A call becomes a node of the tree; nothing is imported or called.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 
-# Python has one empty tuple as well; torch writes it once or more for each tensor.
+# Shared, as in Python: torch writes at least one empty tuple for each tensor.
 _EMPTY_TUPLE: Final = Tuple((), ())
 
 
 def pop_mark(machine: Machine) -> tuple[list[Value], list[int]]:
-    """Take everything above the last mark off the stack, with the starts."""
+    """Pop everything above the last mark, with the starts."""
     items, starts = machine.stack, machine.starts
     machine.stack, machine.starts = machine.marks.pop()
     return items, starts
@@ -57,7 +57,7 @@ def _stack_global(machine: Machine, position: int) -> int:
 
 
 def _part(value: Value, machine: Machine, position: int) -> str:
-    """A part of a name; a call may return one, too."""
+    """Return the module or the name of a STACK_GLOBAL; a call may compute it."""
     if isinstance(value, MADE):
         return COMPUTED
     if type(value) is not str:
@@ -108,7 +108,7 @@ def _build(machine: Machine, position: int) -> int:
         target.state = state
         target.state_start = start
     else:
-        # Nothing that Python writes (no call, or a second state): keep both in sight all the same.
+        # No pickler of Python writes this (not a call, or a second state): keep both values in the tree.
         machine.containers += 1
         wrapped = Call(None, target, machine.starts[-1])
         wrapped.state, wrapped.state_start = state, start
@@ -172,7 +172,7 @@ def _empty(kind: type[List | Set | Dict]) -> Handler:
 
 
 def _marked(kind: type[List | Set]) -> Handler:
-    """A container of everything above the mark."""
+    """Handle an opcode that makes a container of everything above the mark."""
 
     def handle(machine: Machine, position: int) -> int:
         machine.containers += 1
@@ -282,7 +282,7 @@ def _assign(machine: Machine, flat: list[Value], starts: list[int], position: in
     target.starts += starts
 
 
-#: From torch/_weights_only_unpickler.py ``_check_set_item_target``, since torch 2.10; a dict has an opcode of its own.
+#: From torch/_weights_only_unpickler.py ``_check_set_item_target``, since torch 2.10; a dict has its own opcode.
 _ASSIGNABLE: Final = frozenset({"collections.OrderedDict", "collections.Counter"})
 
 HANDLERS: Final[dict[int, Handler]] = {

@@ -1,8 +1,6 @@
-"""What torch means by the calls in its pickles: which of them are tensors, and of what shape, dtype and storage.
+"""Find the tensors in a tree: read shape, dtype and storage from the arguments of torch's rebuild functions.
 
-Never rebuilds a tensor and never touches torch: it reads the arguments that torch's rebuild functions would get.
-
-The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and its siblings), torch/_tensor.py
+The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and similar functions), torch/_tensor.py
 (``Tensor.__reduce_ex__``) and torch/serialization.py (``persistent_id``).
 """
 
@@ -44,71 +42,70 @@ if TYPE_CHECKING:
     _Rebuild = Callable[["TensorReader", Tuple, str, Role], TensorRecord]
 
 _PERSISTENT_FIELDS: Final = 5
-#: torch itself looks at the class's name alone; a cast writes the module again.
+#: torch checks the name of the class only; a cast writes the module again.
 _STORAGE_MODULES: Final = frozenset({"torch", "torch.cuda", "torch.storage"})
 #: A parameter of a subclass of a wrapper is three calls deep.
 _MOST_NESTED: Final = 16
-#: Nodes of odd arguments that are looked at in one pickle; what is beyond counts as made by code.
-_MOST_LOOKED_AT: Final = 100_000
-#: Classes whose tensors are no subclass.
+#: Nodes of unusual arguments that are searched in one pickle; beyond that, arguments count as computed by code.
+_MOST_SEARCHED: Final = 100_000
+#: Classes that are not a tensor subclass.
 _PLAIN_TYPES: Final = frozenset({"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"})
 
 
 class TensorReader:
-    """Turns calls into tensor records, and collects the storages that they view.
+    """Convert calls to tensor records, and collect their storages.
 
-    One reader serves one pickle, because storages are shared across it.
+    Use one reader for each pickle: its tensors share storages.
 
     Attributes:
-        attached: what hangs on the tensor that was read last besides its numbers: the python attributes of a subclass
-            or a parameter, the ``torch.device`` of a wrapper.
-        overruns: tensors that reach past the end of their storage: name, and bytes that are not there.
+        attached: other values of the last tensor: the Python attributes of a subclass or a parameter, the
+            ``torch.device`` of a wrapper.
+        overruns: tensors that reach past the end of their storage: name, and number of missing bytes.
     """
 
     def __init__(self) -> None:
         self.attached: list[Node] = []
         self.overruns: list[tuple[str, int]] = []
         self._storages: dict[str, StorageRef] = {}
-        #: Those by the node that names them: the walk meets each again that was gathered.
+        #: Storages by the ``id`` of their node, from `gather`.
         self._gathered: dict[int, StorageRef] = {}
-        #: Of storages that are met again: all tag sites and class sites. Most are met once.
+        #: All tag sites and class sites of storages with several nodes. Most have one.
         self._sites: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
         self._functions: dict[int, _Rebuild | None] = {}
         self._nesting = 0
-        self._looked_at = 0
+        self._searched = 0
 
     def storages(self) -> tuple[StorageRef, ...]:
-        """Every storage met so far, in the order of first use."""
+        """Return every storage so far, in the order of first use."""
         for key, (tags, classes) in self._sites.items():
             self._storages[key] = self._storages[key]._replace(tag_sites=tuple(tags), class_sites=tuple(classes))
         return tuple(self._storages.values())
 
     def gather(self, persistents: Iterable[Persistent]) -> None:
-        """Take in every storage that a pickle names, also those that hang on nothing: torch makes them all."""
+        """Add all storages of a pickle, including those that no tensor uses: torch creates them too."""
         for node in persistents:
             try:
                 self._gathered[id(node)] = self._storage(node)
-            except (NotATensor, ValueError):  # noqa: PERF203  # a try that nothing leaves costs nothing since Python 3.11
-                continue  # the id of something else
+            except (NotATensor, ValueError):  # noqa: PERF203  # a try without an error is free since Python 3.11
+                continue  # not the id of a storage
 
     def is_tensor(self, call: Call) -> bool:
         """Whether a call is one of torch's rebuild functions."""
         return self._function(call) is not None
 
     def tensor(self, call: Call, name: str, role: Role) -> TensorRecord | None:
-        """The tensor that a call would rebuild.
+        """Return the record of the tensor that a call would rebuild, and set ``attached``.
 
         Args:
-            call: a call for which :meth:`is_tensor` holds.
-            name: its path.
-            role: its role.
+            call: a call for which :meth:`is_tensor` is true.
+            name: path of the tensor.
+            role: role of the tensor.
 
         Returns:
-            The record; ``attached`` then holds what else hangs on the tensor. None where code in the pickle makes an
-            argument: torch runs it, and only that run shows the tensor.
+            The record, or None if other code in the pickle computes an argument, so that the tensor is not known.
 
         Raises:
-            DamagedPickle: the arguments are not those that torch writes.
+            DamagedPickle: if the arguments are not what torch writes.
         """
         if self.attached:
             self.attached = []
@@ -123,7 +120,7 @@ class TensorReader:
             ) from error
 
     def _is_computed(self, args: Value) -> bool:
-        """Whether arguments hold what code makes that torch's weights-only unpickler does not know."""
+        """Whether the arguments contain a call that torch's weights-only unpickler rejects."""
         seen: set[int] = set()
         stack = [args]
         while stack:
@@ -131,15 +128,15 @@ class TensorReader:
             if not isinstance(node, Node) or id(node) in seen:
                 continue
             seen.add(id(node))
-            self._looked_at += 1
+            self._searched += 1
             is_unknown = type(node) is Opaque or (type(node) is Call and not classify(node.name).weights_only)
-            if is_unknown or self._looked_at > _MOST_LOOKED_AT:
+            if is_unknown or self._searched > _MOST_SEARCHED:
                 return True
             stack += node.members()
         return False
 
     def storage(self, node: Persistent, name: str, role: Role) -> TensorRecord | None:
-        """A storage that was saved by itself, as a flat record; None for a persistent id that is no storage."""
+        """Return a storage that was saved without a tensor as a 1-d record; None if the id is not a storage."""
         try:
             storage = self._storage(node)
             first, numel = view_of(node) or (0, storage.numel)
@@ -153,18 +150,18 @@ class TensorReader:
     # --- dispatch ----------------------------------------------------------------------------------------------------
 
     def _function(self, call: Call) -> _Rebuild | None:
-        """The method for a call; a pickle names each function once, so its node stands for it."""
+        """Return the method for a call, cached by the node of its function: a pickle names each function once."""
         try:
             return self._functions[id(call.func)]
         except KeyError:
             found = self._REBUILDS.get(call.name)
-            if found is TensorReader._from_type:  # which says nothing without its arguments
+            if found is TensorReader._from_type:  # its arguments decide
                 return found if self._wraps_tensor(call) else None
             self._functions[id(call.func)] = found
             return found
 
     def _wraps_tensor(self, call: Call) -> bool:
-        """Whether a ``_rebuild_from_type`` wraps a function that is known here: a subclass may bring its own."""
+        """Whether a ``_rebuild_from_type`` wraps a function of `_REBUILDS`: a subclass may have its own."""
         function = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
         return type(function) is Global and function.full_name in self._REBUILDS
 
@@ -175,7 +172,7 @@ class TensorReader:
         return found
 
     def _inner(self, value: Value, name: str, role: Role) -> TensorRecord:
-        """The tensor inside another one's arguments."""
+        """Return the record of a tensor in the arguments of another tensor."""
         if type(value) is not Call:
             raise NotATensor
         return self._nested_rebuild(self._known(value), arguments(value), name, role)
@@ -190,7 +187,7 @@ class TensorReader:
             self._nesting -= 1
 
     def _part(self, value: Value, name: str, label: str, role: Role) -> TensorRecord:
-        """A dense tensor that a sparse, nested or quantized one is made of."""
+        """Return a dense part of a sparse, nested or quantized tensor."""
         record = self._inner(value, f"{name}.{label}" if name else label, role)
         if record.parts:
             raise NotATensor
@@ -240,14 +237,14 @@ class TensorReader:
             nbytes = numel * ITEM_BYTES[dtype]
             storage = StorageRef(key, device, dtype, numel, nbytes, (starts[3],), (starts[1],))
             self._storages[key] = storage
-        elif storage.tag_sites[0] != starts[3]:  # a tensor that hangs on two paths brings the same sites twice
+        elif storage.tag_sites[0] != starts[3]:  # a tensor with two paths has the same sites twice
             tags, classes = self._sites.setdefault(key, ({storage.tag_sites[0]: None}, {storage.class_sites[0]: None}))
             tags[starts[3]] = None
             classes[starts[1]] = None
         return storage
 
     def _view(self, storage: StorageRef, dtype: str, args: Tuple, name: str, role: Role) -> TensorRecord:
-        """A tensor over a storage, from the arguments that all rebuild functions of dense tensors share."""
+        """Return a tensor over a storage, from the arguments that all rebuild functions of dense tensors share."""
         found = args.items
         offset = found[1]
         if type(offset) is not int or not 0 <= offset <= LARGEST:
@@ -283,7 +280,7 @@ class TensorReader:
         return self._view(storage, storage.dtype, args, name, role)
 
     def _dense_v3(self, args: Tuple, name: str, role: Role) -> TensorRecord:
-        """As v2 over an untyped storage, with the dtype as seventh argument."""
+        """As v2, but with an untyped storage and the dtype as seventh argument."""
         return self._view(self._storage(args.items[0]), dtype_name(args.items[6]), args, name, role)
 
     def _parameter(self, args: Tuple, name: str, role: Role) -> TensorRecord:
@@ -304,7 +301,7 @@ class TensorReader:
         return record._replace(kind="quantized", parts=tuple(parts) if len(parts) > 1 else ())
 
     def _sparse(self, args: Tuple, name: str, role: Role) -> TensorRecord:
-        """A tensor of several dense ones; see :func:`sparse_parts`."""
+        """A sparse tensor of several dense tensors; see :func:`sparse_parts`."""
         layout, data, size = sparse_parts(args)
         labels = SPARSE_PARTS[layout]
         parts = tuple(self._part(value, name, label, role) for label, value in zip(labels, data, strict=True))
@@ -333,7 +330,7 @@ class TensorReader:
         kind, device = args.items[0], args.items[6]
         if type(kind) is not Global:
             raise NotATensor
-        bytes_of(shape, dtype)  # refuses sizes that no tensor has
+        bytes_of(shape, dtype)  # rejects sizes that no tensor can have
         self._attach(args, 6)
         return TensorRecord(
             name, role, device_text(device) or NO_DEVICE, dtype, shape, sizes(args.items[3]), None,
@@ -353,7 +350,7 @@ class TensorReader:
             bytes_of(shape, dtype), "device-data", "", args.items[3] is True, (), args.starts[2],
         )  # fmt: skip
 
-    #: Calls by their full names. Inside of the class, whose own methods they are.
+    #: Methods by the full name of torch's function. In the class body, where the methods are names.
     _REBUILDS: ClassVar[dict[str, _Rebuild]] = {
         "torch._utils._rebuild_tensor": _dense,
         "torch._utils._rebuild_tensor_v2": _dense,

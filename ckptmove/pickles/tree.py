@@ -1,9 +1,9 @@
-"""The inert tree that a pickle stands for: what it would build, had it been executed.
+"""Nodes of the tree that represents a pickle without executing it.
 
-Never holds a live object of the pickle: atoms are Python's own (str, bytes, int, float, bool, None), the rest nodes.
+Atoms are Python objects (str, bytes, int, float, bool, None); everything else is a :class:`Node`.
 
-A ``start`` is the byte offset, in the pickle, of the operation that pushed the value at that place. It tells two
-readers of one memoised value apart, which is what an edit needs.
+A ``start`` is the byte offset, in the pickle, of the operation that pushed a value at its place. It distinguishes two
+readers of one memoised value, as an edit needs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """Whatever in a pickle is not an atom."""
+    """Any value that is not an atom."""
 
     __slots__ = ()
 
     def members(self) -> AnySequence[Value]:
-        """The values that it holds."""
+        """Values directly in this node."""
         return ()
 
 
@@ -29,9 +29,9 @@ class Global(Node):
     """A name that the pickle would import.
 
     Attributes:
-        module: dotted module, as written.
-        name: qualified name inside it.
-        full_name: both joined by a dot; it is asked for with every call.
+        module: dotted name of the module, as written.
+        name: qualified name in the module.
+        full_name: module and name joined by a dot; stored because every call needs it.
     """
 
     __slots__ = ("full_name", "module", "name")
@@ -61,7 +61,7 @@ class Sequence(Node):
 
 
 class Tuple(Sequence):
-    """A tuple; what it holds is in tuples too, since a checkpoint has several for each tensor."""
+    """A tuple. Its items are in tuples too, to save memory: a checkpoint has several for each tensor."""
 
     __slots__ = ()
 
@@ -73,8 +73,8 @@ class Tuple(Sequence):
         self.starts = starts
 
 
-class _Growing(Sequence):
-    """What operations after the one that made it put items into."""
+class _MutableSequence(Sequence):
+    """A container that later operations can add items to."""
 
     __slots__ = ()
 
@@ -86,23 +86,23 @@ class _Growing(Sequence):
         self.starts = starts
 
 
-class List(_Growing):
+class List(_MutableSequence):
     """A list."""
 
     __slots__ = ()
 
 
-class Set(_Growing):
+class Set(_MutableSequence):
     """A set or a frozenset."""
 
     __slots__ = ()
 
 
 class Dict(Node):
-    """A dict, its pairs laid flat: key, value, key, value.
+    """A dict as a flat list: key, value, key, value.
 
     Attributes:
-        flat: keys and values in turn; a key that comes twice counts with its last value, as in Python.
+        flat: keys and values in turn; the last value of a repeated key counts, as in Python.
         starts: their starts, parallel to ``flat``.
     """
 
@@ -113,15 +113,15 @@ class Dict(Node):
         self.starts = starts
 
     def members(self) -> AnySequence[Value]:
-        """Keys and values."""
+        """The keys and values."""
         return self.flat
 
     def pairs(self) -> Iterator[tuple[Value, Value, int]]:
-        """Each key with its value and the value's start."""
+        """Iterate over key, value, and start of the value."""
         return zip(self.flat[::2], self.flat[1::2], self.starts[1::2], strict=True)
 
     def get(self, key: str) -> Value:
-        """The value of a string key, or None; a None in the pickle reads the same."""
+        """Return the value of a string key, or None if it is absent."""
         found: Value = None
         for name, value, _ in self.pairs():
             if type(name) is str and name == key:
@@ -129,22 +129,22 @@ class Dict(Node):
         return found
 
     def keys(self) -> Iterator[Value]:
-        """The keys in order, repeats included."""
+        """Iterate over the keys in order, with repeats."""
         return iter(self.flat[::2])
 
 
 class Call(Node):
-    """What REDUCE, NEWOBJ, NEWOBJ_EX, INST or OBJ would call, and what was then put into the result.
+    """A call that REDUCE, NEWOBJ, NEWOBJ_EX, INST or OBJ would make, and what later operations add to its result.
 
     Attributes:
         func: the callable: a :class:`Global` in every pickle that torch writes.
         args: the arguments: a :class:`Tuple` in every pickle that Python writes.
         args_start: start of ``args``.
         kwargs: keyword arguments of NEWOBJ_EX, else None.
-        state: what BUILD would hand to ``__setstate__`` or ``__dict__``, else None.
+        state: argument of BUILD, for ``__setstate__`` or ``__dict__``, else None.
         state_start: start of ``state``, -1 without one.
-        appended: items that APPEND or APPENDS would append, or None.
-        assigned: pairs that SETITEM or SETITEMS would assign, or None.
+        appended: items of APPEND or APPENDS, or None.
+        assigned: pairs of SETITEM or SETITEMS, or None.
     """
 
     __slots__ = ("appended", "args", "args_start", "assigned", "func", "kwargs", "state", "state_start")
@@ -160,18 +160,18 @@ class Call(Node):
         self.assigned: Dict | None = None
 
     def members(self) -> AnySequence[Value]:
-        """The callable, its arguments, and what is put into the result."""
+        """The callable, its arguments, its state, and the items added to the result."""
         return self.func, self.args, self.kwargs, self.state, self.appended, self.assigned
 
     @property
     def name(self) -> str:
-        """Full name of the callable, or an empty string where it is not a global."""
+        """Full name of the callable, or an empty string if it is not a global."""
         func = self.func.module if type(self.func) is Persistent else self.func
         return func.full_name if type(func) is Global else ""
 
 
 class Persistent(Node):
-    """A persistent id: an object that the pickle leaves to its reader; torch's are storages and modules.
+    """A persistent id: an object that the pickle's reader provides. In torch: storages, and classes of modules.
 
     Attributes:
         pid: the id.
@@ -190,19 +190,19 @@ class Persistent(Node):
 
     @property
     def module(self) -> Value:
-        """The class that ``('module', class, source_file, source)`` stands for, or None where the id is no such one.
+        """The class in ``('module', class, source_file, source)``, or None for any other id.
 
-        From torch/serialization.py ``_legacy_load``, whose reader puts the class in its place.
+        From torch/serialization.py ``_legacy_load``, which returns the class for this id.
         """
         items = self.pid.items if type(self.pid) is Tuple else ()
         return items[1] if len(items) > 1 and items[0] == "module" else None
 
 
 class Opaque(Node):
-    """A value that only the pickle's reader could have: an out-of-band buffer or an extension code.
+    """A value that only the pickle's reader has: an out-of-band buffer or an extension code.
 
     Attributes:
-        description: what it is, for people.
+        description: human-readable description.
     """
 
     __slots__ = ("description",)
@@ -211,7 +211,7 @@ class Opaque(Node):
         self.description = description
 
 
-#: Nodes that stand for any value at all: only a run of the pickle would show which.
+#: Nodes whose value is not known without executing the pickle.
 MADE: Final = (Call, Persistent, Opaque)
 
 Value: TypeAlias = "Node | str | bytes | int | float | bool | None"

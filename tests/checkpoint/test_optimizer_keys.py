@@ -1,4 +1,4 @@
-"""The table of optimizers, held against the real classes of ``torch.optim``."""
+"""The table of optimizers, compared with the real classes of ``torch.optim``."""
 
 from __future__ import annotations
 

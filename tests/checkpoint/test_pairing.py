@@ -1,4 +1,4 @@
-"""Pairing: each way in which parameters are found, and each reason why they are not."""
+"""Pairing: each way to match parameters, and each reason for no match."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TestByOrder:
 
         assert found.how == "ambiguous"
         assert not found.is_certain
-        assert "several tensors" in found.reason
+        assert "tensors" in found.reason
         assert names(found) == [one.name for one in MODEL]
 
     def test_an_optimizer_of_one_layer(self) -> None:
@@ -191,7 +191,8 @@ class TestSeveralModels:
     def test_twins_without_names_are_ambiguous(self) -> None:
         [found] = pair([*self.GENERATOR, *self.DISCRIMINATOR], optimizer([[W, B]]))
 
-        assert (found.how, found.reason) == ("ambiguous", "it fits several parts: netG, netD")
+        assert found.how == "ambiguous"
+        assert found.reason.endswith(": netG, netD")
 
     def test_tied_weights_are_one_parameter_in_whichever_part(self) -> None:
         tied = [tensor("model.emb.weight", W), tensor("model.out.weight", W, storage="model.emb.weight")]
@@ -263,7 +264,8 @@ class TestByNames:
 
         [found] = pair(MODEL, named)
 
-        assert (found.how, found.reason) == ("names", "1 of 3 names are not in the model")
+        assert found.how == "names"
+        assert found.reason.startswith("1 of 3 names ")
         assert names(found) == ["model.0.weight", None, "model.0.bias"]
 
     def test_names_of_another_model_are_not_believed(self) -> None:
@@ -305,16 +307,19 @@ class TestWithoutAMatch:
         [found] = pair(MODEL, optimizer([[B, W, (2, 4)]]))
 
         assert (found.how, found.is_certain, set(names(found))) == ("permuted", False, {None})
-        assert found.reason == "the state has the shapes of the model's tensors, but in another order"
+        assert "order" in found.reason
 
     @pytest.mark.parametrize(
         ("order", "reason"),
         [
             (
                 [3, 2, 1, 0],
-                "it fits the model's tensors only from last to first, right if the script lists them so",
+                "it fits the model's tensors only from last to first: correct if the script lists them in this order",
             ),
-            ([2, 3, 0, 1], "it fits the parts of the model only in another order, right if the script lists them so"),
+            (
+                [2, 3, 0, 1],
+                "it fits the parts of the model only in another order: correct if the script lists them in this order",
+            ),
         ],
     )
     def test_orders_that_scripts_choose(self, order, reason) -> None:
@@ -334,8 +339,9 @@ class TestWithoutAMatch:
         assert names(found) == [f"model.{name}" for name in ("a.weight", "b.weight", "head", "a.bias", "b.bias")]
 
     def test_no_model_and_no_parameters(self) -> None:
-        assert pair([], optimizer([[W]]))[0].reason == "the file holds no model tensors"
-        assert pair(MODEL, optimizer([]))[0].reason == "the groups list no parameters"
+        (no_model,), (no_parameters,) = pair([], optimizer([[W]])), pair(MODEL, optimizer([]))
+        assert (no_model.how, "model tensors" in no_model.reason) == ("none", True)
+        assert (no_parameters.how, "groups" in no_parameters.reason) == ("none", True)
         assert pair(MODEL) == ()
 
 

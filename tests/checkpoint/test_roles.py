@@ -1,4 +1,4 @@
-"""The words of keys, and the roles that they point to."""
+"""The roles of keys by their words."""
 
 from __future__ import annotations
 

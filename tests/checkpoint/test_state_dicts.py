@@ -1,4 +1,4 @@
-"""Where a name divides into the path of a state_dict and a key in it."""
+"""Splitting a name into the path of a state_dict and a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching by shape alone."""
+"""Matching by shape only."""
 
 from __future__ import annotations
 

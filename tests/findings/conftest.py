@@ -1,4 +1,4 @@
-"""Small factories of inventories: a model of two layers, its optimizer, and what can be changed about them."""
+"""Factories of inventories: a model of two layers, its optimizer, and variations of them."""
 
 from __future__ import annotations
 

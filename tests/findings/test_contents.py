@@ -1,4 +1,4 @@
-"""R301 to R304, T401, K601, S701 and S703: what each says and spares."""
+"""R301 to R304, T401, K601, S701 and S703: files with and without each finding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from figures import figures
 
 from ckptmove.model import OPAQUE, GlobalUse, Mention
 
@@ -35,7 +36,8 @@ class TestResume:
 
         [finding] = make.findings(make.inventory([rng]), "R301")
 
-        assert "do not restore" in finding.fix
+        assert finding.fix.startswith("checkpoint = torch.load(")
+        assert "RNG" in finding.fix
 
     def test_what_is_absent_is_listed_once(self, make) -> None:
         inventory = make.inventory(optimizers=[make.optimizer()], contents=frozenset())
@@ -101,7 +103,8 @@ class TestResume:
 
         assert make.findings(inventory, device_count=4) == ()
         [finding] = make.findings(inventory, device_count=2)
-        assert finding.message == "state.rng holds 4 RNG states, and the target machine has 2 cuda devices"
+        assert (finding.code, finding.where) == ("R303", ("state.rng",))
+        assert figures(finding.message) == ["4", "2"]
         assert "['state']['rng'][:2]" in finding.fix
 
     @pytest.mark.parametrize(
@@ -131,7 +134,8 @@ class TestResume:
 
         assert make.findings(make.inventory(optimizers=[make.optimizer(), slow], last_rates=rates), "R304") == ()
         [finding] = make.findings(make.inventory(optimizers=[make.optimizer()], last_rates=rates), "R304")
-        assert finding.message == "scheduler._last_lr[0] is 0.5, and lr of the optimizer's group 0 0.1"
+        assert finding.message.startswith("scheduler._last_lr[0] ")
+        assert figures(finding.message) == ["0", "0.5", "0", "0.1"]
 
     def test_a_rate_that_is_a_tensor_is_not_compared(self, make) -> None:
         group = make.optimizer().groups[0]._replace(options=(("lr", OPAQUE),))
@@ -169,7 +173,7 @@ class TestDtypes:
         [finding] = make.findings(make.inventory(optimizers=[self.with_double_steps(make, "ASGD")]), target="mps")
 
         assert (finding.code, len(finding.where)) == ("T401", 4)
-        assert finding.message == "mps has no float64 (4)"
+        assert (finding.message.startswith("mps "), finding.message.endswith("float64 (4)")) == (True, True)
 
     def test_what_cannot_be_cast_is_cast_by_hand(self, make) -> None:
         held = make.tensor("model.w", dtype="float64")
@@ -179,10 +183,9 @@ class TestDtypes:
         [finding] = make.findings(make.inventory([wrapper, held], mentions=(where,)), "T401", target="mps")
 
         assert finding.where == ("model", "model.w")
-        assert finding.fix == (
-            "checkpoint = torch.load('runs/my run.pth', map_location='cpu', weights_only=True)  "
-            "# and cast model from float64: a subclass of Tensor states its dtype once more"
-        )
+        load, comment = finding.fix.split("  # ")
+        assert load == "checkpoint = torch.load('runs/my run.pth', map_location='cpu', weights_only=True)"
+        assert comment.startswith("and cast model from float64: ")
 
     def test_without_a_target_only_what_claims_to_be_there(self, make) -> None:
         model = make.model(device="mps")
@@ -191,7 +194,7 @@ class TestDtypes:
 
         assert make.findings(make.inventory((*model, on_cpu))) == ()
         [finding] = make.findings(make.inventory((*model, on_cpu, on_mps)))
-        assert (finding.code, finding.where, finding.message) == ("T401", ("other.y",), "mps has no float64 (1)")
+        assert (finding.code, finding.where, figures(finding.message)) == ("T401", ("other.y",), ["64", "1"])
         assert finding.fix == "ckptmove convert 'runs/my run.pth' --to mps --cast"
 
 
@@ -201,7 +204,8 @@ class TestKeys:
 
         [finding] = make.findings(inventory)
 
-        assert finding.message == "every key of state.state_dict starts with '_orig_mod.module.' (4 tensors)"
+        assert "state.state_dict " in finding.message
+        assert finding.message.endswith("'_orig_mod.module.' (4 tensors)")
         assert finding.fix.startswith(
             "state_dict = torch.load('runs/my run.pth', map_location='cpu', weights_only=True)['state']['state_dict'];"
         )
@@ -267,9 +271,8 @@ class TestSafety:
 
         [finding] = make.findings(make.inventory(globals=uses, filled_classes=("collections.deque",)))
 
-        assert finding.message == (
-            "torch.load(weights_only=True) refuses 1 name: collections.deque and items in collections.deque"
-        )
+        assert "1 name: collections.deque and items " in finding.message
+        assert finding.message.count("collections.deque") == 2
         assert "weights_only=False" in finding.fix
 
     def test_what_an_older_torch_refuses_besides_is_said_and_allowed(self, make) -> None:
@@ -341,20 +344,18 @@ class TestSafety:
 
         [finding] = make.findings(make.inventory(container="torchscript", globals=uses))
 
-        assert finding.fix == (
-            "import torch; "
-            "torch.jit.load('runs/my run.pth', map_location='cpu')  # runs the code in it: only if you trust its origin"
-        )
+        line, comment = finding.fix.split("  # ")
+        assert line == "import torch; torch.jit.load('runs/my run.pth', map_location='cpu')"
+        assert "trust" in comment
 
     def test_torch_load_reads_no_bare_pickle(self, make) -> None:
         uses = (GlobalUse("numpy.dtype", None, "safe"),)
 
         [finding] = make.findings(make.inventory(container="pickle", globals=uses))
 
-        assert finding.fix == (
-            "import pickle; "
-            "pickle.load(open('runs/my run.pth', 'rb'))  # runs what the file says: only if you trust its origin"
-        )
+        line, comment = finding.fix.split("  # ")
+        assert line == "import pickle; pickle.load(open('runs/my run.pth', 'rb'))"
+        assert "trust" in comment
 
     def test_a_tar_is_refused_whatever_it_names(self, make) -> None:
         tar = replace(make.inventory(), container="torch-tar")
@@ -363,7 +364,7 @@ class TestSafety:
         [plain] = make.findings(tar, "S701")
         [more] = make.findings(replace(tar, globals=(other,)), "S701")
 
-        assert plain.message == "torch.load(weights_only=True) refuses every tar of torch 0.1 since torch 2.6"
+        assert figures(plain.message) == ["0.1", "2.6"]
         assert more.message == f"{plain.message} and 1 name: a.B"
         assert plain.fix == more.fix
         assert "weights_only=False" in plain.fix
@@ -372,13 +373,14 @@ class TestSafety:
     def test_what_is_no_name_is_never_written_as_code(self, make, name) -> None:
         [finding] = make.findings(make.inventory(globals=(GlobalUse(name, None, "unknown"),)))
 
-        assert finding.fix == "do not load it; see what it would import: ckptmove inspect --globals 'runs/my run.pth'"
+        assert finding.fix.endswith(": ckptmove inspect --globals 'runs/my run.pth'")
+        assert "torch" not in finding.fix
 
     @pytest.mark.parametrize("name", ["hub.Phi-3.0a67.modeling.Config", "proj.lambda.Config"])
     def test_what_no_line_can_name_is_a_matter_of_trust(self, make, name) -> None:
         [finding] = make.findings(make.inventory(globals=(GlobalUse(name, None, "unknown"),)))
 
-        assert finding.fix.endswith(", weights_only=False)  # runs what the file says: only if you trust its origin")
+        assert finding.fix.endswith(", weights_only=False)  # runs code from the file: only if you trust its origin")
         assert name not in finding.fix
 
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:

@@ -1,8 +1,9 @@
-"""O201 to O206: what each says and spares."""
+"""O201 to O206: files with and without each finding."""
 
 from __future__ import annotations
 
 import pytest
+from figures import figures
 
 from ckptmove.model import StateEntry
 
@@ -18,7 +19,8 @@ class TestOptimizers:
         [finding] = make.findings(make.inventory(optimizers=[optimizer]))
 
         assert finding.code == "O201"
-        assert finding.message.startswith("4 'step' and 4 'mu_product' tensors on cuda:0,")
+        assert finding.message.startswith("4 'step' and 4 'mu_product' ")
+        assert "cuda:0" in finding.message
 
     def test_capturable_without_a_device_is_nobodys_fault(self, make) -> None:
         inventory = make.inventory((), [make.optimizer([None], capturable=True)])
@@ -83,7 +85,7 @@ class TestOptimizers:
 
         [finding] = make.findings(make.inventory(optimizers=[optimizer]))
 
-        assert finding.message == "2 of 4 parameters have no state: frozen, or lost"
+        assert (finding.code, figures(finding.message)) == ("O205", ["2", "4"])
         assert finding.where == ("optimizer.param_groups.0.params.1", "optimizer.param_groups.0.params.3")
 
     def test_no_state_at_all_is_an_optimizer_without_momentum(self, make) -> None:
@@ -96,7 +98,7 @@ class TestOptimizers:
         [finding] = make.findings(make.inventory(optimizers=[optimizer]))
 
         assert (finding.code, finding.where) == ("O206", ("state.9",))
-        assert finding.message == "state of 1 parameter that no group lists"
+        assert figures(finding.message) == ["1"]
 
     @pytest.mark.parametrize("layout", ["deepspeed", "hf-trainer"])
     def test_a_model_in_another_file_cannot_be_counted(self, make, layout) -> None:

@@ -1,4 +1,4 @@
-"""The rules as a whole: one inventory that trips each, healthy ones that trip none, and how their work grows."""
+"""All rules together: an inventory for each finding, healthy inventories, and the growth of time."""
 
 from __future__ import annotations
 

@@ -98,11 +98,11 @@ def hidden(archives):
 
 STRAY = {
     "behind STOP": lambda a: (
-        a.records(data_pkl=a.Record(b"a/data.pkl", a.pickle + b"more")), {}, 4, "what follows the end of data.pkl",
+        a.records(data_pkl=a.Record(b"a/data.pkl", a.pickle + b"more")), {}, 4, "bytes after the end of data.pkl",
     ),
     "a second pickle behind the first": lambda a: (
         a.records(data_pkl=a.Record(b"a/data.pkl", a.pickle + a.other)), {}, len(a.other),
-        "what follows the end of data.pkl",
+        "bytes after the end of data.pkl",
     ),
     "between two records": lambda a: (
         [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "bytes after a/byteorder",

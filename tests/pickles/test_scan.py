@@ -27,26 +27,26 @@ def test_where_an_operation_ends_and_that_nothing_less_will_do(data, end):
     for cut in range(len(data)):
         with pytest.raises(DamagedPickle) as caught:
             operation_end(data[:cut], 0)
-        assert (caught.value.offset, caught.value.detail) == (
-            0,
-            "an argument reaches past the end" if cut else "it ends before STOP",
-        )
+        assert caught.value.offset == 0
+        assert ("argument" if cut else "STOP") in caught.value.detail
 
 
 @pytest.mark.parametrize("start", [-1, 2, 9])
 def test_no_operation_outside_of_the_data(start):
-    with pytest.raises(DamagedPickle, match="it ends before STOP"):
+    with pytest.raises(DamagedPickle, match="STOP") as caught:
         operation_end(b"N.", start)
+    assert caught.value.offset == start
 
 
 def test_no_such_opcode_is_named():
-    with pytest.raises(DamagedPickle, match="no such opcode 0xff at byte 1"):
+    with pytest.raises(DamagedPickle, match="0xff") as caught:
         list(operations(b"N\xff."))
+    assert caught.value.offset == 1
 
 
 def test_a_walk_ends_at_the_first_stop_and_not_without_one():
     assert list(operations(b"N..N")) == [(0, 1, ord("N")), (1, 2, ord("."))]
     for data in (b"", b"N"):
-        with pytest.raises(DamagedPickle, match="it ends before STOP") as caught:
+        with pytest.raises(DamagedPickle, match="STOP") as caught:
             list(operations(data))
         assert caught.value.offset == len(data)

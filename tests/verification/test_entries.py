@@ -67,8 +67,8 @@ def test_a_number_of_numpy_is_a_number(tmp_path):
     ("state", "said"),
     [
         ({"a": {(1, 2): TENSOR}}, "a (a dict with keys that are objects)"),
-        ({"a": {1: TENSOR, "1": TENSOR}}, "a (a dict with keys that read alike)"),
-        ({1: TENSOR, "1": TENSOR}, "(a dict with keys that read alike)"),
+        ({"a": {1: TENSOR, "1": TENSOR}}, "a (a dict with keys of the same text)"),
+        ({1: TENSOR, "1": TENSOR}, "(a dict with keys of the same text)"),
         ({"a": [{3}]}, "a.0 (__builtin__.set)"),
         ({"a": Namespace(x=1)}, "a (argparse.Namespace)"),
         ({"a": defaultdict(list, b=1)}, "a (collections.defaultdict)"),

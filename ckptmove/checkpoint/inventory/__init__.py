@@ -1,1 +1,1 @@
-"""The inventory of a checkpoint: tensors, roles, optimizers and mentions of devices."""
+"""Build the inventory of a checkpoint: tensors, roles, optimizers and mentions of devices."""

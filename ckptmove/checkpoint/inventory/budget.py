@@ -1,7 +1,4 @@
-"""What the walk over a tree may ask for, by the size of the pickle that the tree comes from.
-
-Never looks at a value: it counts.
-"""
+"""Limit the work of a walk over a tree, in proportion to the size of its pickle."""
 
 from __future__ import annotations
 
@@ -12,45 +9,45 @@ from ckptmove.errors import LimitExceeded
 if TYPE_CHECKING:
     from ckptmove.limits import Limits
 
-#: Paths beyond those that a pickle's own bytes make, for containers that several paths share.
+#: Allowed paths: a base for containers with several paths, and a number for each byte of the pickle.
 _SHARED_PATHS: Final = 200_000
 _PATHS_PER_BYTE: Final = 4
-#: Letters of all paths together that a pickle may ask for: some, and a number for each of its bytes.
+#: Allowed letters of all paths together: a base, and a number for each byte of the pickle.
 _LETTERS: Final = 1 << 25
 _LETTERS_PER_BYTE: Final = 64
 
 
 class Budget:
-    """Counts what is looked at and written out; a small file can hold a great many paths."""
+    """Count the visited values and the letters of paths; a small file can have a very large number of paths."""
 
     __slots__ = ("_letters", "_most_letters", "_most_visits", "_visits")
 
     def __init__(self, limits: Limits, pickle_bytes: int) -> None:
-        """Begin at nothing.
+        """Set the limits for one pickle.
 
         Args:
-            limits: bounds for a pickle of any size.
-            pickle_bytes: size of this one.
+            limits: resource limits for any pickle.
+            pickle_bytes: size of this pickle.
         """
         self._letters = self._visits = 0
         self._most_letters = min(limits.string_bytes, limits.factor * (_LETTERS + _LETTERS_PER_BYTE * pickle_bytes))
         self._most_visits = min(limits.visits, limits.factor * (_SHARED_PATHS + _PATHS_PER_BYTE * pickle_bytes))
 
     def spend(self, visits: int) -> None:
-        """Count what is looked at, a shared value once for each path to it.
+        """Count visited values; a shared value counts once for each of its paths.
 
         Raises:
-            LimitExceeded: it is too much.
+            LimitExceeded: if the walk visits too many.
         """
         self._visits += visits
         if self._visits > self._most_visits:
             raise LimitExceeded("paths through the pickle", limit=self._most_visits, actual=self._visits)
 
     def write(self, letters: int) -> None:
-        """Count letters that are written out once for each path: they must not fill the memory.
+        """Count the letters of a path, to limit memory.
 
         Raises:
-            LimitExceeded: they are too many.
+            LimitExceeded: if all paths together have too many.
         """
         self._letters += letters
         if self._letters > self._most_letters:

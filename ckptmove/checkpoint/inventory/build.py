@@ -1,7 +1,4 @@
-"""From a container and the tree of its pickle to the inventory.
-
-Never reads a tensor's bytes.
-"""
+"""Build the inventory from a container and the tree of its pickle, without reading tensor bytes."""
 
 from __future__ import annotations
 
@@ -23,22 +20,22 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
 
-#: Classes of an archive's own code, and functions that only TorchScript's reader knows: neither is ever imported.
+#: Classes of an archive's own code, and functions of TorchScript's reader. No load imports either of them.
 _SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
 _MOST_MENTIONS: Final = 100_000
 
 
 def build_inventory(container: Container, machine: Machine, limits: Limits) -> Inventory:
-    """Everything that the directory and the pickle of a checkpoint say.
+    """Build the inventory of a file.
 
     Args:
-        container: the archive.
+        container: the opened file.
         machine: the machine that has read its object pickle.
-        limits: bounds on the walk.
+        limits: resource limits for the walk.
 
     Raises:
-        LimitExceeded: the tree is deeper or has more paths than the limits allow.
-        DamagedPickle: a tensor is not written as torch writes it.
+        LimitExceeded: if the tree is deeper or has more paths than the limits allow.
+        DamagedPickle: if the arguments of a tensor are not what torch writes.
     """
     walk = Walk(limits, machine.end - machine.begin)
     walk.reader.gather(machine.persistents)
@@ -47,7 +44,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     except DamagedPickle as error:
         raise DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals)) from error
     storages = walk.reader.storages()
-    located = container.locate(storages)  # which may find names behind the storages
+    located = container.locate(storages)  # first: locating storages can add names to machine.globals
     names, mentions = [*machine.globals], walk.mentions
     origin = find_origin(machine.root, walk.modules, names)
     if container.name == "torchscript":
@@ -72,7 +69,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         facts=(
             *located,
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
-            *_behind(machine),
+            *_trailing_bytes(machine),
         ),
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
@@ -82,20 +79,20 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
 
 
 def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
-    """What loading a file with this name means, in a container that has read the calls of some."""
+    """Judge a global; names whose calls the container has read itself are not dangerous."""
     return classify(name)._replace(verdict="unknown") if name in opened else classify(name)
 
 
-def _behind(machine: Machine) -> tuple[ArchiveFact, ...]:
-    """What stands behind the end of the object pickle, where another one could be."""
+def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:
+    """Report bytes after the end of the object pickle, where another pickle could be."""
     rest = len(machine.data) - machine.end
-    return (ArchiveFact("stray-bytes", "what follows the end of data.pkl", rest),) if rest > 0 else ()
+    return (ArchiveFact("stray-bytes", "bytes after the end of data.pkl", rest),) if rest > 0 else ()
 
 
 def _script_mentions(container: Container, found: list[Mention], most: int) -> list[Mention]:
-    """The devices among the attributes of a TorchScript module, then those in its code.
+    """Return the devices in the attributes of a TorchScript module, then those in its code.
 
-    From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the whole tag is the one argument of the call.
+    From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the only argument of the call is the whole tag.
     """
     in_code = chain.from_iterable(code_mentions(name, text) for name, text in container.code())
     more = list(islice(in_code, most + 1))
@@ -106,6 +103,6 @@ def _script_mentions(container: Container, found: list[Mention], most: int) -> l
 
 
 def _opcode_name(code: int) -> str:
-    import pickletools  # noqa: PLC0415  # only a file with such opcodes pays for it
+    import pickletools  # noqa: PLC0415  # rarely needed
 
     return next(opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code)

@@ -1,7 +1,4 @@
-"""Where the trees of two pickles differ, devices aside.
-
-Never looks at the contents of storages: a tensor is compared by what is made of its storage, not by what lies there.
-"""
+"""Compare the trees of two pickles, except for devices and the content of storages."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     Sites = Collection[int]
     _Key = tuple[str, str]
 
-#: Functions whose first two arguments are a storage and an offset in it: another sharing is no other tensor.
+#: Functions whose first two arguments are a storage and an offset, which may differ: only the sharing differs then.
 _REBUILDS: Final = frozenset({
     "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
 })  # fmt: skip
@@ -31,15 +28,15 @@ _MISSING: Final = Opaque("nothing")
 
 
 class TreeChange(NamedTuple):
-    """A place where a tree is not another one.
+    """One difference between two trees.
 
     Attributes:
-        path: from the root, parts joined by dots; ``the length of``, ``the order in`` and ``the type of the key`` lead
-            it where that differs.
-        ours: what stands there, for people.
-        theirs: what stands there in the other tree.
-        is_lone_tensor: whether one of them is a tensor, and the other nothing at all.
-        may_be_kept: whether an object of some class stands beside a dict or a list, which may be what was kept of it.
+        path: path from the root, parts joined by dots; ``the length of``, ``the order in`` or ``the type of the key``
+            precedes it if only that differs.
+        ours: text of the value in our tree.
+        theirs: text of the value in the other tree.
+        is_lone_tensor: whether one value is a tensor and the other is absent.
+        may_be_kept: whether one value is an object and the other a dict or a list, which may be its saved form.
     """
 
     path: str
@@ -49,7 +46,7 @@ class TreeChange(NamedTuple):
     may_be_kept: bool = False
 
     def __str__(self) -> str:
-        """The place and what stands there, in one line."""
+        """The path and both values, in one line."""
         return f"{self.path} is {self.ours} in place of {self.theirs}"
 
 
@@ -62,27 +59,27 @@ def tree_changes(
     tensors: TensorNodes | None = None,
     is_apart: Callable[[str, str], bool] = lambda _path, _key: False,
 ) -> Iterator[TreeChange]:
-    """Each place where a tree is not another one, in no particular order.
+    """Iterate over the differences between two trees, in no particular order.
 
     Args:
-        ours: root of the tree.
-        our_sites: starts in its pickle of what names a device, and of what follows one; such values may differ.
-        theirs: root of the tree that it should equal.
-        their_sites: likewise for that one.
-        root: path of the roots themselves.
-        tensors: tells what is a tensor, where the records of tensors are compared elsewhere: of these, what no record
-            says is compared, and of a dict or a list that only one tree has, what is in it.
-        is_apart: whether what is under a key in the dict at a path is compared elsewhere.
+        ours: root of our tree.
+        our_sites: starts, in our pickle, of values that name a device or depend on one; these values may differ.
+        theirs: root of the expected tree.
+        their_sites: the same starts in the pickle of the expected tree.
+        root: path of both roots.
+        tensors: recognizes tensors, if their records are compared elsewhere. Then only the parts of a tensor that are
+            not in its record are compared here, and the content of dicts and lists that only one tree has.
+        is_apart: whether the value of a key in the dict at a path is compared elsewhere.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
-    # With the nodes themselves: what is put together here must not give its identity to another.
+    # With the nodes, which keeps them alive: a node made here must not reuse the id of an earlier one.
     seen: dict[tuple[int, int], tuple[Value, Value]] = {}
     while stack:
         path, mine, my_start, other, other_start = stack.pop()
         if (my_start in our_sites or other_start in their_sites) and _may_differ(mine, other):
             continue
         if (id(mine), id(other)) in seen:
-            continue  # before its members are put side by side: a list may hold itself as often as it has room
+            continue  # before its members are paired: a list may contain itself many times
         inner = None if tensors is None else _of_tensors(path, mine, other, tensors)
         if inner is None and _MISSING not in (mine, other) and isinstance(mine, Node) and type(mine) is type(other):
             inner = _members(path, mine, other)
@@ -103,29 +100,29 @@ def kept_changes(
     root: str = "",
     is_apart: Callable[[str, str], bool] = lambda _path, _key: False,
 ) -> Iterator[TreeChange]:
-    """As :func:`tree_changes`, of what a distributed checkpoint keeps of a tree: no tensors, which lie elsewhere there.
+    """Compare only those parts of two trees that a distributed checkpoint keeps, without tensors.
 
-    From torch/distributed/checkpoint/_traverse.py: of dicts it keeps neither the class nor the types of the keys, and
-    none that is empty; of lists with dicts, or tensors, only the items.
+    From torch/distributed/checkpoint/_traverse.py: it drops the classes of dicts, the types of their keys, and empty
+    dicts; of lists with dicts or tensors it keeps only the items.
 
     Args:
-        ours: root of the tree.
-        theirs: root of the tree that it should equal.
-        tensors: tells what is a tensor.
-        sites: of both, as of :func:`tree_changes`.
-        root: path of the roots themselves.
-        is_apart: whether what is under a key in the dict at a path is compared elsewhere.
+        ours: root of our tree.
+        theirs: root of the expected tree.
+        tensors: recognizes tensors.
+        sites: starts of both trees, as for :func:`tree_changes`.
+        root: path of both roots.
+        is_apart: whether the value of a key in the dict at a path is compared elsewhere.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     seen: dict[tuple[int, int], tuple[Value, Value]] = {}
     while stack:
         path, mine, my_start, other, other_start = stack.pop()
-        is_told = tensors.is_tensor(mine) or tensors.is_tensor(other)
-        if is_told or (id(mine), id(other)) in seen:
+        is_tensor = tensors.is_tensor(mine) or tensors.is_tensor(other)
+        if is_tensor or (id(mine), id(other)) in seen:
             continue
         if (my_start in sites[0] or other_start in sites[1]) and _may_differ(mine, other):
             continue
-        one, two = _kept(mine), _kept(other)
+        one, two = _kept_members(mine), _kept_members(other)
         has_members = one is not None and two is not None
         if has_members or (_MISSING in (mine, other) and one is not two):
             seen[id(mine), id(other)] = (mine, other)
@@ -143,8 +140,8 @@ def kept_changes(
             yield TreeChange(path or "the root", _shown(mine), _shown(other), may_be_kept=is_object)
 
 
-def _kept(value: Value) -> dict[str, tuple[Value, int]] | None:
-    """The members of a dict or a list by the text of their keys; None of anything else, which is kept whole."""
+def _kept_members(value: Value) -> dict[str, tuple[Value, int]] | None:
+    """Return the members of a dict or a list by the text of their keys; None for other values, which stay whole."""
     if type(value) is List:
         return {str(at): member for at, member in enumerate(zip(value.items, value.starts, strict=True))}
     pairs = as_dict(value)
@@ -152,7 +149,7 @@ def _kept(value: Value) -> dict[str, tuple[Value, int]] | None:
 
 
 def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> Iterable[Pair] | None:
-    """What two tensors consist of that no record tells, or what holds tensors, where the other side has nothing."""
+    """Pair the parts of two tensors that are not in their records, or the members of a container on one side only."""
     if mine is _MISSING and tensors.hold(other):
         return ((_join(path, key), _MISSING, -1, value, -1) for key, value in members(other))
     if other is _MISSING and tensors.hold(mine):
@@ -167,7 +164,7 @@ def _is_lone_tensor(mine: Value, other: Value, tensors: TensorNodes | None) -> b
 
 
 def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
-    """What no record tells of two tensors, side by side."""
+    """Pair the parts of two tensors that are not in their records."""
     if mine.kind != other.kind:
         return []
     keys = dict.fromkeys((*mine.rest, *other.rest))
@@ -180,7 +177,7 @@ def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
 
 
 def _members(path: str, mine: Node, other: Value) -> list[Pair]:
-    """What two nodes of one type consist of, side by side."""
+    """Pair the members of two nodes of one type."""
     if isinstance(mine, Sequence) and isinstance(other, Sequence):
         return _items(path, mine, other)
     if isinstance(mine, Dict) and isinstance(other, Dict):
@@ -206,9 +203,9 @@ def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:
     if ours.keys() == theirs.keys() and list(ours) != list(theirs):
         orders = (", ".join(key for _, key in one) for one in (ours, theirs))
         found.append((f"the order in {path or 'the root'}", next(orders), -1, next(orders), -1))
-    for key, twin in _mistyped(ours, theirs):
+    for key, match in _mistyped(ours, theirs):
         place = _join(path, key[1])
-        found += (f"the type of the key {place}", key[0], -1, twin[0], -1), (place, *ours.pop(key), *theirs.pop(twin))
+        found += (f"the type of the key {place}", key[0], -1, match[0], -1), (place, *ours.pop(key), *theirs.pop(match))
     for key in (*theirs, *(key for key in ours if key not in theirs)):
         one, two = ours.get(key, (_MISSING, -1)), theirs.get(key, (_MISSING, -1))
         found.append((_join(path, key[1]), *one, *two))
@@ -216,14 +213,14 @@ def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:
 
 
 def _mistyped(ours: Collection[_Key], theirs: Collection[_Key]) -> list[tuple[_Key, _Key]]:
-    """Keys that only one dict has, each with the one that reads alike in the other: ``0`` and ``"0"``."""
+    """Pair keys that have the same text but another type in the other dict: ``0`` and ``"0"``."""
     lone = {key[1]: key for key in ours if key not in theirs and key[0].isalpha()}
-    twins = [key for key in theirs if key not in ours and key[0].isalpha() and key[1] in lone]
-    return [(lone.pop(twin[1]), twin) for twin in twins if twin[1] in lone]
+    matches = [key for key in theirs if key not in ours and key[0].isalpha() and key[1] in lone]
+    return [(lone.pop(match[1]), match) for match in matches if match[1] in lone]
 
 
 def _by_key(pairs: Dict) -> dict[_Key, tuple[Value, int]]:
-    """The values by the type and the text of their keys; of keys that are objects by the order of these."""
+    """Return the values by the type and the text of their keys; keys that are objects also count by their position."""
     found: dict[_Key, tuple[Value, int]] = {}
     for index, (key, value, start) in enumerate(pairs.pairs()):
         place = str(index) if isinstance(key, Node) and not isinstance(key, Tuple) else ""
@@ -232,7 +229,7 @@ def _by_key(pairs: Dict) -> dict[_Key, tuple[Value, int]]:
 
 
 def _call(path: str, mine: Call, other: Call) -> list[Pair]:
-    attributes = path if type(mine.state) is type(other.state) else f"what is set on {path or 'the root'}"
+    attributes = path if type(mine.state) is type(other.state) else f"the attributes of {path or 'the root'}"
     found: list[Pair] = [
         (path, mine.func, -1, other.func, -1),
         (_join(path, "kwargs"), mine.kwargs, -1, other.kwargs, -1),
@@ -247,7 +244,7 @@ def _call(path: str, mine: Call, other: Call) -> list[Pair]:
 
 
 def _may_differ(mine: Value, other: Value) -> bool:
-    """Whether two values are a device, or a flag that follows one, on both sides."""
+    """Whether both values are devices, or both are flags that depend on the device."""
     if isinstance(mine, str) and isinstance(other, str):
         return is_device_string(mine) and is_device_string(other)
     flags = (True, False, None)
@@ -258,7 +255,7 @@ def _is_same(mine: Value, other: Value) -> bool:
     if type(mine) is not type(other):
         return False
     if isinstance(mine, float) and isinstance(other, float):
-        # NaN is itself here, and -0.0 is not 0.0.
+        # Here NaN equals NaN, and -0.0 differs from 0.0.
         return repr(mine) == repr(other)
     return mine == other
 

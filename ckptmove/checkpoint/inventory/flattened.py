@@ -1,9 +1,7 @@
-"""Optimizers in one flat dict, as ``get_state_dict`` of ``torch.distributed.checkpoint.state_dict`` can make them.
+"""Read optimizers in one flat dict, as ``torch.distributed.checkpoint.state_dict.get_state_dict`` can return them.
 
-Never changes a path: what it nests has the dots of the keys that it was cut from.
-
-From ``_flatten_optim_state_dict`` there: ``state.NAME.KEY``, where dicts in a state are flattened too, and for each
-parameter by itself the options of its group, ``param_groups.NAME.OPTION``. Which parameters shared a group is lost.
+From ``_flatten_optim_state_dict`` there: the keys are ``state.NAME.KEY``, where dicts in a state are flattened too, and
+``param_groups.NAME.OPTION``, the options of the group for each parameter. Which parameters share a group is lost.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ if TYPE_CHECKING:
 
 _STATE: Final = "state."
 _OPTIONS: Final = "param_groups."
-#: The option that every optimizer has.
+#: An option of every optimizer.
 _RATE: Final = ".lr"
-#: How many parts a key may have below its parameter.
+#: Maximum number of parts of a key after its parameter.
 _DEEPEST: Final = 8
 
 
 class FlatOptimizer(NamedTuple):
-    """A dict whose keys begin with ``state.`` and ``param_groups.``, sorted out.
+    """A dict whose keys begin with ``state.`` and ``param_groups.``, by parameter.
 
     Attributes:
-        state: for the name of each parameter a dict of what there is for it.
-        groups: the name of each parameter, with its options.
-        options: the options of all by their whole keys.
-        others: the pairs that are neither.
+        state: dict of the state of each parameter, by parameter name.
+        groups: name and options of each parameter.
+        options: options of all parameters by their whole keys.
+        others: all other pairs.
     """
 
     state: Dict
@@ -43,22 +41,23 @@ class FlatOptimizer(NamedTuple):
     others: Dict
 
     def option_members(self) -> Iterator[Member]:
-        """The options by their whole keys; a generator, so that what it lists lives for as long as it does."""
+        """Iterate over the options by their whole keys. A generator, which keeps ``options`` alive."""
         yield from members(self.options)
 
 
 def is_flat_optimizer(keys: Iterable[str]) -> bool:
     """Whether a dict with these keys has the learning rate of a parameter."""
-    return any(key.startswith(_OPTIONS) and _rated(key) for key in keys)
+    return any(key.startswith(_OPTIONS) and _parameter_of_rate(key) for key in keys)
 
 
-def sort_out(pairs: Dict) -> FlatOptimizer:
-    """The state and the options in a flat optimizer by parameter, in time in proportion to the length of its keys.
+def split_by_parameter(pairs: Dict) -> FlatOptimizer:
+    """Group the state and the options of a flat optimizer by parameter, in time proportional to the length of its keys.
 
-    A key belongs to the longest name of a parameter that it begins with; where it begins with none, its last part is
-    what it says of a parameter that has lost its learning rate.
+    A key belongs to the longest parameter name that it begins with. If it begins with none, the parameter has lost its
+    learning rate, and its name is the key without the last part.
     """
-    names = {_rated(key) for key in pairs.keys() if type(key) is str and key.startswith(_OPTIONS)}  # noqa: SIM118  # no mapping
+    rates = (key for key in pairs.flat[::2] if type(key) is str and key.startswith(_OPTIONS))
+    names = set(map(_parameter_of_rate, rates))
     names.discard("")
     states: list[tuple[str, str, Value, int]] = []
     groups: dict[str, Dict] = {}
@@ -76,29 +75,29 @@ def sort_out(pairs: Dict) -> FlatOptimizer:
         elif option != "param_names":
             _put(groups.setdefault(name, Dict([], [])), option, value, start)
             _put(options, key, value, start)
-        elif id(value) not in listed:  # one list with the names of all, to which the options of each refer
+        elif id(value) not in listed:  # the options of all parameters share one list of all names
             listed.add(id(value))
             _put(options, key, value, start)
     return FlatOptimizer(_nested(states), tuple(groups.items()), options, others)
 
 
 def _nested(states: list[tuple[str, str, Value, int]]) -> Dict:
-    """What there is for each parameter, in dicts where a key has parts; a path that has a value too is no dict."""
+    """Nest the state of each parameter: a key with dots makes dicts, unless a prefix of it is a key as well."""
     taken = {path for _, path, _, _ in states}
     state = Dict([], [])
     held: dict[str, Dict] = {}
     for name, path, value, start in states:
-        into = _below(state, name, name, held)
+        into = _dict_at(state, name, name, held)
         end = len(name)
         while (dot := path.find(".", end + 1)) != -1 and path[:dot] not in taken:
-            into = _below(into, path[end + 1 : dot], path[:dot], held)
+            into = _dict_at(into, path[end + 1 : dot], path[:dot], held)
             end = dot
         _put(into, path[end + 1 :], value, start)
     return state
 
 
-def _below(into: Dict, key: str, path: str, held: dict[str, Dict]) -> Dict:
-    """The dict at a path, made and put in its place where it is the first time."""
+def _dict_at(into: Dict, key: str, path: str, held: dict[str, Dict]) -> Dict:
+    """Return the dict at a path; create it the first time."""
     if path not in held:
         held[path] = Dict([], [])
         _put(into, key, held[path], -1)
@@ -110,13 +109,13 @@ def _put(into: Dict, key: Value, value: Value, start: int) -> None:
     into.starts += -1, start
 
 
-def _rated(key: str) -> str:
-    """The parameter that a key gives the learning rate of; empty where it gives none."""
+def _parameter_of_rate(key: str) -> str:
+    """Return the parameter whose learning rate a key is; empty for other keys."""
     return key[len(_OPTIONS) : -len(_RATE)] if key.endswith(_RATE) else ""
 
 
 def _owner(path: str, names: Collection[str]) -> str:
-    """The parameter that a key below ``state`` or ``param_groups`` is for; empty where there is no room for one."""
+    """Return the parameter of a key below ``state`` or ``param_groups``; empty if the key has only one part."""
     name = path
     for _ in range(_DEEPEST):
         name = name.rpartition(".")[0]

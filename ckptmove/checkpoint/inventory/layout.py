@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """Origin of a checkpoint.
+    """Layout and producer of a checkpoint.
 
     Attributes:
-        layout: layout of the trainer that wrote it.
+        layout: layout of the trainer or library.
         producer: library and version, if the root names one.
-        torch_version: version of torch that wrote it, if the root names it.
+        torch_version: version of the torch that wrote the file, if the root names it.
     """
 
     layout: LayoutName
@@ -34,11 +34,11 @@ class Origin(NamedTuple):
 
 
 def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> Origin:
-    """The origin of a checkpoint.
+    """Detect the origin of a checkpoint.
 
     Args:
-        root: the tree.
-        modules: paths of the pickled modules that the walk met.
+        root: root of the tree.
+        modules: paths of the pickled modules.
         globals_: full names that the pickle imports.
     """
     if "" in modules:
@@ -66,7 +66,7 @@ def _producer(pairs: Dict, trainer: Trainer) -> str | None:
 
 
 def _torch_version(pairs: Dict) -> str | None:
-    """Only what the root says of torch by name: a bare ``version`` is anybody's."""
+    """Return ``torch_version`` of the root; a key ``version`` could be that of any library."""
     for holder in (pairs, as_dict(pairs.get("meta"))):
         value = holder.get("torch_version") if holder is not None else None
         if type(value) is Call and value.name == "torch.torch_version.TorchVersion":

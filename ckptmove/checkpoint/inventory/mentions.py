@@ -1,7 +1,6 @@
-"""Devices that are named outside of tensors: ``torch.device`` objects, device strings and device ids.
+"""Find devices outside of tensors: ``torch.device`` objects, device strings and device ids.
 
-Never takes a word for a device only because it reads like one: a vocabulary holds ``cpu`` too, so a bare word counts
-under a key that speaks of devices.
+A string without an index, like ``cpu``, counts only under a key about devices: a vocabulary can contain it too.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
 _LONGEST: Final = 32
 _DEVICE_WORD: Final = re.compile(r"device|gpu|map_location|accelerator|placement|cuda", re.IGNORECASE)
-#: Keys of lists of indices. A single number under the first is how many there are.
+#: Keys of lists of indices. A single number under one of the first is a number of devices.
 _COUNTS: Final = frozenset({"gpus", "devices"})
 _ID_LISTS: Final = frozenset({"device_ids", "gpu_ids", "gpus", "devices"})
 _ID_KEYS: Final = frozenset({"device_id", "gpu_id", "gpu", "device", "output_device"})
 _MOST_DEVICES: Final = 1024
-#: As torch/csrc/jit/serialization/python_print.cpp prints constants, and ``x.cuda()``.
+#: Device constants as torch/csrc/jit/serialization/python_print.cpp prints them, and ``x.cuda()``.
 _CODE_DEVICE: Final = re.compile(r"""torch\.device\("([^"\n]{1,31})"\)|\btorch\.(cuda|cpu)\(""")
 
 
-#: ``DeviceMesh`` under the names that it has had, and the attribute for its device type: ``device_type`` until 2.8.
+#: The names of ``DeviceMesh`` in all versions, and its attribute for the device type: ``device_type`` until 2.8.
 _MESHES: Final = frozenset(
     {"torch.distributed.device_mesh.DeviceMesh", "torch.distributed._tensor.device_mesh.DeviceMesh"}
 )
@@ -42,7 +41,7 @@ def names_device(key: str, value: str) -> bool:
     """Whether a string names a device.
 
     Args:
-        key: the key that the string stands under, or that of the list around it.
+        key: key of the string, or of the list around it.
         value: the string.
     """
     return (
@@ -53,7 +52,7 @@ def names_device(key: str, value: str) -> bool:
 
 
 def device_ids(key: str, value: Value) -> str | None:
-    """Device ids, as DataParallel keeps them: an int, or a list of ints, under a key that says so; else None."""
+    """Return device ids as text: an int or a list of ints under a key for ids, as in DataParallel; else None."""
     word = key.lower()
     if word in _ID_KEYS and _is_index(value):
         return str(value)
@@ -63,7 +62,7 @@ def device_ids(key: str, value: Value) -> str | None:
 
 
 def named_ids(mention: Mention) -> frozenset[int]:
-    """The indices in a mention of device ids; none where a bare number under ``gpus`` counts devices (Lightning)."""
+    """Return the indices in a mention of device ids; empty for a number of devices, like ``gpus`` of Lightning."""
     if not mention.value.startswith("[") and mention.where.rpartition(".")[2] in _COUNTS:
         return frozenset()
     return frozenset(int(number) for number in re.findall(r"\d+", mention.value))
@@ -74,7 +73,7 @@ def _is_index(value: Value) -> bool:
 
 
 def device_mention(call: Call, where: str) -> Mention | None:
-    """The mention that a ``torch.device`` call is, or None where its arguments are none that torch writes."""
+    """Return the mention for a ``torch.device`` call, or None if its arguments are not what torch writes."""
     text = device_text(call)
     if text is None or type(call.args) is not Tuple:
         return None
@@ -83,7 +82,7 @@ def device_mention(call: Call, where: str) -> Mention | None:
 
 
 def is_mesh(call: Call) -> bool:
-    """Whether an object is a ``DeviceMesh``, which every DTensor refers to."""
+    """Whether an object is the ``DeviceMesh`` of a DTensor."""
     return call.name in _MESHES
 
 
@@ -93,17 +92,17 @@ def is_mesh_type(key: str, value: str) -> bool:
 
 
 def is_in_code(inventory: Inventory, mention: Mention) -> bool:
-    """Whether a device is named by a line of TorchScript, in a file of its own or in one of a directory."""
+    """Whether a mention is in TorchScript code, in a single file or in a file of a directory."""
     return (
         inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
     )
 
 
 def code_mentions(name: str, text: str) -> Iterator[Mention]:
-    """The devices that a file of TorchScript code names, by file and line; none of them can be edited.
+    """Iterate over the devices in a file of TorchScript code, by file and line; these mentions cannot be edited.
 
     Args:
-        name: of the file.
+        name: name of the file.
         text: its code.
     """
     line, position = 1, 0

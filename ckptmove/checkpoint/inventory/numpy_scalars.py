@@ -1,7 +1,7 @@
-"""Numpy's scalars as numbers: a learning rate that a schedule has computed is an ``np.float64`` in the file.
+"""Read pickled numpy scalars as numbers, for example a learning rate that is an ``np.float64``.
 
-Never imports numpy: a scalar is its dtype and its few bytes (``numpy/_core/src/multiarray/scalartypes.c.src``,
-``gentype_reduce``).
+A pickled scalar is its dtype and its bytes (``numpy/_core/src/multiarray/scalartypes.c.src``, ``gentype_reduce``), so
+numpy is not imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _SCALARS: Final = frozenset({"numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"})
-#: numpy's codes of dtypes as those of ``struct``.
+#: Codes of ``struct`` for numpy's dtype codes.
 _FORMATS: Final = {
     "f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I",
     "u8": "Q", "b1": "?",
@@ -23,7 +23,7 @@ _FORMATS: Final = {
 
 
 def scalar_value(value: Value) -> float | bool | None:
-    """The number that a numpy scalar is; None for anything else."""
+    """Return the value of a numpy scalar, or None for any other value."""
     if type(value) is not Call or value.name not in _SCALARS:
         return None
     match _items(value.args):
@@ -42,7 +42,7 @@ def _items(value: Value) -> tuple[Value, ...]:
 
 
 def _bytes(value: Value) -> bytes | None:
-    """Bytes, which protocol 2 writes as latin-1 text."""
+    """Return bytes, which protocol 2 writes as latin-1 text."""
     if isinstance(value, bytes):
         return value
     if type(value) is Call and value.name == "_codecs.encode":

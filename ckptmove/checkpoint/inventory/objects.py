@@ -1,7 +1,4 @@
-"""What is inside the objects of a checkpoint: pickled modules, optimizers and objects of classes that nobody knows.
-
-Never builds one: it lists the values that unpickling would hand to it.
-"""
+"""List the members of pickled objects: modules, optimizers and objects of unknown classes."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ if TYPE_CHECKING:
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 #: Classes that TorchScript compiles from the code of its archive.
 _SCRIPT_CLASSES: Final = "__torch__."
-#: Functions that tell TorchScript the type of a list or a dict: ``restore_type_tag(value, type)``.
+#: Functions that give TorchScript the type of a list or a dict: ``restore_type_tag(value, type)``.
 _SCRIPT_TYPES: Final = "torch.jit._pickle."
 
 
 def unwrapped(call: Call) -> tuple[Value, int] | None:
-    """The list or dict of a TorchScript attribute, and its start, out of the call that states its type; or None."""
+    """Return the list or dict in a type tag of TorchScript, and its start; None for other calls."""
     if not call.name.startswith(_SCRIPT_TYPES) or type(call.args) is not Tuple or not call.args.items:
         return None
     value = call.args.items[0]
@@ -42,7 +39,7 @@ def unwrapped(call: Call) -> tuple[Value, int] | None:
 
 
 def extent(call: Call) -> int:
-    """How many attributes and arguments have to be looked at before it is known what an object is."""
+    """Return the number of attributes and arguments that are read to classify an object."""
     first = call.args.items[0] if isinstance(call.args, Sequence) and call.args.items else None
     state = attributes(call)
     pairs = 0 if state is None else len(state.flat)
@@ -50,9 +47,9 @@ def extent(call: Call) -> int:
 
 
 def module_attributes(call: Call) -> Dict | None:
-    """The attributes of a pickled ``nn.Module`` or of a TorchScript module, or None where a call is neither.
+    """Return the attributes of a pickled ``nn.Module`` or of a TorchScript module, or None for other calls.
 
-    A ``torch.fx.GraphModule`` has them in its arguments: ``reduce_graph_module(dict, import_block)``.
+    For a ``torch.fx.GraphModule`` they are in the arguments: ``reduce_graph_module(dict, import_block)``.
     """
     if call.name.startswith(_SCRIPT_CLASSES):
         return attributes(call)
@@ -64,9 +61,9 @@ def module_attributes(call: Call) -> Dict | None:
 
 
 def registered_members(pairs: Dict) -> Iterator[Member]:
-    """Parameters, buffers and submodules of a module, in the order of its ``state_dict()``.
+    """Iterate over parameters, buffers and submodules of a module, in the order of its ``state_dict()``.
 
-    A TorchScript module has them all among its attributes.
+    In a TorchScript module these are all its attributes.
     """
     if not _has_registries(pairs):
         yield from members(pairs)
@@ -76,7 +73,7 @@ def registered_members(pairs: Dict) -> Iterator[Member]:
 
 
 def plain_members(pairs: Dict) -> Iterator[Member]:
-    """The other attributes of a module, which may hold tensors too."""
+    """Iterate over the other attributes of a module, which may contain tensors too."""
     if not _has_registries(pairs):
         return iter(())
     return (member for member in members(pairs) if member[0] not in _REGISTRIES)
@@ -87,18 +84,18 @@ def _has_registries(pairs: Dict) -> bool:
 
 
 def sequence_members(value: Sequence) -> Iterator[Member]:
-    """The items of a sequence, named by their indices."""
+    """Iterate over the items of a sequence, named by their indices."""
     return zip(map(str, range(len(value.items))), value.items, value.starts, strict=True)
 
 
 def state_members(state: Dict, draft: OptimizerDraft) -> Iterator[Member]:
-    """The state of an optimizer by parameter; a pickled optimizer object keys it by the parameter itself."""
+    """Iterate over the state of an optimizer by parameter; in a pickled optimizer, the keys are the parameters."""
     for key, value, start in unique(state):
         yield draft.object_keys.get(id(key)) or key_text(key), value, start
 
 
 def object_members(call: Call) -> Iterator[Member]:
-    """Everything that an object of an unknown class was given: arguments, items and attributes."""
+    """Iterate over the arguments, items and attributes of an object of an unknown class."""
     if isinstance(call.func, Call):
         yield "func", call.func, -1
     for holder in (call.args, call.appended):
@@ -112,7 +109,7 @@ def object_members(call: Call) -> Iterator[Member]:
 
 
 def dict_kind(node: Node, pairs: Dict) -> str:
-    """``dict`` for one that can be rebuilt from its members by name, else its class, or what is wrong with its keys."""
+    """Return ``dict`` for a plain dict, else the name of its class, or why its keys do not allow a rebuild."""
     fault = key_fault(pairs)
     if fault:
         return fault
@@ -120,16 +117,16 @@ def dict_kind(node: Node, pairs: Dict) -> str:
 
 
 def dict_members(call: Call, pairs: Dict) -> Iterator[Member]:
-    """The items of a dict subclass, and what else it was given: attributes of other names, or arguments."""
+    """Iterate over the items of a dict subclass, then over its arguments and attributes of other names."""
     yield from members(pairs)
     if call.assigned is None:
-        return  # the items are the arguments
-    keys = string_keys(pairs) | {"_metadata"}  # versions of the modules in a state_dict
+        return  # the items come from the arguments
+    keys = string_keys(pairs) | {"_metadata"}  # module versions of a state_dict
     yield from (member for member in object_members(call) if member[0] not in keys)
 
 
 def value_members(state: Value) -> Iterator[Member]:
-    """The attributes in a state, or the state itself where ``__getstate__`` made it something else."""
+    """Iterate over the attributes in a state, or over the state itself if a ``__getstate__`` returned another value."""
     pairs = state_dict_of(state)
     if pairs is not None:
         yield from members(pairs)
@@ -140,7 +137,7 @@ def value_members(state: Value) -> Iterator[Member]:
 
 
 def attached_members(value: Value) -> Iterator[Member]:
-    """The members of what hangs on a tensor: the ``torch.device`` of a wrapper, or python attributes."""
+    """Iterate over the members of a value attached to a tensor: the device of a wrapper, or Python attributes."""
     if type(value) is Call and value.name == "torch.device":
         yield "device", value, -1
     else:

@@ -1,7 +1,4 @@
-"""The optimizers of a checkpoint, gathered while the tree is walked.
-
-Never matches state with parameters: that is ``pairing``.
-"""
+"""Collect the optimizers of a checkpoint during the walk over its tree."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _FLAGS: Final = ("capturable", "fused")
 
 @dataclass(slots=True)
 class EntryDraft:
-    """What an optimizer keeps for one parameter, while it is gathered."""
+    """Optimizer state of one parameter, under construction."""
 
     key: str
     tensors: list[tuple[str, TensorRecord]] = field(default_factory=list)
@@ -35,13 +32,13 @@ class EntryDraft:
     keys: list[tuple[str, object]] = field(default_factory=list)
 
     def freeze(self) -> StateEntry:
-        """The entry as a value."""
+        """Return the finished entry."""
         return StateEntry(self.key, tuple(self.tensors), tuple(self.scalars), tuple(self.nested), tuple(self.keys))
 
 
 @dataclass(slots=True)
 class OptimizerDraft:
-    """An optimizer's state_dict, while it is gathered."""
+    """State_dict of an optimizer, under construction."""
 
     where: str
     groups: tuple[ParamGroup, ...]
@@ -51,13 +48,13 @@ class OptimizerDraft:
     entries: list[EntryDraft] = field(default_factory=list)
 
     def open_entry(self, key: str) -> EntryDraft:
-        """Begin the state of one parameter."""
+        """Add an empty entry for one parameter."""
         draft = EntryDraft(key)
         self.entries.append(draft)
         return draft
 
     def freeze(self) -> OptimizerRecord:
-        """The optimizer as a value, named by its keys."""
+        """Return the finished optimizer, with its class detected from its keys."""
         state = tuple(entry.freeze() for entry in self.entries)
         names = candidates(self.groups, state)
         algorithm = names[0] if names else None
@@ -65,12 +62,12 @@ class OptimizerDraft:
 
 
 def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
-    """Begin an optimizer from the dict that holds its ``state`` and ``param_groups``.
+    """Create the draft of an optimizer from its state_dict.
 
     Args:
-        pairs: that dict.
+        pairs: dict with ``state`` and ``param_groups``.
         where: its path.
-        spend: told of what is copied out of each group, before it is: groups may share their lists.
+        spend: called with the number of values in each group before they are copied; groups may share lists.
 
     Raises:
         LimitExceeded: as ``spend``.
@@ -89,12 +86,12 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
 
 
 def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
-    """Begin an optimizer from a dict of dotted keys: a group for each parameter, where its own options stand.
+    """Create the draft of a flat optimizer, with one group for each parameter.
 
     Args:
-        flat: that dict, sorted out.
+        flat: the flat dict, by parameter.
         where: its path.
-        spend: told of what is copied out of the options of each parameter, before it is: they may share lists.
+        spend: called with the number of values in each group before they are copied; groups may share lists.
 
     Raises:
         LimitExceeded: as ``spend``.
@@ -112,7 +109,7 @@ def _extent(group: Dict) -> int:
 
 
 def _mistyped(pairs: Dict) -> tuple[str, ...]:
-    """Keys of the state that no group lists, but for their type: JSON makes text of numbers."""
+    """Return keys of the state whose type differs from that in the groups: JSON, for example, makes text of numbers."""
     state = as_dict(pairs.get("state"))
     groups = [group for item in _items(pairs.get("param_groups")) if (group := as_dict(item)) is not None]
     listed = {key for group in groups for key in _items(group.get("params")) if type(key) in {int, str}}
@@ -144,7 +141,7 @@ def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
 
 
 def _parameter_key(item: Value, object_keys: dict[int, str]) -> str:
-    """An index or a name; a pickled optimizer object lists the parameters themselves, which are then numbered."""
+    """Return the key of a parameter; a pickled optimizer lists the parameters themselves, which get numbers."""
     if isinstance(item, Call):
         return object_keys.setdefault(id(item), str(len(object_keys)))
     return key_text(item)

@@ -1,7 +1,4 @@
-"""The outline of a checkpoint: one line for each node of its tree, for people.
-
-Never recurses, and never shows more of a value than fits a line.
-"""
+"""Print the outline of a checkpoint: one line for each node of its tree."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _LONGEST: Final = 60
-#: Lines that a pickle may ask for by sharing nodes; an operation of one byte makes at most one of its own.
+#: Allowed lines: a base for shared nodes, and a number for each byte of the pickle, whose operations need at least one.
 _LINES: Final = 10_000
 _LINES_PER_BYTE: Final = 2
 
@@ -30,9 +27,9 @@ class OutlineLine(NamedTuple):
     """A line of the outline.
 
     Attributes:
-        depth: how many containers are around it.
-        name: the last part of its path; empty for the root.
-        description: what it is: ``dict (3)``, ``float32 [4, 3] cuda:0``, ``1e-3``.
+        depth: number of containers around the value.
+        name: last part of its path; empty for the root.
+        description: type and content: ``dict (3)``, ``float32 [4, 3] cuda:0``, ``1e-3``.
     """
 
     depth: int
@@ -41,16 +38,16 @@ class OutlineLine(NamedTuple):
 
 
 def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine, ...]:
-    """The lines of a tree, in the order of the file.
+    """Return the lines of a tree, in the order of the file.
 
     Args:
-        root: the tree.
-        limits: bounds on depth and lines.
-        pickle_bytes: length of the pickle that the tree was read from; shared nodes make it no longer than so.
+        root: root of the tree.
+        limits: resource limits for depth and lines.
+        pickle_bytes: length of the pickle, which limits the number of lines.
 
     Raises:
-        LimitExceeded: the tree has more paths than the limits allow.
-        DamagedPickle: a tensor is not written as torch writes it.
+        LimitExceeded: if the tree has more paths than the limits allow.
+        DamagedPickle: if the arguments of a tensor are not what torch writes.
     """
     reader = TensorReader()
     lines: list[OutlineLine] = []
@@ -74,7 +71,7 @@ def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine
 
 
 def _describe(value: Value, reader: TensorReader) -> tuple[str, Iterator[Member] | None]:
-    """One line about a value, and its members where it has some to show."""
+    """Describe a value in one line; also return its members, or None if they are not listed."""
     if isinstance(value, Call):
         return _describe_call(value, reader)
     pairs = shapes.as_dict(value)
@@ -93,7 +90,7 @@ def _describe_sequence(value: Sequence) -> tuple[str, Iterator[Member] | None]:
     if any(isinstance(item, Node) for item in value.items):
         return f"{kind} ({len(value.items)})", _numbered(value)
     shown = ", ".join(_short(item) for item in value.items[:8])
-    more = ", …" if len(value.items) > 8 else ""  # noqa: PLR2004  # as many as the line above shows
+    more = ", …" if len(value.items) > 8 else ""  # noqa: PLR2004  # the number of items in the line above
     return (f"{kind} ({len(value.items)}): {shown}{more}"[: 2 * _LONGEST] if value.items else f"{kind} (0)"), None
 
 

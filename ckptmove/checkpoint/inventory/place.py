@@ -1,7 +1,4 @@
-"""Where the walk over the tree is, and what that says of a tensor.
-
-Never looks at the tree itself.
-"""
+"""Position of the walk in the tree, and the role of a tensor there."""
 
 from __future__ import annotations
 
@@ -12,23 +9,23 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.optimizers import EntryDraft, OptimizerDraft
     from ckptmove.model import Role, TensorRecord
 
-#: Bytes in the state of torch's generators: mt19937 on the CPU, CUDA's of today, and CUDA's until torch 1.5.
+#: Bytes in the state of torch's generators: mt19937 on the CPU, CUDA, and CUDA until torch 1.5.
 _CPU_GENERATOR_BYTES: Final = 5056
 _GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 
 
 @dataclass(slots=True)
 class Place:
-    """Where the walk is: a container, seen from its members.
+    """Context for the members of one container.
 
     Attributes:
         prefix: path of the container with a dot at its end; empty for the root.
-        role: what it is for, as far as that is known.
-        depth: how many containers are around its members.
-        optimizer: the optimizer whose ``state`` the container is, or None.
-        entry: the optimizer state that tensors in here belong to, or None.
-        entry_length: length of the prefix that the names in ``entry`` leave out.
-        repeats: whether this is a module's plain attribute: what the module has registered may come again.
+        role: role of the container, or None if it is not known.
+        depth: number of containers around the members.
+        optimizer: optimizer whose ``state`` the container is, or None.
+        entry: optimizer state that the tensors belong to, or None.
+        entry_length: length of the prefix that names in ``entry`` omit.
+        repeats: whether this is a plain attribute of a module, which may contain registered tensors again.
         is_mesh: whether the container is a ``DeviceMesh``.
     """
 
@@ -48,9 +45,9 @@ class Place:
 
 
 def settled_role(record: TensorRecord, key: str, place: Place) -> Role:
-    """The role of a tensor, now that its shape is known: the state of a generator is a vector of bytes, wherever it is.
+    """Return the role of a tensor by its shape: the state of a generator is a 1-d tensor of bytes with a known length.
 
-    A seed or a label under a word like ``rng`` is none, and a state inside of a model or an optimizer is one.
+    A seed or a label under a word like ``rng`` is not a generator state. A state inside a model or an optimizer is one.
     """
     is_vector = len(record.shape) == 1 and record.storage is not None
     length = record.shape[0] if is_vector else 0

@@ -1,7 +1,4 @@
-"""How the objects of a checkpoint look in the tree: dicts in their several disguises, schedulers, scalers, optimizers.
-
-Never walks: it looks at one node and its direct members.
-"""
+"""Recognize dicts, state_dicts, schedulers, scalers and optimizers by one node and its direct members."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     #: Name in the path, value and start of one member.
     Member: TypeAlias = tuple[str, Value, int]
 
-#: Classes whose calls are dicts even where nothing was put into them.
+#: Classes whose objects are dicts, also when empty.
 _DICT_CLASSES: Final = frozenset(
     {"collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"}
 )
@@ -39,7 +36,7 @@ _MOST_ITEMS: Final = 32
 
 
 def as_dict(value: Value) -> Dict | None:
-    """The pairs of a dict, or of an object that is one: an OrderedDict, a defaultdict, a dict subclass; else None."""
+    """Return the pairs of a dict or a dict subclass (OrderedDict, defaultdict); None for any other value."""
     if type(value) is Dict:
         return value
     if type(value) is not Call:
@@ -52,7 +49,7 @@ def as_dict(value: Value) -> Dict | None:
 
 
 def _from_arguments(call: Call) -> Dict:
-    """A Counter's dict, or the pairs of Python 2: ``OrderedDict([[key, value], ...])``."""
+    """Return the pairs in the arguments: the dict of a Counter, or Python 2's ``OrderedDict([[key, value], ...])``."""
     result = Dict([], [])
     arguments = call.args.items if type(call.args) is Tuple else []
     pairs = arguments[0] if arguments else None
@@ -66,27 +63,27 @@ def _from_arguments(call: Call) -> Dict:
 
 
 def unique(pairs: Dict) -> Iterable[tuple[Value, Value, int]]:
-    """Each key of a dict once, at its first place and with its last value, as Python would have it."""
+    """Return each key of a dict once, at its first position and with its last value, as in Python."""
     flat = pairs.flat
     if len(set(flat[::2])) * 2 == len(flat) and not any(type(key) is Tuple for key in flat[::2]):
         return pairs.pairs()
     last: dict[object, tuple[Value, Value, int]] = {}
     for key, value, start in pairs.pairs():
-        # A NaN differs from itself and stays apart, as in Python; nodes other than tuples compare by identity.
+        # A NaN differs from any other key, as in Python; nodes other than tuples compare by identity.
         like = _comparable(key)
         last[like] = (last[like][0] if like in last else key, value, start)
     return last.values()
 
 
 def _comparable(key: Value) -> object:
-    """What a key compares by: a tuple of atoms by its items."""
+    """Return the value that a key compares by: for a tuple of atoms, its items."""
     if type(key) is Tuple and len(key.items) <= _MOST_ITEMS and not any(isinstance(item, Node) for item in key.items):
         return tuple(key.items)
     return key
 
 
 def members(pairs: Dict) -> Iterator[Member]:
-    """The members of a dict by name, each key once with its last value; a key that may hold tensors comes too."""
+    """Iterate over the members of a dict, each key once with its last value; keys that are objects are members too."""
     keys = pairs.flat[::2]
     if len(string_keys(pairs)) == len(keys):
         return zip(keys, pairs.flat[1::2], pairs.starts[1::2], strict=True)  # type: ignore[arg-type]  # all are str
@@ -101,13 +98,13 @@ def _named(triples: Iterable[tuple[Value, Value, int]]) -> Iterator[Member]:
 
 
 def key_text(key: Value) -> str:
-    """A key as a part of a path."""
+    """Return a key as a part of a path."""
     if type(key) is str:
         return key
     if isinstance(key, bytes):
         return key[:_LONGEST_KEY].decode("utf-8", "backslashreplace")
     if isinstance(key, int) and key.bit_length() > _LONGEST_KEY:
-        return hex(key)[:_LONGEST_KEY]  # str() of it is quadratic, and refused by Python from 4,300 digits on
+        return hex(key)[:_LONGEST_KEY]  # str() takes quadratic time, and Python refuses more than 4,300 digits
     return _node_text(key) if isinstance(key, Node) else str(key)
 
 
@@ -116,29 +113,29 @@ def _node_text(key: Node) -> str:
         return f"({', '.join(key_text(item) for item in key.items[:_MOST_ITEMS] if not isinstance(item, Node))})"
     if isinstance(key, Global):
         return key.full_name
-    if isinstance(key, Call) and key.name == "_codecs.encode":  # how protocol 2 writes bytes
+    if isinstance(key, Call) and key.name == "_codecs.encode":  # bytes in protocol 2
         text = key.args.items[0] if isinstance(key.args, Sequence) and key.args.items else None
         return text if type(text) is str else "<bytes>"
     return f"<{type(key).__name__.lower()}>"
 
 
 def key_fault(pairs: Dict) -> str:
-    """Why a dict cannot be rebuilt from its members by name; empty where it can."""
+    """Return why a dict cannot be rebuilt from its members by name; empty if it can."""
     if len(string_keys(pairs)) * 2 == len(pairs.flat):
         return ""
     keys = [key for key, _, _ in unique(pairs)]
     if any(isinstance(key, Node) for key in keys):
         return "a dict with keys that are objects"
-    return "" if len(set(map(key_text, keys))) == len(keys) else "a dict with keys that read alike"
+    return "" if len(set(map(key_text, keys))) == len(keys) else "a dict with keys of the same text"
 
 
 def attributes(call: Call) -> Dict | None:
-    """What BUILD would put into an object's ``__dict__``: its state, or the dicts of a (dict, slots) pair."""
+    """Return the attributes that BUILD would set on an object."""
     return state_dict_of(call.state)
 
 
 def state_dict_of(state: Value) -> Dict | None:
-    """The attributes in a state as ``object.__getstate__`` makes it, or None where it is something else."""
+    """Return the attributes in a state of ``object.__getstate__``: a dict or a (dict, slots) pair; None for others."""
     if type(state) is Tuple:
         merged = Dict([], [])
         for item in state.items:
@@ -151,15 +148,15 @@ def state_dict_of(state: Value) -> Dict | None:
 
 
 def optimizer_state(pairs: Dict) -> Dict | None:
-    """The ``state`` of an optimizer's state_dict, or of the attributes of one; None where a dict is neither.
+    """Return the ``state`` in the state_dict or the attributes of an optimizer; None for other dicts.
 
-    ``torch.optim.Optimizer.load_state_dict`` only iterates over groups and their params: tuples will do.
+    ``param_groups`` may be a tuple: ``torch.optim.Optimizer.load_state_dict`` only iterates over it.
     """
     return as_dict(pairs.get("state")) if isinstance(pairs.get("param_groups"), List | Tuple) else None
 
 
 def role_of_keys(keys: set[str]) -> Role | None:
-    """The role of a dict by its keys: the state of a scheduler or a ``GradScaler``, or a file of random states."""
+    """Return the role of a dict by its keys: scheduler, ``GradScaler``, or file of RNG states."""
     if any(wanted <= keys for wanted in _SCHEDULER_KEYS):
         return "scheduler"
     if keys >= _SCALER_KEYS:
@@ -168,11 +165,11 @@ def role_of_keys(keys: set[str]) -> Role | None:
 
 
 def has_module_versions(call: Call) -> bool:
-    """Whether an OrderedDict has the ``_metadata`` that ``Module.state_dict()`` gives it."""
+    """Whether an OrderedDict has the attribute ``_metadata`` that ``Module.state_dict()`` sets."""
     state = attributes(call)
     return state is not None and "_metadata" in string_keys(state)
 
 
 def string_keys(pairs: Dict) -> set[str]:
-    """The keys of a dict that are strings."""
+    """Return the keys of a dict that are strings."""
     return {key for key in pairs.flat[::2] if type(key) is str}

@@ -1,7 +1,4 @@
-"""How the names of tensors are spelled in the tree, where two read alike: the key 0 and the key ``"0"``, say.
-
-Never goes where no such name leads.
-"""
+"""Distinguish tensors whose paths have the same text, for example under the keys ``0`` and ``"0"``."""
 
 from __future__ import annotations
 
@@ -19,49 +16,49 @@ if TYPE_CHECKING:
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Value
 
-#: The keys that lead to a tensor, each after its type; the type of what is no key of a dict is empty.
+#: The keys of a tensor's path, each with its type before it; the type is empty for indices and attributes.
 Spelling: TypeAlias = tuple[str, ...]
 
 
 def spellings(
     root: Value, names: Collection[str], tensors: Collection[TensorRecord], budget: Budget
 ) -> dict[int, Spelling]:
-    """How the names of some tensors are spelled, by the identity of their records.
+    """Return the spellings of tensors with ambiguous names, by the ``id`` of their records.
 
     Args:
-        root: of the tree that they are in.
-        names: those that read alike.
-        tensors: those of these names, in the terms of the tree, each by itself.
-        budget: what the pickle may ask for.
+        root: root of the tree.
+        names: the ambiguous names.
+        tensors: the records with these names.
+        budget: limits for the walk.
 
     Returns:
-        The spellings of those that dicts, lists and modules lead to; nothing for those deeper inside of other objects.
+        Spellings of tensors in dicts, lists and modules. Tensors inside other objects may have no spelling.
 
     Raises:
-        LimitExceeded: too many paths of the tree read like these names, or too long ones.
+        LimitExceeded: if too many paths of the tree match the names, or the paths are too long.
     """
     found: dict[tuple[object, ...], list[Spelling]] = {}
     reader = TensorReader()
-    for name, spelling, node in _leaves(root, names, reader, budget):
+    for name, spelling, node in _named_tensors(root, names, reader, budget):
         record = reader.tensor(node, name, "other") if isinstance(node, Call) else reader.storage(node, name, "other")
         if record is not None:
             budget.spend(len(record.shape))
             found.setdefault(_identity(record), []).append(spelling)
-    told = {}
+    by_record = {}
     for record in tensors:
         rest = found.get(_identity(record))
         if rest:
-            told[id(record)] = rest.pop(0)
-    return told
+            by_record[id(record)] = rest.pop(0)
+    return by_record
 
 
-def _leaves(
+def _named_tensors(
     root: Value, names: Collection[str], reader: TensorReader, budget: Budget
 ) -> Iterator[tuple[str, Spelling, Call | Persistent]]:
-    """What stands under the names, in the order of the tree; a circle ends where no name is that long."""
+    """Iterate over the tensors with these names in the order of the tree; cycles end at the longest name."""
     parents = _parents(names, budget)
     entered: set[tuple[int, str | None]] = set()
-    stack: list[tuple[str | None, Spelling, Value]] = [(None, (), root)]  # a key may be empty, and the root has none
+    stack: list[tuple[str | None, Spelling, Value]] = [(None, (), root)]  # None for the root, as a key may be empty
     while stack:
         name, spelling, node = stack.pop()
         if name is not None and name in names and _is_leaf(node, reader):
@@ -69,7 +66,7 @@ def _leaves(
         elif name is None or name in parents:
             if isinstance(node, Call) and as_dict(node) is None and module_attributes(node) is None:
                 if (id(node), name) in entered:
-                    continue  # a graph of objects has more paths than objects; the inventory knows each by one alone
+                    continue  # a graph of objects has more paths than objects; the inventory lists one path of each
                 entered.add((id(node), name))
             prefix = "" if name is None else f"{name}."
             members = []
@@ -82,7 +79,7 @@ def _leaves(
 
 
 def _parents(names: Collection[str], budget: Budget) -> set[str]:
-    """What the names begin with, up to any of their dots."""
+    """Return the prefixes of all names, up to each dot."""
     parents = set()
     for name in names:
         for place, letter in enumerate(name):
@@ -97,7 +94,7 @@ def _is_leaf(node: Value, reader: TensorReader) -> TypeGuard[Call | Persistent]:
 
 
 def _members(node: Value) -> Iterator[tuple[str, str, Value]]:
-    """Name, type of the key, and value of each member."""
+    """Iterate over the members of a node: name, type of the key, value."""
     if isinstance(node, Sequence):
         yield from ((str(place), "", item) for place, item in enumerate(node.items))
         return
@@ -113,5 +110,5 @@ def _members(node: Value) -> Iterator[tuple[str, str, Value]]:
 
 
 def _identity(record: TensorRecord) -> tuple[object, ...]:
-    """What tells a tensor from every other one of its tree; views of all the same elements are one."""
+    """Return the fields that identify a tensor in its tree; views of the same elements are equal."""
     return record.name, record.storage, record.storage_offset, record.shape, record.stride

@@ -1,8 +1,7 @@
-"""Where the tensors of a tree stand, and what is written with each besides what its record says.
+"""Find the tensors of a tree, and the values in their calls that are not in a tensor record.
 
-Never says twice what a record says: storage, offset, size, stride, dtype, device and requires_grad are not looked at.
-
-The argument orders are those of the rebuild functions in torch/_utils.py and torch/_tensor.py.
+A record has storage, offset, size, stride, dtype, device and requires_grad. The argument orders are those of the
+rebuild functions in torch/_utils.py and torch/_tensor.py.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 
     from ckptmove.pickles.tree import Value
 
-    #: A name below the tensor, empty for what are its own items or attributes; and a number that tells these apart.
+    #: Name of a part, empty for the attributes and hooks of the tensor itself; and a number that distinguishes these.
     _Key = tuple[str, int]
 
-#: By call around another tensor's: places of the dicts that hang on it, of hooks and of attributes.
-_AROUND: Final = {
+#: Functions that wrap another rebuild function: indices of their arguments with hooks and attributes.
+_WRAPPERS: Final = {
     "torch._utils._rebuild_parameter": (2,),
     "torch._utils._rebuild_parameter_with_state": (2, 3),
     "torch._tensor._rebuild_from_type_v2": (3,),
@@ -34,7 +33,7 @@ _QUANTIZED: Final = "torch._utils._rebuild_qtensor"
 _QUANTIZER: Final = ("scheme", "scales", "zero_points", "axis")
 _SPARSE: Final = "torch._utils._rebuild_sparse_tensor"
 _DEVICE_DATA: Final = ("device data", {"data": 0}, ())
-#: By rebuild function: the kind of tensor, and places of the arguments that no record tells: by name, and dicts.
+#: Rebuild functions: kind of the tensor, indices of arguments that are not in a record by name, indices of dicts.
 _ARGUMENTS: Final[dict[str, tuple[str, dict[str, int], tuple[int, ...]]]] = {
     "torch._utils._rebuild_tensor": ("dense", {}, ()),
     "torch._utils._rebuild_tensor_v2": ("dense", {}, (5, 6)),
@@ -53,11 +52,11 @@ _ARGUMENTS: Final[dict[str, tuple[str, dict[str, int], tuple[int, ...]]]] = {
 
 
 class TensorNode(NamedTuple):
-    """What is written with a tensor besides what its record says.
+    """Values of a tensor that are not in its record.
 
     Attributes:
-        kind: of the tensor; those of different kinds are told apart by their records.
-        rest: what no record tells.
+        kind: kind of the tensor; records of different kinds differ.
+        rest: the values.
     """
 
     kind: str
@@ -65,7 +64,7 @@ class TensorNode(NamedTuple):
 
 
 class TensorNodes:
-    """Tells the tensors of trees from everything else; one serves for as long as the trees are held."""
+    """Recognizes the tensors of trees. It caches nodes by ``id``, so use it only while the trees are alive."""
 
     def __init__(self) -> None:
         self._reader = TensorReader()
@@ -73,34 +72,34 @@ class TensorNodes:
         self._holders: set[int] = set()
 
     def is_tensor(self, value: Value) -> bool:
-        """Whether a value is a tensor, or a storage that was saved by itself."""
+        """Whether a value is a tensor, or a storage that was saved without a tensor."""
         if type(value) is Persistent:
             return type(value.pid) is Tuple and value.pid.items[:1] == ("storage",)
         return type(value) is Call and self._reader.is_tensor(value)
 
     def node(self, value: Value) -> TensorNode | None:
-        """What is written with a tensor; None where a value is none."""
+        """Return the values of a tensor that are not in its record; None if the value is not a tensor."""
         if not self.is_tensor(value):
             return None
         rest: dict[_Key, Value] = {}
-        while type(value) is Call and value.name in _AROUND:
+        while type(value) is Call and value.name in _WRAPPERS:
             found = _items(value)
-            rest |= {("", len(rest) + place): _pairs(found, at) for place, at in enumerate(_AROUND[value.name])}
+            rest |= {("", len(rest) + place): _pairs(found, at) for place, at in enumerate(_WRAPPERS[value.name])}
             if value.name.startswith("torch._utils."):
                 value = _item(found, 0)
             else:
                 value = Call(_item(found, 0), _item(found, 2), -1)
-        kind, arguments = _rest(value) if type(value) is Call else ("storage", {})
+        kind, arguments = _unrecorded(value) if type(value) is Call else ("storage", {})
         return TensorNode(kind, rest | arguments)
 
     def hold(self, value: Value) -> bool:
-        """Whether a value is a list, a dict or the like with a tensor somewhere in it."""
+        """Whether a value is a container with a tensor at any depth."""
         if isinstance(value, Node) and id(value) not in self._seen:
-            self._look_into(value)
+            self._find_holders(value)
         return id(value) in self._holders and not self.is_tensor(value)
 
-    def _look_into(self, root: Node) -> None:
-        """Note which of all the nodes below one hold tensors; each is looked at once."""
+    def _find_holders(self, root: Node) -> None:
+        """Find the nodes below ``root`` that contain tensors; visit each node once."""
         parents: dict[int, list[int]] = {}
         found: list[int] = []
         stack = [root]
@@ -126,7 +125,7 @@ class TensorNodes:
 
 
 def members(node: Value) -> Iterator[tuple[str, Value]]:
-    """Name and value of each thing in a list, a dict or the like; nothing for other objects."""
+    """Iterate over name and value of the members of a list, tuple, set or dict; nothing for other values."""
     pairs = as_dict(node)
     if isinstance(node, Sequence):
         yield from ((str(place), item) for place, item in enumerate(node.items))
@@ -134,8 +133,8 @@ def members(node: Value) -> Iterator[tuple[str, Value]]:
         yield from ((key_text(key), value) for key, value, _ in pairs.pairs())
 
 
-def _rest(call: Call) -> tuple[str, dict[_Key, Value]]:
-    """The kind of a tensor, and the arguments that no record tells."""
+def _unrecorded(call: Call) -> tuple[str, dict[_Key, Value]]:
+    """Return the kind of a tensor, and its arguments that are not in a record."""
     if call.name == _SPARSE:
         return _sparse(call)
     found = _items(call)
@@ -144,20 +143,20 @@ def _rest(call: Call) -> tuple[str, dict[_Key, Value]]:
     quantizer = _item(found, 4)
     if call.name == _QUANTIZED and isinstance(quantizer, Sequence):
         rest = {(name, 0): value for name, value in zip(_QUANTIZER, quantizer.items, strict=False)}
-    # Apart from the dicts of the calls around this one.
+    # Negative numbers, to distinguish them from the dicts of the outer calls.
     return kind, rest | {("", -1 - place): _pairs(found, at) for place, at in enumerate(dicts)}
 
 
 def _sparse(call: Call) -> tuple[str, dict[_Key, Value]]:
-    """The dense tensors of a sparse one, and whether it is coalesced, which TorchScript and old files do not tell."""
+    """Return the dense parts of a sparse tensor, and ``is_coalesced``, which TorchScript and old files do not store."""
     try:
         args = Tuple(_items(call), ())
         layout, parts, _ = sparse_parts(args)
-        told = () if type(args.items[0]) is int else items(args.items[1])[len(parts) + 1 :]
+        coalesced = () if type(args.items[0]) is int else items(args.items[1])[len(parts) + 1 :]
         rest: dict[_Key, Value] = {(label, 0): part for label, part in zip(SPARSE_PARTS[layout], parts, strict=True)}
-    except (NotATensor, IndexError, ValueError):  # where no record is made of it
+    except (NotATensor, IndexError, ValueError):  # it has no record either
         return call.name, {("", -1): call.args}
-    return layout, rest | {("is_coalesced", 0): bool(told and told[0] is True)}
+    return layout, rest | {("is_coalesced", 0): bool(coalesced and coalesced[0] is True)}
 
 
 def _items(call: Call) -> tuple[Value, ...]:
@@ -169,6 +168,6 @@ def _item(found: tuple[Value, ...], place: int) -> Value:
 
 
 def _pairs(found: tuple[Value, ...], place: int) -> Value:
-    """An argument that is a dict, and may be of any kind, None, or left out where it is empty."""
+    """Return an argument that is a dict of any class; if it is empty, it may be None or absent."""
     value = _item(found, place)
     return Dict([], []) if value is None else as_dict(value) or value

@@ -1,6 +1,6 @@
-"""The walk over the tree: names, roles and what hangs together, in the order of the file.
+"""Walk over the tree of a pickle and collect its tensors, optimizers and mentions, with names and roles.
 
-Never recurses, whatever the file nests, and never visits more paths than the pickle's size accounts for.
+The walk is not recursive, and the size of the pickle limits the number of visited paths.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory import mentions, objects, shapes
 from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.flattened import is_flat_optimizer, sort_out
+from ckptmove.checkpoint.inventory.flattened import is_flat_optimizer, split_by_parameter
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.optimizers import draft_flat_optimizer, draft_optimizer
 from ckptmove.checkpoint.inventory.place import Place, settled_role
@@ -37,28 +37,28 @@ _COUNTERS: Final = frozenset({
 })  # fmt: skip
 _COUNTER_DEPTH: Final = 3
 _DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
-#: Roles that the keys of a dict may tell better than the key that it stands under.
+#: Roles that the keys of a dict show better than the key of the dict itself.
 _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
-#: Roles that are parts of a resume with or without a tensor.
+#: Roles that a resume needs, with or without tensors.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
-#: What is kept counts as so many paths: it takes memory, and more of it in a report.
+#: Cost of each kept record in paths: it takes memory, and more of it in a report.
 _RECORD, _MENTION, _SCALAR = 32, 8, 4
 
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk gathers.
+    """One walk and its results.
 
     Attributes:
-        limits: bounds on visits, depth and the length of names.
+        limits: resource limits for visits, depth and the length of names.
         pickle_bytes: size of the pickle.
-        reader: the storages met on the way.
+        reader: reader of tensors, with their storages.
         tensors: every tensor.
-        mentions: devices named outside of tensors.
-        optimizers: optimizers, while they are gathered.
-        contents: parts of a resume that were seen.
+        mentions: devices outside of tensors.
+        optimizers: drafts of the optimizers.
+        contents: parts of a resume that the file has.
         rng_devices: path and length of each list of per-device RNG states.
-        last_rates: path and values of each list of learning rates that a scheduler has set.
+        last_rates: path and values of each list of learning rates of a scheduler.
         modules: paths of pickled modules.
     """
 
@@ -79,15 +79,15 @@ class Walk:
     _budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        """Say how much a pickle of this size may ask for."""
+        """Set the budget for a pickle of this size."""
         self._budget = Budget(self.limits, self.pickle_bytes)
 
     def run(self, root: Value) -> None:
         """Visit everything below the root.
 
         Raises:
-            LimitExceeded: the tree is deeper, or has more or longer paths, than the limits allow.
-            DamagedPickle: a tensor is not written as torch writes it.
+            LimitExceeded: if the tree is deeper, or has more or longer paths, than the limits allow.
+            DamagedPickle: if the arguments of a tensor are not what torch writes.
         """
         frames = self._frames
         self._visit("", root, -1, Place())
@@ -119,12 +119,12 @@ class Walk:
             name = self._name(key, place)
             record = self.reader.storage(value, name, self._leaf_role(key, place))
             if record is not None:
-                self._keep(record, place)
+                self._add_tensor(record, place)
         elif not isinstance(value, Node):
             self._atom(key, value, start, place)
 
     def _name(self, key: str, place: Place) -> str:
-        """The path of a member, counted: a deep tree of long keys makes long ones."""
+        """Return the path of a member and count its letters: a deep tree with long keys has long paths."""
         name = place.prefix + key
         self._budget.write(len(name))
         return name
@@ -144,7 +144,7 @@ class Walk:
         settled = settled_role(record, key, place)
         if settled != role:
             record = record._replace(role=settled)
-        self._keep(record, place)
+        self._add_tensor(record, place)
         if self.modules:
             self._registered.add(id(call))
         if self.reader.attached:
@@ -152,7 +152,7 @@ class Walk:
             self._push(iter(attached), self._inner(key, place), call)
 
     def _device(self, key: str, call: Call, place: Place) -> None:
-        self._nest(key, place, call.name)
+        self._note_container(key, place, call.name)
         mention = mentions.device_mention(call, self._name(key, place))
         if mention is not None:
             self._mention(mention)
@@ -161,7 +161,7 @@ class Walk:
         self._budget.spend(_MENTION)
         self.mentions.append(mention)
 
-    def _keep(self, record: TensorRecord, place: Place) -> None:
+    def _add_tensor(self, record: TensorRecord, place: Place) -> None:
         self._budget.spend(_RECORD + len(record.shape) + len(record.parts))
         self._budget.write(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
@@ -170,17 +170,17 @@ class Walk:
         elif record.role == "rng":
             self.contents.add("rng")
 
-    def _below(self, key: str, place: Place) -> str:
-        """The path of a member of an optimizer's entry, seen from there."""
+    def _entry_path(self, key: str, place: Place) -> str:
+        """Return the path of a member relative to its optimizer entry."""
         return key if len(place.prefix) == place.entry_length else self._name(key, place)[place.entry_length :]
 
-    def _nest(self, key: str, place: Place, kind: str) -> None:
-        """Note what holds values inside of an optimizer's entry."""
+    def _note_container(self, key: str, place: Place, kind: str) -> None:
+        """Record the class of a container in an optimizer entry."""
         if place.entry is not None:
-            place.entry.nested.append((self._below(key, place), kind))
+            place.entry.nested.append((self._entry_path(key, place), kind))
 
     def _note_keys(self, pairs: Dict, entry: EntryDraft, inner: Place) -> None:
-        """Note the keys of a dict in an optimizer's entry that their path does not tell, for the path is text."""
+        """Record the keys of a dict in an optimizer entry that are not strings; their path has only their text."""
         fault = shapes.key_fault(pairs)
         path = inner.prefix[inner.entry_length :]
         if fault and not path:
@@ -198,7 +198,7 @@ class Walk:
     def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
         if place.entry is not None:
             self._budget.spend(_SCALAR)
-            place.entry.scalars.append((self._below(key, place), value))
+            place.entry.scalars.append((self._entry_path(key, place), value))
         elif type(value) is str:
             if place.is_mesh and mentions.is_mesh_type(key, value):
                 self._mention(Mention(self._name(key, place), "device_mesh", value, start))
@@ -217,7 +217,7 @@ class Walk:
     # --- containers --------------------------------------------------------------------------------------------------
 
     def _push(self, iterator: Iterator[Member], place: Place, node: Node) -> None:
-        """Go into a node, unless the walk is inside it already."""
+        """Enter a node, unless the walk is already inside it."""
         identity = id(node)
         if identity in self._open:
             return
@@ -227,7 +227,7 @@ class Walk:
         self._frames.append((iterator, place, identity))
 
     def _inner(self, key: str, place: Place) -> Place:
-        """The place of a container's members, with the role that its key points to."""
+        """Return the place for the members of a container, with the role of its key."""
         role = place.role
         if role is None:
             role = role_of_key(key)
@@ -244,7 +244,7 @@ class Walk:
         self._budget.spend(len(pairs.flat))
         inner, flat = self._inner(key, place), None
         if place.entry is not None:
-            self._nest(key, place, objects.dict_kind(node, pairs))
+            self._note_container(key, place, objects.dict_kind(node, pairs))
         if inner.entry is not None:
             self._note_keys(pairs, inner.entry, inner)
         else:
@@ -254,8 +254,8 @@ class Walk:
                 self._enter_optimizer(pairs, state, node, inner)
                 return
             if is_flat_optimizer(keys):
-                self._budget.write(sum(map(len, keys)))  # each is cut up, once for each path to the dict
-                flat = sort_out(pairs)
+                self._budget.write(sum(map(len, keys)))  # the keys are split again for each path to the dict
+                flat = split_by_parameter(pairs)
                 pairs, keys = flat.others, shapes.string_keys(flat.others)
             if inner.role in _BY_KEYS:
                 inner.role = shapes.role_of_keys(keys) or inner.role
@@ -269,7 +269,7 @@ class Walk:
             self._enter_flat_optimizer(flat, inner)
 
     def _looks_like_state_dict(self, pairs: Dict, keys: set[str], node: Node) -> bool:
-        """Mostly tensors, under the keys of a module: a dict of data has tensors too, but no dotted keys."""
+        """Whether a dict is mostly tensors under keys of a module: dicts of data have no dotted keys."""
         if type(node) is Call and shapes.has_module_versions(node):
             return True
         values = pairs.flat[1::2]
@@ -306,7 +306,7 @@ class Walk:
             for index, item in enumerate(value.items):
                 if type(item) is str and mentions.names_device(key, item):
                     self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
-        self._nest(key, place, type(value).__name__.lower())
+        self._note_container(key, place, type(value).__name__.lower())
         members = objects.sequence_members(value)
         rows = [member for member in members if place.entry is not None or isinstance(member[1], Node)]
         if inner.role == "rng" and value.items:
@@ -320,7 +320,7 @@ class Walk:
 
     def _enter_object(self, key: str, call: Call, place: Place) -> None:
         if id(call) in self._open or id(call) in self._objects:
-            return  # a graph of objects has more paths than objects; a dict is listed wherever it hangs
+            return  # each object only once, as a graph has more paths than objects; dicts are listed at each path
         self._budget.spend(objects.extent(call))
         inside = objects.unwrapped(call)
         if inside is not None:
@@ -338,7 +338,7 @@ class Walk:
         if place.entry is not None and number is not None:
             self._atom(key, number, -1, place)
             return
-        self._nest(key, place, call.name)
+        self._note_container(key, place, call.name)
         self._objects.add(id(call))
         state = shapes.attributes(call)
         inner = self._inner(key, place)
@@ -347,7 +347,7 @@ class Walk:
             self._enter_optimizer(state, optimizer, call, inner)
             return
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
-        if mentions.is_mesh(call):  # its tensors are ranks: of no model, and no state of an optimizer
+        if mentions.is_mesh(call):  # its tensors are ranks, not part of a model or of optimizer state
             inner = Place(inner.prefix, "other", inner.depth, is_mesh=True)
         elif role is not None:  # a pickled scheduler or scaler
             inner.role = role
@@ -355,7 +355,7 @@ class Walk:
         self._push(objects.object_members(call), inner, call)
 
     def _enter_module(self, key: str, call: Call, pairs: Dict, place: Place) -> None:
-        """A pickled ``nn.Module``: its tensors are named as its ``state_dict()`` would name them."""
+        """Enter a pickled ``nn.Module``; its tensors are named as in its ``state_dict()``."""
         if place.repeats and id(call) in self._registered:
             return
         self._registered.add(id(call))
@@ -364,6 +364,6 @@ class Walk:
             inner.role = "criterion"
         inner.role = inner.role or "model"
         self.modules.append(inner.path)
-        # What the module has registered comes first, and is passed over where an attribute lists it again.
+        # Pushed last, so visited first: registered members. Plain attributes that repeat them are skipped.
         self._push(objects.plain_members(pairs), replace(inner, repeats=True), pairs)
         self._push(objects.registered_members(pairs), inner, call)

@@ -1,4 +1,4 @@
-"""Reading an object as a checkpoint of it would be read."""
+"""Read the inventory of a saved object."""
 
 from __future__ import annotations
 

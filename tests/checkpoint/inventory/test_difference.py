@@ -1,4 +1,4 @@
-"""Trees of real pickles side by side: what is the same, and how each kind of difference reads."""
+"""Comparison of the trees of real pickles, and each kind of difference."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def read(value, path):
 
 
 def compared(ours, theirs, folder):
-    return sorted(map(str, tree_changes(*read(ours, folder / "ours.pt"), *read(theirs, folder / "theirs.pt"))))
+    changes = tree_changes(*read(ours, folder / "ours.pt"), *read(theirs, folder / "theirs.pt"))
+    return sorted((change.path, change.ours, change.theirs) for change in changes)
 
 
 def test_another_sharing_of_the_same_tensors_is_no_difference(tmp_path):
@@ -110,31 +111,32 @@ def test_another_sharing_of_the_same_tensors_is_no_difference(tmp_path):
 
 
 def test_what_a_tensor_is_made_of_counts(tmp_path):
-    assert compared(torch.ones(2), torch.ones(3), tmp_path) == ["0.0 is 2 in place of 3"]
-    assert compared(torch.ones(2, requires_grad=True), torch.ones(2), tmp_path) == ["2 is True in place of False"]
+    assert compared(torch.ones(2), torch.ones(3), tmp_path) == [("0.0", "2", "3")]
+    assert compared(torch.ones(2, requires_grad=True), torch.ones(2), tmp_path) == [("2", "True", "False")]
     (kind,) = compared(torch.nn.Parameter(torch.ones(2)), torch.ones(2), tmp_path)[-1:]
-    assert "_rebuild_parameter" in kind
+    assert "_rebuild_parameter" in kind[1]
 
 
 def test_every_one_of_many_tensors_is_looked_at(tmp_path):
     """What is put together for a comparison must not be taken for something compared before."""
     ours = [torch.ones(1, requires_grad=index == 40) for index in range(80)]
-    assert compared(ours, [torch.ones(1) for _ in range(80)], tmp_path) == ["40.2 is True in place of False"]
+    assert compared(ours, [torch.ones(1) for _ in range(80)], tmp_path) == [("40.2", "True", "False")]
 
 
 def test_the_order_of_keys_and_what_is_set_on_an_object_count(tmp_path):
     layer = torch.nn.Linear(1, 1).state_dict()
     turned = OrderedDict(reversed(layer.items()))
     turned._metadata = layer._metadata
-    assert compared(turned, layer, tmp_path) == ["the order in the root is 'bias, weight' in place of 'weight, bias'"]
-    assert compared(OrderedDict(layer), layer, tmp_path) == ["what is set on the root is None in place of a dict"]
+    [(path, *orders)] = compared(turned, layer, tmp_path)
+    assert ("order" in path, orders) == (True, ["'bias, weight'", "'weight, bias'"])
+    assert compared(OrderedDict(layer), layer, tmp_path) == [("the attributes of the root", "None", "a dict")]
 
 
 def test_a_named_device_may_differ_and_what_is_no_device_may_not(tmp_path):
     ours = {"device": torch.device("cuda", 1), "where": "cuda:0", "of": torch.device("cpu")}
     assert compared(ours, {**ours, "device": torch.device("cpu"), "where": "cpu"}, tmp_path) == []
-    assert compared(ours, {**ours, "where": "cudas"}, tmp_path) == ["where is 'cuda:0' in place of 'cudas'"]
-    assert compared(ours, {**ours, "where": 3}, tmp_path) == ["where is 'cuda:0' in place of 3"]
+    assert compared(ours, {**ours, "where": "cudas"}, tmp_path) == [("where", "'cuda:0'", "'cudas'")]
+    assert compared(ours, {**ours, "where": 3}, tmp_path) == [("where", "'cuda:0'", "3")]
 
 
 class WithIds(pickle.Pickler):

@@ -1,4 +1,4 @@
-"""Optimizers in one flat dict, as torch writes them and as nobody does."""
+"""Optimizers in one flat dict, from torch and made by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-from ckptmove.checkpoint.inventory.flattened import sort_out
+from ckptmove.checkpoint.inventory.flattened import split_by_parameter
 from ckptmove.errors import LimitExceeded
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -156,7 +156,7 @@ def test_keys_of_any_kind_lose_no_tensor(inventory_of):
 
 def test_a_key_that_comes_twice_counts_with_its_last_value():
     pairs = Dict([RATE, 0.1, "state.w.a", 1, "state.w.a", 2], [-1, 3, -1, 4, -1, 5])
-    flat = sort_out(pairs)
+    flat = split_by_parameter(pairs)
     (entry,) = flat.state.flat[1::2]
     assert (entry.flat, entry.starts) == (["a", 2], [-1, 5])
 
@@ -176,13 +176,13 @@ def test_many_names_take_time_in_proportion(inventory_of):
 
 def test_a_dict_that_hangs_in_many_places_is_not_cut_for_each(inventory_of):
     flat = {RATE: 0.1, "state." + "x" * 200_000: 1}
-    with pytest.raises(LimitExceeded, match="the length of all paths"):
+    with pytest.raises(LimitExceeded, match="length"):
         inventory_of([flat] * 2000)
 
 
 def test_lists_that_options_share_are_not_copied_for_each(inventory_of):
     shared = [0] * 20_000
-    with pytest.raises(LimitExceeded, match="paths through the pickle"):
+    with pytest.raises(LimitExceeded, match="paths through"):
         inventory_of(
             {
                 key: value

@@ -1,4 +1,4 @@
-"""The common one-file layouts: whose they are, and what each part is for."""
+"""The common one-file layouts: layout, producer, and the role of each part."""
 
 from __future__ import annotations
 

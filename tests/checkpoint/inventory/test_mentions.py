@@ -1,4 +1,4 @@
-"""Devices that are named outside of tensors, and the operations that name them."""
+"""Devices outside of tensors, and the operations that name them."""
 
 from __future__ import annotations
 

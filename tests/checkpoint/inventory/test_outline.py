@@ -1,4 +1,4 @@
-"""The outline of a tree, for people."""
+"""The outline of a tree."""
 
 from __future__ import annotations
 

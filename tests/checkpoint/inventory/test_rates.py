@@ -1,4 +1,4 @@
-"""The learning rates that schedulers have set last, against the schedulers themselves."""
+"""The last learning rates of schedulers, compared with the schedulers themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that read alike, told apart by the keys that spell them."""
+"""Names with the same text, distinguished by their keys."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def test_ways_that_lead_nowhere_count(tmp_path):
     held = {}
     held[0] = held["0"] = held
     name = ".".join("0" * 40)
-    with pytest.raises(LimitExceeded, match="paths through the pickle"):
+    with pytest.raises(LimitExceeded, match="paths through"):
         spelled({"r": held, f"r.{name}": A, f"r.{name}".encode(): B}, tmp_path)
 
 
 def test_beginnings_of_a_name_that_is_nothing_but_dots_count(tmp_path):
-    with pytest.raises(LimitExceeded, match="the length of all paths"):
+    with pytest.raises(LimitExceeded, match="length"):
         spelled({"." * 20_000: A, b"." * 20_000: B}, tmp_path)

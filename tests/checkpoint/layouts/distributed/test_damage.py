@@ -185,8 +185,9 @@ def test_a_piece_is_held_against_the_metadata(distributed, halves, held):
     assert facts(halves) == []
     assert facts(halves, check=True) == [("damaged-piece", "__0_0.distcp/w", len(buffer.getvalue()))]
     (finding,) = ckptmove.inspect(halves, check=True).findings
-    assert finding.message == f"piece is not what .metadata says (1x, {len(buffer.getvalue()):,} bytes)"
-    assert finding.fix.startswith("copy or download the directory again, all of one save, then: ckptmove inspect ")
+    assert finding.message == f"piece differs from .metadata (1x, {len(buffer.getvalue()):,} bytes)"
+    assert "whole directory" in finding.fix
+    assert "then: ckptmove inspect --check " in finding.fix
     assert (finding.code, finding.where) == ("F802", ("__0_0.distcp/w",))
 
 
