@@ -66,6 +66,12 @@ class FileFact(ArchiveFact):
 
     storage: str
 
+    @classmethod
+    def of(cls, fact: ArchiveFact, path: str) -> FileFact:
+        """A fact about a file, as a fact about the directory that has the file at a path."""
+        prefix = f"{path}/" if path else ""
+        return cls(fact.kind, prefix + fact.record, fact.nbytes, prefix + fact.storage_key)
+
     @property
     def storage_key(self) -> str:
         """The key of the storage that it is about."""

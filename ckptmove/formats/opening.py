@@ -1,15 +1,11 @@
-"""The container that bytes turn out to be, opened.
-
-Never imports a format before a file has it: most people have one.
-"""
+"""Open the container of a checkpoint file; the module of a format is imported when a file has it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import CkptMoveError, DistributedFile
+from ckptmove.errors import DistributedFile
 from ckptmove.formats.sniff import examine
-from ckptmove.io.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,26 +15,6 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName
-
-
-def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:
-    """Open a checkpoint that is one file. Whoever opens it closes its ``source``.
-
-    Args:
-        path: the file.
-        limits: what it may ask for.
-        source: its bytes, where they are at hand.
-
-    Raises:
-        MissingFile, AccessFailed: as they say.
-        As :func:`container_of`.
-    """
-    source = open_source(path) if source is None else source
-    try:
-        return container_of(source, limits)
-    except CkptMoveError:
-        source.close()
-        raise
 
 
 def container_of(source: ByteSource, limits: Limits) -> Container:

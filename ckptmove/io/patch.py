@@ -14,23 +14,23 @@ import re
 import stat
 import zlib
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged, reason_of
 from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
 from ckptmove.io.outputs import unheard
 from ckptmove.io.portable import UNTRUSTED, open_file, own_user, sync_folder
+from ckptmove.io.source import stamp_of
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.io.changes import Patch
+    from ckptmove.io.source import Stamp
 
 #: Of zeros in a row a crash may be the cause; fewer of them are a number that somebody has saved.
 _LOST: Final = re.compile(rb"\0{32,}")
-#: What changes when a file is written or replaced: device, inode, length and time of the last write.
-Stamp: TypeAlias = "tuple[int, int, int, int]"
 
 _UNDONE: Final = "a conversion in place was interrupted; the file is again what it was before it"
 _NOT_BEGUN: Final = "a conversion in place was interrupted before it changed anything; its journal was removed"
@@ -39,15 +39,7 @@ _OUTDATED: Final = (
 )
 
 
-def stamp(path: str) -> Stamp | None:
-    """The stamp of a file; None where the system does not tell."""
-    try:
-        return _stamp(os.stat(path))  # noqa: PTH116  # the path stays text
-    except (OSError, ValueError):
-        return None
-
-
-def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[[], None] = unheard) -> None:
+def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], None] = unheard) -> None:
     """Change a file: once this returns, the change is durable.
 
     Args:
@@ -69,7 +61,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[
     try:
         with _locked(path) as fd:
             found = os.fstat(fd)
-            if _stamp(found) != before:
+            if stamp_of(found) != before:
                 raise SourceChanged(path)
             journal = _journal_for(fd, home_of(path)[1], found.st_size, patch)
             try:
@@ -246,7 +238,3 @@ def _read_span(fd: int, span: Span) -> bytes:
         pieces.append(piece)
         start += len(piece)
     return b"".join(pieces)
-
-
-def _stamp(found: os.stat_result) -> Stamp:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -28,14 +28,6 @@ _NO_LINKS: Final = frozenset({
 })  # fmt: skip
 
 
-def same_file(source_path: str, output_path: str) -> bool:
-    """Whether the output is the source itself: by path, through a symbolic link, or as a hard link."""
-    try:
-        return Path(source_path).samefile(output_path)
-    except (OSError, ValueError):
-        return False
-
-
 class FileSink(NewFile):
     """A file that is written beside its output and renamed onto it.
 

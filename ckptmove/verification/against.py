@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.comparison.counterparts import Counterparts
     from ckptmove.comparison.differences import Change
     from ckptmove.limits import Limits
@@ -85,8 +85,8 @@ class Comparison(NamedTuple):
 
 
 def differences(
-    checkpoint: StoredCheckpoint,
-    original: StoredCheckpoint,
+    checkpoint: OpenCheckpoint,
+    original: OpenCheckpoint,
     found: Counterparts,
     limits: Limits,
     sample: Sample | None = None,
@@ -95,7 +95,7 @@ def differences(
 
     Args:
         checkpoint: the one that is verified.
-        original: the one that it came from; both as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` gives them.
+        original: its original; both from :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
         found: which of their tensors and files belong together.
         limits: what each of them may ask for.
         sample: the tensors whose values are compared; None for all.

@@ -22,8 +22,8 @@ from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
     from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit
     from ckptmove.verification.evidence import CheckResult
@@ -50,7 +50,7 @@ FAILED_BY: Final = {
 _MENDED: Final = frozenset({"mu_product", "t"})
 
 
-def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> CheckResult:
+def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckResult:
     """What the parts are, and whether their bytes were compared with checksums; findings about them fail the check.
 
     Args:
@@ -75,7 +75,7 @@ def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> Check
     return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
 
 
-def _counted(parts: Sequence[StoredPart]) -> str:
+def _counted(parts: Sequence[OpenPart]) -> str:
     """How many there are of each kind."""
     distributed = sum(part.is_distributed for part in parts)
     kinds = {"checkpoint file": len(parts) - distributed, "distributed checkpoint": distributed}

@@ -15,7 +15,8 @@ import torch
 import ckptmove
 from ckptmove.cli.outcome import failure_of
 from ckptmove.errors import CkptMoveError, UneditableGraph
-from ckptmove.formats.opening import open_container
+from ckptmove.formats.opening import container_of
+from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
 
@@ -158,7 +159,7 @@ class TestConvert:
 
     def test_records_keep_their_alignment(self, archive):
         gpu = moved(archive)
-        container = open_container(str(gpu), Limits())
+        container = container_of(open_source(str(gpu)), Limits())
         for storage in ckptmove.inspect(gpu).inventory.storages:
             assert container.storage_span(storage.key).start % (64 if ":" not in storage.key else 1) == 0
         container.source.close()

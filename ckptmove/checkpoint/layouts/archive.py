@@ -5,28 +5,27 @@ Never knows a format: zip and tar have rooms of their own. Never looks further t
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.listing import DiskPlace, Listing, stamp_of
 from ckptmove.checkpoint.layouts.members import full_path
 from ckptmove.checkpoint.layouts.tar_members import TarMembers
 from ckptmove.checkpoint.layouts.zip_members import ZipMembers
 from ckptmove.errors import ArchiveOfFiles, CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked, NotACheckpoint
 from ckptmove.formats.sniff import gunzipped, recognise
+from ckptmove.io.listing import Listing
 from ckptmove.io.part import MemorySource
-from ckptmove.io.source import open_source
+from ckptmove.io.source import DiskPlace
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ckptmove.checkpoint.layouts.listing import ListedFile, Stamp
     from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.io.contracts import ByteSource
+    from ckptmove.io.listing import ListedFile
+    from ckptmove.io.source import FileSource, Stamp
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveForm, ContainerName
 
@@ -120,27 +119,21 @@ class ArchiveListing(Listing):
         return self.members.flaws(path)
 
 
-@contextmanager
-def open_archive(path: str, limits: Limits) -> Iterator[ArchiveListing]:
-    """List the members of a zip or a tar, and hold it open.
+def list_archive(source: FileSource, limits: Limits) -> ArchiveListing:
+    """List the members of a zip or a tar.
 
     Args:
-        path: a file that is one of the two.
-        limits: what it may ask for.
+        source: its bytes; the caller closes them.
+        limits: resource limits for reading it.
 
     Raises:
-        MissingFile, AccessFailed, SourceChanged, DamagedArchive, LimitExceeded: as they say.
-        MustBeUnpacked: one of its members cannot be read where it lies.
+        SourceChanged, AccessFailed, DamagedArchive, LimitExceeded: if it is unreadable.
+        MustBeUnpacked: if a member cannot be read inside of the archive.
     """
-    source = open_source(path)
-    stamp = stamp_of(os.fstat(source.fileno()))
-    try:
-        members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
-        if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
-            raise members.refusal(f"a distributed checkpoint lies in it (*{_SHARD})")
-        yield ArchiveListing(path, members.files, (), (), members, stamp)
-    finally:
-        source.close()
+    members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
+    if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
+        raise members.refusal(f"a distributed checkpoint lies in it (*{_SHARD})")
+    return ArchiveListing(source.path, members.files, (), (), members, source.place.stamp)
 
 
 def standing_facts(listing: Listing) -> tuple[ArchiveFact, ...]:

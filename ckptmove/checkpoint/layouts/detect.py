@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
-    from ckptmove.checkpoint.layouts.listing import ListedFile, Listing
+    from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.model import LayoutName
 
 _SHARD: Final = re.compile(r".*-\d{5}-of-\d{5}\.(bin|safetensors)")

@@ -1,6 +1,6 @@
-"""Folders that torch.distributed.checkpoint has written, each of them a part of a directory.
+"""Find and read folders of torch.distributed.checkpoint in a directory.
 
-Never follows a name in ``.metadata`` to a place that the listing of the directory does not have.
+No name in ``.metadata`` is followed to a file outside the listing of the directory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
-from ckptmove.checkpoint.opening import Survey, naming
+from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.formats.sniff import recognise
@@ -23,12 +22,11 @@ from ckptmove.model import ArchiveFact
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ckptmove.checkpoint.layouts.listing import Listing
-    from ckptmove.checkpoint.layouts.merge import Part
     from ckptmove.formats.dcp.metadata import Piece
     from ckptmove.io.contracts import ByteSource, CheckedRange, Progress
+    from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
-    from ckptmove.model import TensorRecord
+    from ckptmove.model import Inventory, TensorRecord
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
@@ -102,49 +100,51 @@ def is_distributed(name: str) -> bool:
     return name.endswith(_SHARD) or _METADATA.fullmatch(name.removesuffix(".tmp")) is not None
 
 
-def survey_distributed(
-    listing: Listing,
-    part: DistributedFolder,
-    limits: Limits,
-    *,
-    check: bool = False,
-    outline: bool = False,
-    objects: bool = False,
-    progress: Progress | None = None,
-) -> tuple[Survey, DistributedCheckpoint]:
-    """Read a distributed checkpoint as data and close it.
+class ReadFolder(NamedTuple):
+    """A distributed checkpoint that was read; its files are closed.
+
+    Attributes:
+        container: its ``.metadata``, and its objects if they were read.
+        inventory: its content.
+        damage: facts about objects that could not be read.
+    """
+
+    container: DistributedCheckpoint
+    inventory: Inventory
+    damage: tuple[ArchiveFact, ...]
+
+
+def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits, *, objects: bool) -> ReadFolder:
+    """Read a distributed checkpoint, without the bytes of its tensors.
 
     Args:
-        listing: the directory that it is in.
-        part: where.
-        limits: what it may ask for.
-        check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``. What is wrong with one
-            is a fact: the rest can be read all the same.
-        outline: whether to make the outline too.
-        objects: whether to read the pieces that are no tensors: the options of an optimizer, counters, schedules.
-        progress: told of bytes checked and bytes in all.
+        listing: the directory that contains it.
+        folder: its place in the directory.
+        limits: resource limits for reading it.
+        objects: whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
 
     Raises:
-        UnreadableInput: a file cannot be read, ``.metadata`` is damaged, or it is of a kind that is not read.
-        LimitExceeded: it asks for more than the limits allow.
+        UnreadableInput: if a file is unreadable, ``.metadata`` is damaged, or its format is not supported.
+        LimitExceeded: if it needs more than the limits allow.
     """
-    home = listing.full(part.folder).rstrip("/")
-    with _opened(listing, part.metadata) as source, naming(source.path):
-        container = DistributedCheckpoint(source, part.files, limits)
-        _require_streams(listing, part, container)
+    with _opened(listing, folder.metadata) as source, naming(source.path):
+        container = DistributedCheckpoint(source, folder.files, limits)
+        _require_streams(listing, folder, container)
         container.require_apart()
-        damaged = tuple(_read_objects(listing, part, container, limits)) if objects else ()
+        damage = tuple(_read_objects(listing, folder, container, limits)) if objects else ()
         machine = container.read_whole() if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
-    # Keys that are numbers are text there, and a load puts them back under whatever the training has.
-    inventory = replace(inventory, optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers))
-    facts = inventory.facts + tuple(_unnamed(part, container))
-    facts += tuple(_check(listing, part, container, limits, progress)) if check else damaged
-    lines = make_outline(machine.root, limits, machine.end) if outline else ()
-    return Survey(
-        replace(inventory, path=home, layout="dcp", size_bytes=nbytes, facts=facts), lines, 0, has_checksums=True
-    ), container
+    inventory = replace(
+        inventory,
+        path=listing.full(folder.folder).rstrip("/"),
+        layout="dcp",
+        size_bytes=nbytes,
+        facts=(*inventory.facts, *_unnamed(folder, container)),
+        # Keys that are numbers are text there, and a load puts them back under the keys of the training.
+        optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
+    )
+    return ReadFolder(container, inventory, damage)
 
 
 class PiecesOfFile(NamedTuple):
@@ -187,16 +187,18 @@ def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -
     return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
 
 
-def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:
-    """A row for each file: which tensors it holds, or pieces of them.
+def file_records(
+    part: DistributedFolder, container: DistributedCheckpoint, inventory: Inventory
+) -> tuple[FileRecord, ...]:
+    """A row of the table of files for each file, with the tensors that have pieces in it.
 
     Args:
-        part: where the checkpoint is.
-        container: what was read of it.
-        whole: it, as a part of the directory.
+        part: place of the checkpoint.
+        container: its ``.metadata``.
+        inventory: its inventory, as a part of the directory.
     """
-    by_storage = {one.storage: one for one in whole.inventory.tensors}
-    prefix = f"{whole.file.path}/" if whole.file.path else ""
+    by_storage = {one.storage: one for one in inventory.tensors}
+    prefix = f"{part.path}/" if part.path else ""
     held: dict[str, dict[str, TensorRecord]] = {name: {} for name in (*container.sizes, *part.spare)}
     for piece in container.metadata.pieces:
         tensor = by_storage.get(prefix + piece.name)
@@ -280,13 +282,25 @@ def _read_object(
     return ()
 
 
-def _check(
+def check_pieces(
     listing: Listing,
     part: DistributedFolder,
     container: DistributedCheckpoint,
     limits: Limits,
     progress: Progress | None,
 ) -> Iterator[ArchiveFact]:
+    """Read every piece, and compare it with its CRCs and with ``.metadata``.
+
+    Args:
+        listing: the directory that contains the checkpoint.
+        part: its place in the directory.
+        container: its ``.metadata``.
+        limits: resource limits for reading a piece.
+        progress: called with the bytes checked so far and the total.
+
+    Raises:
+        UnreadableInput, LimitExceeded: if a file is no longer readable.
+    """
     done, total = 0, sum(container.sizes.values())
     for file, own in _by_file(container.whole_pieces()).items():
         with _opened(listing, part.full(file)) as source:

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, extent, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
+from ckptmove.checkpoint.layouts.distributed import check_pieces, file_records, pieces_of_files
 from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, limits_of, open_chunk
-from ckptmove.checkpoint.layouts.stored_part import StoredPart
-from ckptmove.checkpoint.opening import naming
+from ckptmove.checkpoint.layouts.merge import moved_inventory
+from ckptmove.checkpoint.naming import naming
+from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
 from ckptmove.io.part import PartSource
@@ -26,13 +31,13 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckptmove.checkpoint.layouts.distributed import DistributedFolder
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.layouts.distributed import DistributedFolder, PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
-    from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
     from ckptmove.formats.dcp.metadata import Piece, StoredTensor
-    from ckptmove.io.contracts import ByteSource
+    from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, Inventory, TensorRecord
+    from ckptmove.model import ArchiveFact, ContainerName, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
@@ -54,7 +59,7 @@ class StoredPiece(NamedTuple):
     chunk: Chunk
 
 
-class DistributedPart(StoredPart):
+class DistributedPart(OpenPart):
     """A ``.metadata`` and the files beside it."""
 
     is_distributed = True
@@ -62,26 +67,25 @@ class DistributedPart(StoredPart):
     disk = None
 
     def __init__(
-        self,
-        inventory: Inventory,
-        folder: DistributedFolder,
-        container: DistributedCheckpoint,
-        files: OpenFiles,
-        limits: Limits,
-        base: int = 0,
+        self, folder: DistributedFolder, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0
     ) -> None:
-        """Hold what was read of a folder.
+        """Hold a folder that was read, as a part of a directory.
 
         Args:
-            inventory: what it holds, in the terms of the whole.
             folder: the folder.
-            container: what its ``.metadata`` says, with its objects.
-            files: those of the whole directory.
-            limits: what a piece may ask for.
-            base: what was added to its sites.
+            read: its content.
+            files: files of the directory.
+            limits: resource limits for reading a piece.
+            base: offset that is added to its sites.
         """
-        self.name, self.path, self.inventory, self.base = folder.path, inventory.path, inventory, base
-        self._folder, self._container, self._files, self._limits = folder, container, files, limits
+        self.name, self.path, self.base = folder.path, read.inventory.path, base
+        whole = moved_inventory(folder.path, read.inventory, base)
+        self.rows = file_records(folder, read.container, whole)
+        self._undamaged = whole.facts
+        damage = tuple(FileFact.of(fact, folder.path) for fact in read.damage)
+        self.inventory = replace(whole, facts=whole.facts + damage)
+        self._folder, self._files, self._limits = folder, files, limits
+        self._container = container = read.container
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
         names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
         self._names = dict.fromkeys(names)
@@ -99,6 +103,10 @@ class DistributedPart(StoredPart):
             if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
                 first[piece.file] = piece
         return all(open_chunk(self._source(one), one, self._limits).has_checksums() for one in first.values())
+
+    def close(self) -> None:
+        """Free its objects."""
+        self._container.objects.clear()
 
     def span(self, key: str) -> Span | None:
         """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
@@ -132,6 +140,20 @@ class DistributedPart(StoredPart):
     def tree(self) -> Value:
         """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
         return self._container.read_whole().root
+
+    def outline(self) -> tuple[OutlineLine, ...]:
+        """Outline of its tree."""
+        machine = self._container.read_whole()
+        return make_outline(machine.root, self._limits, machine.end)
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """All facts about its bytes, after comparing every piece with its CRCs and with ``.metadata``."""
+        found = check_pieces(self._files.listing, self._folder, self._container, self._limits, progress)
+        return (*self._undamaged, *(FileFact.of(fact, self.name) for fact in found))
+
+    def files_to_copy(self) -> Mapping[str, PiecesOfFile]:
+        """The pieces in each file, by the path of the file in the directory."""
+        return pieces_of_files(self._folder, self._container)
 
     def budget(self) -> Budget:
         """What one walk over the tree may ask for."""

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.opening import naming
+from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, NotACheckpoint
 from ckptmove.formats.dcp.checkpoint import ReadObject
 from ckptmove.formats.opening import container_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.checkpoint.layouts.listing import ListedFile
 from ckptmove.errors import MustBeUnpacked
+from ckptmove.io.listing import ListedFile
 from ckptmove.io.part import PartSource
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Members(ABC):
             if path in files:
                 raise self.refusal(f"two of its members are named '{path:.80}'")
             # In an archive that is open, a member stays what it is: its place says enough.
-            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0), _is_hidden(path))
+            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0, 0), _is_hidden(path))
         return tuple(sorted(files.values(), key=lambda file: file.path))
 
     def refusal(self, detail: str, *, locked: bool = False) -> MustBeUnpacked:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import LimitExceeded
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory
 
@@ -24,7 +24,7 @@ _MOST_PER_BYTE: Final = 64
 _IN_ANY_CASE: Final = 2**30
 
 
-def refuse_excess(checkpoint: StoredCheckpoint, limits: Limits) -> None:
+def refuse_excess(checkpoint: OpenCheckpoint, limits: Limits) -> None:
     """Refuse a checkpoint whose values take far more than the bytes that they are made of.
 
     Args:

@@ -6,15 +6,16 @@ import contextlib
 
 import pytest
 
-from ckptmove.formats.opening import open_container
+from ckptmove.formats.opening import container_of
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
+from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 
 @contextlib.contextmanager
 def _opened(path, limits=None):
-    container = open_container(str(path), limits or Limits())
+    container = container_of(open_source(str(path)), limits or Limits())
     try:
         yield container
     finally:

@@ -11,22 +11,21 @@ import stat
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged, reason_of
+from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, reason_of
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.portable import shared_folder
-from ckptmove.io.source import KINDS, open_source
+from ckptmove.io.source import KINDS, DiskPlace, open_source, stamp_of
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ckptmove.io.contracts import ByteSource
+    from ckptmove.io.source import Stamp
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, ArchiveForm, ContainerName
-
-    Stamp: TypeAlias = tuple[int, ...]
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
@@ -42,7 +41,7 @@ class ListedFile(NamedTuple):
         path: seen from the directory, parts joined by slashes.
         size_bytes: its size.
         mode: its permission bits.
-        stamp: what changes when it is written or replaced: device, inode, size and time of the last write.
+        stamp: its stamp; for a member of an archive, its place in the archive.
         is_hidden: whether it lies in a folder whose name begins with a dot: it is then nobody's checkpoint.
     """
 
@@ -85,36 +84,6 @@ class ListedLink(NamedTuple):
 
     path: str
     target: str
-
-
-class DiskPlace(NamedTuple):
-    """Where the bytes of a file lie on the disk.
-
-    Attributes:
-        path: of the file that holds them, as the system knows it.
-        start: where the first of them lies in that.
-        stamp: of that file when it was read.
-    """
-
-    path: str
-    start: int
-    stamp: Stamp
-
-    def require_unchanged(self, descriptor: int | None = None) -> None:
-        """Refuse a file that is not the one that was read any more.
-
-        Args:
-            descriptor: of the file, where it is open; None to look at what has its path.
-
-        Raises:
-            SourceChanged: it was written, replaced or removed meanwhile.
-        """
-        try:
-            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp  # noqa: PTH116  # the path stays text
-        except OSError:
-            same = False
-        if not same:
-            raise SourceChanged(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +165,8 @@ class Listing:
             yield from source.blocks(Span(0, source.size), _BLOCK)
 
     def require_unchanged(self, file: ListedFile) -> None:
-        """Refuse a file that is not the one that was listed any more.
-
-        Raises:
-            SourceChanged: it was written, replaced or removed meanwhile.
-        """
-        require_unchanged(self, file)
+        """Raise SourceChanged if a file was written, replaced or removed since it was listed."""
+        DiskPlace(self.full(file.path), 0, file.stamp).require_unchanged()
 
     def expression(self, path: str) -> str | None:
         """Python that opens a file, where no path does."""
@@ -233,20 +198,6 @@ def list_directory(path: str, limits: Limits) -> Listing:
         tuple(sorted(lister.folders, key=lambda folder: folder.path)),
         tuple(sorted(lister.links, key=lambda link: link.path)),
     )
-
-
-def stamp_of(found: os.stat_result) -> Stamp:
-    """What changes when a file is written or replaced."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def require_unchanged(listing: Listing, file: ListedFile) -> None:
-    """Refuse a file that is not the one that was listed any more.
-
-    Raises:
-        SourceChanged: it was written, replaced or removed meanwhile.
-    """
-    DiskPlace(listing.full(file.path), 0, file.stamp).require_unchanged()
 
 
 def _blobs_of(real: str) -> str | None:
