@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -127,6 +126,8 @@ class OpenCheckpoint:
         """
         if other in self.links:
             return f"a link to {self.links[other]}"
+        import hashlib  # noqa: PLC0415  # only diff and verify need it
+
         digest = hashlib.sha256()
         with naming(self.path):
             for block in cast("Listing", self.listing).contents(other):  # a file has no others

@@ -18,10 +18,9 @@ import old_tar
 import pytest
 import saving
 import torch
+from open_containers import open_container
 
-from ckptmove.formats.opening import container_of
 from ckptmove.io.contracts import BytesSegment, InflateSegment
-from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 from ckptmove.model import StorageRef
 
@@ -376,7 +375,7 @@ def _reference(key, raw):
 
 def _open(specimen, path):
     path.write_bytes(specimen.make())
-    container = container_of(open_source(str(path)), Limits())
+    container = open_container(str(path), Limits())
     yield Opened(specimen, path, container, specimen.look(path.read_bytes(), path.read_bytes()))
     container.source.close()
 

@@ -14,6 +14,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from open_containers import open_container
 
 from ckptmove.errors import (
     ArchiveOfFiles,
@@ -23,7 +24,6 @@ from ckptmove.errors import (
     NotACheckpoint,
     UnsupportedContainer,
 )
-from ckptmove.formats.opening import container_of
 from ckptmove.formats.sniff import recognise
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
@@ -123,7 +123,7 @@ def test_a_real_torchscript_archive(name_of, tmp_path):
         data = scripted()
     assert name_of(data) == "torchscript"
     (tmp_path / "m.pt").write_bytes(data)
-    container = container_of(open_source(str(tmp_path / "m.pt")), Limits())
+    container = open_container(str(tmp_path / "m.pt"), Limits())
     assert (container.name, container.byteorder, container.torch_version) == ("torchscript", "little", None)
     container.source.close()
 
@@ -213,7 +213,7 @@ def test_truncated_anywhere_only_our_errors_escape(name_of):
 
 def test_a_torch_archive_is_opened(tmp_path):
     (tmp_path / "w.bin").write_bytes(saved())
-    container = container_of(open_source(str(tmp_path / "w.bin")), Limits())
+    container = open_container(str(tmp_path / "w.bin"), Limits())
     assert (container.name, container.byteorder, container.torch_version) == ("torch-zip", "little", None)
     container.source.close()
 
@@ -221,7 +221,7 @@ def test_a_torch_archive_is_opened(tmp_path):
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_legacy_file_is_opened(tmp_path, protocol):
     (tmp_path / "w.zip").write_bytes(saved(_use_new_zipfile_serialization=False, pickle_protocol=protocol))
-    container = container_of(open_source(str(tmp_path / "w.zip")), Limits())
+    container = open_container(str(tmp_path / "w.zip"), Limits())
     assert (container.name, container.byteorder, container.torch_version) == ("torch-legacy", "little", None)
     container.source.close()
 
@@ -235,7 +235,7 @@ def test_a_legacy_file_is_opened(tmp_path, protocol):
 )
 def test_what_torch_save_did_not_write_is_opened(tmp_path, data, name):
     (tmp_path / "w.bin").write_bytes(data)
-    container = container_of(open_source(str(tmp_path / "w.bin")), Limits())
+    container = open_container(str(tmp_path / "w.bin"), Limits())
     assert (container.name, container.byteorder, container.torch_version) == (name, "little", None)
     container.source.close()
 
@@ -249,11 +249,11 @@ def test_what_torch_save_did_not_write_is_opened(tmp_path, data, name):
 def test_what_is_recognised_but_not_read(tmp_path, data, described):
     (tmp_path / "x.pt").write_bytes(data)
     with pytest.raises(UnsupportedContainer) as caught:
-        container_of(open_source(str(tmp_path / "x.pt")), Limits())
+        open_container(str(tmp_path / "x.pt"), Limits())
     assert caught.value.described == described
 
 
 def test_the_limits_hold(tmp_path):
     (tmp_path / "x.pt").write_bytes(saved())
     with pytest.raises(LimitExceeded):
-        container_of(open_source(str(tmp_path / "x.pt")), Limits(records=1))
+        open_container(str(tmp_path / "x.pt"), Limits(records=1))

@@ -11,12 +11,11 @@ import warnings
 import exporting
 import pytest
 import torch
+from open_containers import open_container
 
 import ckptmove
 from ckptmove.cli.outcome import failure_of
 from ckptmove.errors import CkptMoveError, UneditableGraph
-from ckptmove.formats.opening import container_of
-from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
 
@@ -159,7 +158,7 @@ class TestConvert:
 
     def test_records_keep_their_alignment(self, archive):
         gpu = moved(archive)
-        container = container_of(open_source(str(gpu)), Limits())
+        container = open_container(str(gpu), Limits())
         for storage in ckptmove.inspect(gpu).inventory.storages:
             assert container.storage_span(storage.key).start % (64 if ":" not in storage.key else 1) == 0
         container.source.close()

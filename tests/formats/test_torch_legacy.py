@@ -13,13 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from open_containers import open_container
 
 import ckptmove.api
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.opening import container_of
 from ckptmove.formats.torch_legacy import TorchLegacy
-from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -282,7 +281,7 @@ def test_the_limits_hold(facts_of):
 
 def test_before_anything_is_located_nothing_is(tmp_path):
     (tmp_path / "x.pth").write_bytes(saved())
-    with closing(container_of(open_source(str(tmp_path / "x.pth")), Limits()).source) as source:
+    with closing(open_container(str(tmp_path / "x.pth"), Limits()).source) as source:
         container = TorchLegacy(source, Limits())
         assert container.storage_span(parts(saved())[1][0]) is None
         with pytest.raises(DamagedArchive, match="no bytes that could be cast"):

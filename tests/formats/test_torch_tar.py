@@ -13,12 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from old_tar import FIRST_ADDRESS, archive, members_of, tar_of
+from open_containers import open_container
 
 from ckptmove.api import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.opening import container_of
-from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 BASE = torch.arange(6.0)
@@ -254,7 +253,7 @@ def test_the_pickles_together_are_limited(read):
 
 def test_a_cast_of_nothing(tmp_path):
     (tmp_path / "x.pth").write_bytes(archive(SOUND))
-    container = container_of(open_source(str(tmp_path / "x.pth")), Limits())
+    container = open_container(str(tmp_path / "x.pth"), Limits())
     casts = {"nowhere": ("float64", "float32")}
     with closing(container.source), pytest.raises(DamagedArchive, match="storage 'nowhere' has no bytes that could be"):
         container.lay_out(container.object_pickle(), casts)

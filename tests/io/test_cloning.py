@@ -11,17 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from open_containers import open_container
 
 from ckptmove import api
 from ckptmove.errors import WriteFailed
-from ckptmove.formats.opening import container_of
 from ckptmove.io import cloning, new_file
 from ckptmove.io.leftovers import clear_leftovers
 from ckptmove.io.new_file import NewFile
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import without_checks
 from ckptmove.io.sink import FileSink
-from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 from ckptmove.model import Span
 
@@ -112,7 +111,7 @@ def test_what_moves_is_written(big, clones, written):
     """A longer pickle, which moves the tensors; the end of the archive before them stays."""
 
     def moved(output):
-        container = container_of(open_source(str(big)), Limits())
+        container = open_container(str(big), Limits())
         pickle = container.object_pickle()
         longer = pickle[:2] + b"N0" * 9000 + pickle[2:]
         segments = without_checks(container.lay_out(longer, {}))

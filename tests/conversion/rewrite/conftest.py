@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from open_containers import open_container
 
-from ckptmove.formats.opening import container_of
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
-from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 
 @contextlib.contextmanager
 def _opened(path, limits=None):
-    container = container_of(open_source(str(path)), limits or Limits())
+    container = open_container(str(path), limits or Limits())
     try:
         yield container
     finally:
