@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.io.contracts import Progress
+    from ckptmove.io.listing import Listing
 
 
 @contextmanager
@@ -60,39 +61,14 @@ def open_checkpoint(
     limits = limits or Limits()
     with ExitStack() as stack:
         with naming(location):  # later errors may be about another checkpoint
-            listing, recovered = None, ""
-            if is_folder(location):
-                from ckptmove.checkpoint.layouts.reading import list_recovered  # noqa: PLC0415  # not for a file
-
-                listing = list_recovered(location, limits)
+            found = _listing(location, limits) if is_folder(location) else _file(location, limits, stack, files=files)
+            if isinstance(found, OpenCheckpoint):
+                checkpoint = _looked_into(found, check=check, outline=outline, progress=progress)
             else:
-                recovered = recover(location)
-                source = open_source(location)
-                stack.callback(source.close)
-                try:
-                    content = read_file(source, limits)
-                except ArchiveOfFiles:
-                    if not files:
-                        raise
-                    from ckptmove.checkpoint.layouts.archive import list_archive  # noqa: PLC0415  # not for a file
-
-                    listing = list_archive(source, limits)
-            if listing is None:
-                part = FilePart(content, limits, source.place)
-                stack.callback(part.close)
-                del content
-                inventory = part.inventory
-                if check:
-                    inventory = replace(inventory, facts=part.check(progress))
-                source.require_unchanged()
-                checkpoint = OpenCheckpoint(
-                    inventory, (part,), (source.place,), recovered, part.outline() if outline else ()
-                )
-            else:
-                from ckptmove.checkpoint.layouts.reading import Reader  # noqa: PLC0415  # not for a file
+                from ckptmove.checkpoint.layouts.reading import Reader  # noqa: PLC0415  # a file does not wait for it
 
                 reader = Reader(
-                    listing,
+                    found,
                     limits,
                     objects=objects,
                     keep_trees=keep_trees,
@@ -104,3 +80,39 @@ def open_checkpoint(
                 stack.callback(reader.close)
                 checkpoint = reader.read()
         yield checkpoint
+
+
+def _listing(folder: str, limits: Limits) -> Listing:
+    from ckptmove.checkpoint.layouts.reading import list_recovered  # noqa: PLC0415  # a file does not wait for it
+
+    return list_recovered(folder, limits)
+
+
+def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCheckpoint | Listing:
+    """Read a checkpoint file, or list an archive of files."""
+    recovered = recover(path)
+    source = open_source(path)
+    stack.callback(source.close)
+    try:
+        part = FilePart(read_file(source, limits), limits, source.place)
+    except ArchiveOfFiles:
+        if not files:
+            raise
+        from ckptmove.checkpoint.layouts.archive import list_archive  # noqa: PLC0415  # a file does not wait for it
+
+        return list_archive(source, limits)
+    stack.callback(part.close)
+    source.require_unchanged()
+    return OpenCheckpoint(part.inventory, (part,), (source.place,), recovered)
+
+
+def _looked_into(
+    checkpoint: OpenCheckpoint, *, check: bool, outline: bool, progress: Progress | None
+) -> OpenCheckpoint:
+    """A checkpoint file with its facts checked and its outline made, if requested."""
+    inventory = checkpoint.inventory
+    return replace(
+        checkpoint,
+        inventory=replace(inventory, facts=checkpoint.check(progress)) if check else inventory,
+        outline=checkpoint.file.outline() if outline else (),
+    )

@@ -72,7 +72,7 @@ class _Writer:
             if isinstance(part, FilePart):
                 self._plans[part.name] = part, plan
             elif isinstance(part, DistributedPart) and self._request.check:  # no device is stored in its files
-                self._pieces |= part.files_to_copy()
+                self._pieces |= part.pieces_of_files()
         self._left = iter(listing.files)
         self._total = sum(file.size_bytes for file in listing.files)
         self._lock = Lock()

@@ -92,9 +92,9 @@ class FileSource:
         """Bytes from ``start`` to ``end`` (exclusive).
 
         Raises:
-            DamagedArchive: the span reaches past ``size``, or is none.
-            SourceChanged: the file has become shorter since it was opened.
-            AccessFailed: the system failed to read.
+            DamagedArchive: if the span is invalid or reaches past ``size``.
+            SourceChanged: if the file has become shorter since it was opened.
+            AccessFailed: if the system fails to read.
         """
         self._within(start, end)
         pieces: list[bytes] = []
@@ -113,12 +113,12 @@ class FileSource:
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """The bytes of a span in blocks of at most ``block_bytes``.
 
-        A block is valid until ``buffers`` more have been asked for.
+        A block is valid until ``buffers`` more were read.
 
         Raises:
-            DamagedArchive: the span reaches past ``size``, or is none.
-            SourceChanged: the file has become shorter since it was opened.
-            AccessFailed: the system failed to read.
+            DamagedArchive: if the span is invalid or reaches past ``size``.
+            SourceChanged: if the file has become shorter since it was opened.
+            AccessFailed: if the system fails to read.
         """
         self._within(span.start, span.end)
         rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])

@@ -35,12 +35,12 @@ _HEAD_BYTES: Final = 9
 
 
 class DistributedFolder(NamedTuple):
-    """A ``.metadata`` and the files beside it; each rank has its own where they saved without talking.
+    """A ``.metadata`` and the files next to it; ranks that saved independently have one each.
 
     Attributes:
-        metadata: path of ``.metadata`` or ``__R.metadata``, seen from the directory.
-        files: sizes in bytes of the files beside it, by name.
-        spare: names of ``*.distcp`` that its table may leave out and that belong to no other.
+        metadata: path of ``.metadata`` or ``__R.metadata`` in the directory.
+        files: sizes in bytes of the files next to it, by name.
+        spare: names of ``*.distcp`` that no other ``.metadata`` owns.
     """
 
     metadata: str
@@ -49,16 +49,16 @@ class DistributedFolder(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder, seen from the directory."""
+        """The path of the folder in the directory."""
         return self.metadata.rpartition("/")[0]
 
     @property
     def path(self) -> str:
-        """What its part of the directory is called: the folder, or ``__R.metadata`` where it has several."""
+        """Name of its part of the directory: the folder, or ``__R.metadata`` if the folder has several."""
         return self.folder if self.metadata.rpartition("/")[2] == ".metadata" else self.metadata
 
     def full(self, file: str) -> str:
-        """The path of a file beside it, seen from the directory."""
+        """The path of a file next to it, from the top of the directory."""
         return f"{self.folder}/{file}" if self.folder else file
 
 
@@ -66,20 +66,20 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
     """The distributed checkpoints in a directory.
 
     Raises:
-        DamagedArchive: a folder has ``*.distcp`` without the ``.metadata`` that says what they are.
-        AccessFailed: a file cannot be read.
+        DamagedArchive: if a folder has ``*.distcp`` without their ``.metadata``.
+        AccessFailed: if a file is unreadable.
     """
-    beside: dict[str, dict[str, int]] = {}
+    by_folder: dict[str, dict[str, int]] = {}
     for file in listing.files:
         if not file.is_hidden:
-            beside.setdefault(file.folder, {})[file.name] = file.size_bytes
+            by_folder.setdefault(file.folder, {})[file.name] = file.size_bytes
     for link in listing.links:
         folder, _, name = link.path.rpartition("/")
-        if folder in beside and is_distributed(name):
+        if folder in by_folder and is_distributed(name):
             with _opened(listing, link.path) as source:
-                beside[folder][name] = source.size
+                by_folder[folder][name] = source.size
     found = []
-    for folder, files in sorted(beside.items()):
+    for folder, files in sorted(by_folder.items()):
         shards = tuple(name for name in files if name.endswith(_SHARD))
         prefix = f"{folder}/" if folder else ""
         tables = [name for name in files if _METADATA.fullmatch(name)]
@@ -96,7 +96,7 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
 
 
 def is_distributed(name: str) -> bool:
-    """Whether a file beside a ``.metadata`` belongs to it, or is what a save that broke off has left."""
+    """Whether a file next to a ``.metadata`` belongs to it, or is left over from an interrupted save."""
     return name.endswith(_SHARD) or _METADATA.fullmatch(name.removesuffix(".tmp")) is not None
 
 
@@ -148,27 +148,27 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
 
 
 class PiecesOfFile(NamedTuple):
-    """What is copied of a file of a distributed checkpoint, and must be what was written.
+    """Pieces of a distributed checkpoint that one file contains.
 
     Attributes:
-        container: what ``.metadata`` says.
-        pieces: those in the file, in its order.
+        container: its ``.metadata``.
+        pieces: pieces in the file, in its order.
     """
 
     container: DistributedCheckpoint
     pieces: Sequence[Piece]
 
     def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
-        """The CRCs in the file, once the form of each piece is what it should be.
+        """Check the form of each piece, and return the CRCs in the file.
 
         Args:
             source: the file.
-            limits: what a piece may ask for.
-            turn: called before each piece; it raises where there is no need any more.
+            limits: resource limits for reading a piece.
+            turn: called before each piece; it raises to stop.
 
         Raises:
-            CrcMismatch, DamagedArchive, DamagedPickle: a piece is damaged.
-            UnreadableInput, LimitExceeded: it is of a kind that is not read, or asks for too much.
+            CrcMismatch, DamagedArchive, DamagedPickle: if a piece is damaged.
+            UnreadableInput, LimitExceeded: if its format is not supported, or it needs too much.
         """
         found: list[CheckedRange] = []
         for piece in self.pieces:
@@ -178,11 +178,11 @@ class PiecesOfFile(NamedTuple):
 
 
 def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -> Mapping[str, PiecesOfFile]:
-    """What is in each file of a distributed checkpoint, by its path seen from the directory.
+    """The pieces in each file of a distributed checkpoint, by the path of the file in the directory.
 
     Args:
         part: where it is.
-        container: what was read of it, of which every piece is there.
+        container: its ``.metadata``.
     """
     return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
 
@@ -227,9 +227,9 @@ def _is_table(listing: Listing, path: str) -> bool:
 
 
 def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
-    """Refuse pieces that are no ``torch.save``: ``FileSystemWriter(serialization_format=SAFETENSORS)``.
+    """Raise UnsupportedContainer for pieces of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    Its ``.metadata`` is the same, but for places that are none.
+    Its ``.metadata`` is the same, except that the places of pieces mean nothing.
     """
     seen: set[str] = set()
     for piece in container.whole_pieces():
@@ -243,7 +243,7 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
 
 
 def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:
-    """Files that nothing refers to, as an earlier save by more ranks leaves them."""
+    """Files without a reference, left over from an earlier save by more ranks."""
     for name in sorted(part.spare):
         if name not in container.sizes and part.files[name]:
             yield ArchiveFact("unnamed-file", name, part.files[name])
@@ -259,10 +259,10 @@ def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
 ) -> Iterator[ArchiveFact]:
-    """Have the container hold what is no tensor; of two places of one object the last counts, as in torch's dict.
+    """Read objects that are not tensors into the container; of two places of one object torch uses the last.
 
     Returns:
-        What is damaged of it: nothing else is known of that.
+        Facts about those that are damaged.
     """
     last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
     for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():

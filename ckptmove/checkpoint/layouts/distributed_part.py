@@ -1,6 +1,6 @@
-"""A folder of torch.distributed.checkpoint as a part of a checkpoint: each tensor put together from its pieces.
+"""A distributed checkpoint as a part of a checkpoint: each tensor is assembled from its pieces.
 
-Never opens a piece before it is asked for, and never takes one for the chunk that it should be without looking.
+A piece is opened when it is read, and compared with the chunk that ``.metadata`` describes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class StoredPiece(NamedTuple):
 
     Attributes:
         source: its bytes.
-        place: for people: its file, and where it begins in that.
-        kind: what it is.
-        chunk: which part of its tensor it is; of an object, one without axes.
+        place: its file and offset, in words.
+        kind: its container.
+        chunk: its part of the tensor; for an object, a chunk without axes.
     """
 
     source: ByteSource
@@ -60,7 +60,7 @@ class StoredPiece(NamedTuple):
 
 
 class DistributedPart(OpenPart):
-    """A ``.metadata`` and the files beside it."""
+    """A ``.metadata`` and the files next to it."""
 
     is_distributed = True
     byteorder = sys.byteorder
@@ -91,13 +91,13 @@ class DistributedPart(OpenPart):
         self._names = dict.fromkeys(names)
         # Of two places of one chunk the last counts, as in the dict that torch makes of them.
         self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
-        #: Of each piece that was looked into what it is, or None where it is damaged: how is told beside.
+        #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], ContainerName | None] = {}
         self._damage: dict[str, str] = {}
 
     @cached_property
     def has_checksums(self) -> bool:
-        """Whether the first whole piece in each of its files holds CRCs: one process writes all of a file."""
+        """Whether the first whole piece in each of its files has CRCs: one process writes all of a file."""
         first: dict[str, Piece] = {}
         for piece in self._container.whole_pieces():
             if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
@@ -109,12 +109,12 @@ class DistributedPart(OpenPart):
         self._container.objects.clear()
 
     def span(self, key: str) -> Span | None:
-        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
         tensor = self._tensors[key]
         return None if self._found(tensor) is None else Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype])
 
     def storage(self, key: str) -> StoredBytes | None:
-        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
         tensor, span = self._tensors[key], self.span(key)
         found = self._found(tensor)
         if found is None or span is None:
@@ -124,13 +124,13 @@ class DistributedPart(OpenPart):
         return StoredBytes(whole, span, self.byteorder)
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
-        """The pieces of a tensor by its name, of which none is lost; those without elements are left out."""
+        """The pieces of a tensor by its name, except those without elements; all of them are complete."""
         for chunk, piece in self._found(self._tensors[key]) or ():
             kind = cast("ContainerName", self._kind_of(piece))  # of what is found, it is known
             yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
 
     def objects(self) -> Iterator[tuple[str, StoredPiece]]:
-        """The pieces of what is no tensor, by name; what is lost, or wrote its own bytes, is left out."""
+        """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""
         for name, found in self._container.objects.items():
             piece = self._piece(name, None)
             if piece is not None and found.kind is not None:
@@ -138,7 +138,7 @@ class DistributedPart(OpenPart):
                 yield name, StoredPiece(*place, found.kind, Chunk((), ()))
 
     def tree(self) -> Value:
-        """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
+        """The saved object, nested by its keys."""
         return self._container.read_whole().root
 
     def outline(self) -> tuple[OutlineLine, ...]:
@@ -151,24 +151,24 @@ class DistributedPart(OpenPart):
         found = check_pieces(self._files.listing, self._folder, self._container, self._limits, progress)
         return (*self._undamaged, *(FileFact.of(fact, self.name) for fact in found))
 
-    def files_to_copy(self) -> Mapping[str, PiecesOfFile]:
+    def pieces_of_files(self) -> Mapping[str, PiecesOfFile]:
         """The pieces in each file, by the path of the file in the directory."""
         return pieces_of_files(self._folder, self._container)
 
     def budget(self) -> Budget:
-        """What one walk over the tree may ask for."""
+        """A new budget for one walk over the tree."""
         return Budget(self._limits, self._container.source.size)
 
     def extras(self) -> Mapping[str, bytes]:
-        """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""
+        """SHA-256 of each object that is not in the tree because it wrote its own bytes or contains tensors."""
         return self._digests
 
     def lost(self) -> tuple[str, ...]:
-        """Names of the objects whose bytes are not there, or not what was written."""
+        """Names of objects whose bytes are missing or damaged."""
         return tuple(name for name in self._names if self._piece(name, None) is None or name in self._container.damaged)
 
     def why_not(self, record: TensorRecord) -> str:
-        """Why :meth:`bytes_of` knows nothing of a tensor."""
+        """Why :meth:`bytes_of` returns None for a tensor."""
         return self._damage.get(self.own_key(record) or "") or super().why_not(record)
 
     @cached_property
@@ -184,7 +184,7 @@ class DistributedPart(OpenPart):
         return found
 
     def _found(self, tensor: StoredTensor) -> list[tuple[Chunk, Piece]] | None:
-        """The chunks of a tensor that have elements, with their pieces; None where some are lost, or damaged."""
+        """The chunks of a tensor that have elements, with their pieces; None if some are missing or damaged."""
         chunks = {chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values()
         found = [(chunk, piece) for chunk in chunks if (piece := self._piece(tensor.name, chunk.offsets)) is not None]
         if len(found) < len(chunks) or tensor.uncovered > 0:
@@ -192,7 +192,7 @@ class DistributedPart(OpenPart):
         return None if any(self._kind_of(piece) is None for _, piece in found) else found
 
     def _kind_of(self, piece: Piece) -> ContainerName | None:
-        """What the piece of a chunk is; None where it is not the chunk that it should be."""
+        """Container of the piece of a chunk; None if it is not the expected chunk."""
         place = piece.file, piece.span.start
         if place not in self._kinds_of:
             source, self._kinds_of[place] = self._source(piece), None
@@ -204,7 +204,7 @@ class DistributedPart(OpenPart):
         return self._kinds_of[place]
 
     def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
-        """The piece of a chunk or an object; None where it is not all there."""
+        """The piece of a chunk or an object; None if it is incomplete."""
         piece = self._pieces.get((name, offsets))
         return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
 
@@ -213,7 +213,7 @@ class DistributedPart(OpenPart):
             return ChunkElements(*self._open(piece)[1:])
 
     def _open(self, piece: Piece) -> tuple[ContainerName, StoredBytes, TensorRecord, Span]:
-        """What the piece of a chunk is, and where its elements lie."""
+        """Container of the piece of a chunk, and the place of its elements."""
         source = self._source(piece)
         limits = limits_of(piece, self._limits, self._container)
         stream = open_chunk(source, piece, limits)
@@ -230,5 +230,5 @@ class DistributedPart(OpenPart):
 
 
 def _place(piece: Piece) -> str:
-    """Where a piece lies, for people."""
+    """Place of a piece in words."""
     return f"{piece.file} at byte {piece.span.start}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import Listing
     from ckptmove.model import Span
 
-#: A tensor that is cut into columns lies in the files of as many ranks, and is read from all of them in turn.
+#: A tensor that is split by columns is stored in the files of as many ranks, and is read from all of them in turn.
 _MOST_OPEN: Final = 32
 
 
