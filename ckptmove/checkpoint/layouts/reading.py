@@ -142,7 +142,7 @@ class Reader:
     def _read_distributed(self, folder: DistributedFolder) -> None:
         read = read_distributed(self._listing, folder, self._limits, objects=self._objects)
         part = DistributedPart(folder, read, self._files, self._limits, self._base)
-        self._look_into(part, part.path or ".metadata")
+        self._look_into(part, part.name or ".metadata")
         self._has_something = self._has_something or bool(read.container.metadata.entries)
         self._parts.append(part)
         self._done += part.inventory.size_bytes

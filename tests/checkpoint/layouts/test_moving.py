@@ -354,7 +354,6 @@ def test_a_file_that_fails_ends_those_that_are_being_written(build, monkeypatch,
             progress(0, 1)
 
     monkeypatch.setattr(moving, "write_segments", write)
-    monkeypatch.setattr(conversion, "write_segments", write)
     with pytest.raises(CrcMismatch):
         ckptmove.convert(folder, to="cpu", output=folder.with_name("out"))
     assert snapshot(folder.parent) == before
