@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ckptmove.checkpoint.opening import Survey, survey
-from ckptmove.errors import ArchiveOfFiles, UsageError
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import UsageError
+from ckptmove.io.locations import default_output
 from ckptmove.io.outputs import do_nothing
-from ckptmove.io.portable import SEPARATORS
-from ckptmove.io.source import is_folder
 from ckptmove.limits import Limits
 from ckptmove.model import OneLine
 from ckptmove.pickles.collector import collector_paused
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     from ckptmove.case import Case
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.checkpoint.layouts.reading import Directory
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.io.changes import UndoResult
@@ -124,15 +121,18 @@ def inspect(
     path, limits = os.fspath(path), limits or Limits()
     target = target if target is not None else expect
     context = Context(target=parse_target(str(target)) if target is not None else None, device_count=device_count)
-    found = _read(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
+    with open_checkpoint(
+        path, limits, keep_going=keep_going, check=check, outline=outline, progress=progress
+    ) as checkpoint:
+        unchecked = checkpoint.without_checksums if check else ()
+    inventory = checkpoint.inventory
     plan: MovePlan | None = None
     if expect is not None:
         from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
-        plan = plan_for(found.inventory, str(expect))
-    unchecked = _without_checksums(found) if check else ()
-    unreadable = () if isinstance(found, Survey) else found.unreadable
-    return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked, unreadable)
+        plan = plan_for(inventory, str(expect))
+    findings = find_all(inventory, context)
+    return Inspection(inventory, findings, checkpoint.outline, plan, unchecked, checkpoint.unreadable)
 
 
 @collector_paused()
@@ -191,13 +191,15 @@ def convert(
         raise UsageError(
             "--in-place replaces no other file and reads no tensor: it goes without --force and --no-check"
         )
-    from ckptmove.conversion.file import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.convert import convert as convert_checkpoint  # noqa: PLC0415  # inspect does not wait for it
 
     request = ConvertRequest(
         path=path,
         move=_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
         output=os.fspath(output) if output else None,
-        beside=default_output(path, "moved" if to is None else to),
+        default_output=default_output(path, "moved" if to is None else parse_target(to).replace(":", "")),
+        in_place=in_place,
         force=force,
         dry_run=dry_run,
         check=check,
@@ -205,19 +207,7 @@ def convert(
         settle=settle,
         limits=limits or Limits(),
     )
-    if in_place:
-        from ckptmove.conversion.in_place import convert_in_place  # noqa: PLC0415  # a new file does not wait for it
-
-        return convert_in_place(request)
-    if is_folder(path):
-        from ckptmove.conversion.directory import convert_directory  # noqa: PLC0415  # a file does not wait for it
-
-        return convert_directory(request)
-    with suppress(ArchiveOfFiles):
-        return convert_file(request)
-    from ckptmove.conversion.archive import convert_archive  # noqa: PLC0415  # a file does not wait for it
-
-    return convert_archive(request)
+    return convert_checkpoint(request)
 
 
 def undo(
@@ -331,40 +321,6 @@ def diff(
     from ckptmove.comparison.compare import compare  # noqa: PLC0415  # the other commands do not wait for it
 
     return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure, progress)
-
-
-def default_output(path: str, to: str) -> str:
-    """The output beside the source: ``model.pth`` for ``cuda:0`` is ``model.cuda0.pth``, a directory ``run.cuda0``."""
-    target = parse_target(to).replace(":", "") if to != "moved" else to
-    if is_folder(path):
-        plain = path.rstrip(SEPARATORS)
-        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
-        return f"{plain if has_name else os.path.realpath(path)}.{target}"
-    root, extension = os.path.splitext(path)  # noqa: PTH122  # a path stays as it was typed: a Path would drop "./" and a slash at its end
-    if root.endswith(".pth") and extension == ".tar":  # model.pth.tar, by far the commonest double ending
-        root, extension = root.removesuffix(".pth"), ".pth.tar"
-    return f"{root}.{target}{extension}"
-
-
-def _read(
-    path: str, limits: Limits, *, check: bool, outline: bool, keep_going: bool, progress: Progress | None
-) -> Survey | Directory:
-    """A file, a directory, or an archive of files, as it was read."""
-    if is_folder(path):
-        from ckptmove.checkpoint.layouts.reading import read_directory  # noqa: PLC0415  # a file does not wait for it
-
-        return read_directory(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
-    with suppress(ArchiveOfFiles):
-        return survey(path, limits, check=check, outline=outline, progress=progress)
-    from ckptmove.checkpoint.layouts.reading import read_archive  # noqa: PLC0415  # a file does not wait for it
-
-    return read_archive(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
-
-
-def _without_checksums(found: Survey | Directory) -> tuple[str, ...]:
-    if isinstance(found, Survey):
-        return () if found.has_checksums else (found.inventory.path,)
-    return found.without_checksums
 
 
 def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:

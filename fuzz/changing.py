@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.conversion.in_place import convert_in_place, undo_in_place
+from ckptmove.conversion.convert import convert
+from ckptmove.conversion.in_place import undo_in_place
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import CkptMoveError
 from ckptmove.io.journal import decode, home_of, journal_path
@@ -104,7 +105,7 @@ def _convert(path: Path, home: Path, request: MoveRequest, firsts: set[bytes | N
     """
     before = content_of(home)
     try:
-        result = convert_in_place(asked_for(str(path), request))
+        result = convert(asked_for(str(path), request, in_place=True))
     except CkptMoveError:
         require(content_of(home) == before, "what was refused has changed something")
         raise

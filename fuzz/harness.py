@@ -13,10 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api import Inspection
-from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.inventory.outline import outline
-from ckptmove.checkpoint.layouts.stored import stored_file
-from ckptmove.checkpoint.opening import Checkpoint
+from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.cli.render import conversion, document, github, inspection
 from ckptmove.cli.render.answers import Detail, InspectAnswer
 from ckptmove.cli.render.page import Page
@@ -24,13 +22,13 @@ from ckptmove.cli.render.text import sentence
 from ckptmove.comparison.compare import compare_stored
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Criteria
-from ckptmove.conversion.file import ConvertRequest, write_checkpoint
+from ckptmove.conversion.conversion import Conversion, ConvertRequest
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.formats.opening import container_of
 from ckptmove.io.part import MemorySource
+from ckptmove.io.rewrite import write_segments
 from ckptmove.limits import Limits
 from ckptmove.moves import ConvertResult, MoveRequest
 from ckptmove.pickles.machine import interpret
@@ -109,10 +107,7 @@ def examine_pickle(data: bytes) -> None:
 def examine_file(data: bytes) -> None:
     """A file of any kind: inspected with every flag, shown in every format, and converted in three ways."""
     checkpoint = opened(data)
-    container, machine = checkpoint.container, checkpoint.machine
-    inventory = replace(checkpoint.inventory, facts=(*checkpoint.inventory.facts, *container.check()))
-    lines = outline(machine.root, LIMITS, len(machine.data))
-    show_inventory(inventory, lines)
+    show_inventory(replace(checkpoint.inventory, facts=checkpoint.check()), checkpoint.file.outline())
     in_each_way(lambda request: convert(data, request))
 
 
@@ -149,23 +144,22 @@ def in_each_way(convert_one: Callable[[MoveRequest], None]) -> None:
         raise refused
 
 
-def asked_for(path: str, move: MoveRequest, output: str | None = None) -> ConvertRequest:
+def asked_for(path: str, move: MoveRequest, output: str | None = None, *, in_place: bool = False) -> ConvertRequest:
     """A conversion as the command line asks for it."""
     return ConvertRequest(
-        path=path, move=move, output=output, beside="output", force=False, dry_run=False, check=True, progress=None,
-        limits=LIMITS,
+        path=path, move=move, output=output, default_output="output", in_place=in_place, force=False, dry_run=False,
+        check=True, progress=None, limits=LIMITS,
     )  # fmt: skip
 
 
-def opened(data: bytes) -> Checkpoint:
+def opened(data: bytes) -> OpenCheckpoint:
     """A checkpoint in memory.
 
     Raises:
         CkptMoveError: it is none.
     """
-    container = container_of(MemorySource("input", data), LIMITS)
-    machine = container.read()
-    return Checkpoint(container, machine, build_inventory(container, machine, LIMITS))
+    part = FilePart(read_file(MemorySource("input", data), LIMITS), LIMITS, None)
+    return OpenCheckpoint(part.inventory, (part,), ())
 
 
 def convert(data: bytes, request: MoveRequest) -> None:
@@ -175,9 +169,11 @@ def convert(data: bytes, request: MoveRequest) -> None:
         CkptMoveError: it cannot be converted.
     """
     checkpoint = opened(data)
-    plan = plan_move(checkpoint.inventory, request)
-    sink = MemorySink()
-    written = write_checkpoint(checkpoint, plan, sink, asked_for("input", request), lambda _: None)
+    conversion, sink = Conversion(asked_for("input", request), checkpoint), MemorySink()
+    plan = conversion.plan
+    with checkpoint.file.content() as (container, machine):
+        segments = conversion.lay_out(container, machine, plan)
+        written = write_segments(container.source, segments, sink, "input")
     require(written == len(sink.data), "the count of bytes written is wrong")
     show_result(ConvertResult(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
     if plan.is_empty:
@@ -209,10 +205,9 @@ def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
     require(_names(before) == _names(after), "the pickle names other globals")
 
 
-def _require_different(source: Checkpoint, plan: MovePlan, output: Checkpoint) -> None:
+def _require_different(source: OpenCheckpoint, plan: MovePlan, output: OpenCheckpoint) -> None:
     """``diff`` tells of devices, of what was cast, and of what the plan says of flags and strings."""
-    sides = stored_file(source), stored_file(output)
-    found = compare_stored(*sides, find_counterparts(*sides), Criteria(), LIMITS, lambda *_: None)
+    found = compare_stored(source, output, find_counterparts(source, output), Criteria(), LIMITS, lambda *_: None)
     require(not found.added and not found.removed, "diff finds tensors that only one of them has")
     allowed: set[str] = {"device"}
     if any(edit.cast is not None for edit in plan.edits):
@@ -223,13 +218,13 @@ def _require_different(source: Checkpoint, plan: MovePlan, output: Checkpoint) -
         require(change.what in allowed, f"diff finds {change}")
 
 
-def bytes_of(checkpoint: Checkpoint) -> dict[str, bytes | None]:
-    """The bytes of an open checkpoint's storages, by key."""
-    container = checkpoint.container
+def bytes_of(checkpoint: OpenCheckpoint) -> dict[str, bytes | None]:
+    """The bytes of the storages in the files of an open checkpoint, by key."""
     found: dict[str, bytes | None] = {}
-    for storage in checkpoint.inventory.storages:
-        span = container.storage_span(storage.key)
-        found[storage.key] = None if span is None else container.source.read(span.start, span.end)
+    for part in checkpoint.parts:
+        for storage in part.inventory.storages if isinstance(part, FilePart) else ():
+            stored = part.storage(storage.key.removeprefix(f"{part.name}/"))
+            found[storage.key] = None if stored is None else stored.source.read(stored.span.start, stored.span.end)
     return found
 
 

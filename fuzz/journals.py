@@ -70,7 +70,8 @@ def converted(data: bytes) -> bytes:
     """A checkpoint after its conversion in place."""
     checkpoint = opened(data)
     plan = plan_move(checkpoint.inventory, MoveRequest(to="mps"))
-    patch = checkpoint.container.patch(apply_plan(checkpoint.machine, plan))
+    with checkpoint.file.content() as (container, machine):
+        patch = container.patch(apply_plan(machine, plan))
     changed = bytearray(data.ljust(patch.size, b"\0"))
     for start, new in patch.writes:
         changed[start : start + len(new)] = new

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.stored import check_bytes, stored_file
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render import document, github, verification
 from ckptmove.verification.checks import CHECKS, skipped
@@ -26,7 +25,7 @@ from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.model import ArchiveFact
 
 _REQUESTS: Final = (
@@ -38,9 +37,9 @@ _REQUESTS: Final = (
 
 def examine_resume(data: bytes) -> None:
     """A file of any kind: every check that needs no torch, for three devices, and what the steps would be made of."""
-    whole = stored_file(opened(data))
+    whole = opened(data)
     limit_tensor_sizes(whole, LIMITS)
-    facts = check_bytes(whole, LIMITS)
+    facts = whole.check()
     for request in _REQUESTS:
         _show(whole, facts, VerifyRequest.from_json(request.to_json()))
     for fault in broken_numbers(whole.parts[0].tree()):
@@ -48,7 +47,7 @@ def examine_resume(data: bytes) -> None:
     _plan_steps(whole)
 
 
-def _show(whole: StoredCheckpoint, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
+def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
     """What ``verify`` prints where torch says nothing, in every format."""
     findings, here, _ = checks_without_torch(whole, facts, request)
     made = {check.name: check for check in here}
@@ -62,7 +61,7 @@ def _show(whole: StoredCheckpoint, facts: tuple[ArchiveFact, ...], request: Veri
     require_printable([document.dumps(document.verify_document([result], 1, []))])
 
 
-def _plan_steps(whole: StoredCheckpoint) -> None:
+def _plan_steps(whole: OpenCheckpoint) -> None:
     """What the steps would be made of: every parameter that is listed once, its elements each once."""
     inventory = whole.inventory
     for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):

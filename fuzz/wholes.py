@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.checkpoint.layouts.archive import open_archive
-from ckptmove.checkpoint.layouts.reading import read_directory, read_listing
-from ckptmove.checkpoint.layouts.stored import open_stored
-from ckptmove.conversion.archive import convert_archive
-from ckptmove.conversion.directory import convert_directory
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.parts import FilePart
+from ckptmove.conversion.convert import convert
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import ArchiveOfFiles, CkptMoveError
 from ckptmove.formats.sniff import recognise
@@ -38,9 +36,7 @@ from fuzz.harness import (
 from fuzz.packing import lay_out
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.listing import Listing
-    from ckptmove.checkpoint.layouts.reading import Directory
-    from ckptmove.checkpoint.opening import Checkpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.moves import MoveRequest
 
 #: What is below a folder, by path: the bytes of a file, what a link leads to, None for a folder.
@@ -60,7 +56,7 @@ class _Read:
         files: bytes of the files that are no checkpoints with a device in them, by path; None of what cannot be opened.
     """
 
-    directory: Directory
+    directory: OpenCheckpoint
     storages: dict[str, bytes | None]
     files: dict[str, bytes | None]
 
@@ -85,7 +81,7 @@ def examine_directory(data: bytes) -> None:
         before = content_of(path)
         try:
             _examine(path)
-            with suppress(CkptMoveError), open_stored(str(path), LIMITS, to_resume=True):
+            with suppress(CkptMoveError), open_checkpoint(str(path), LIMITS, keep_trees=True):
                 pass
         finally:
             require(content_of(path) == before, "the source has changed")
@@ -103,7 +99,6 @@ def _examine(path: Path) -> None:
 
 
 def _convert(path: Path, before: _Read, request: MoveRequest) -> None:
-    convert = convert_directory if path.is_dir() else convert_archive
     output = path.parent / f"output.{request.to}"
     try:
         result = convert(asked_for(str(path), request, str(output)))
@@ -125,25 +120,17 @@ def _convert(path: Path, before: _Read, request: MoveRequest) -> None:
 
 
 def _read(path: str) -> _Read:
-    storages: dict[str, bytes | None] = {}
-
-    def visit(name: str, checkpoint: Checkpoint) -> None:
-        storages.update({f"{name}/{key}": data for key, data in bytes_of(checkpoint).items()})
-
-    if Path(path).is_dir():
-        directory = read_directory(path, LIMITS, check=True, outline=True, visit=visit)
-        return _Read(directory, storages, _others(directory, directory.listing))
-    with open_archive(path, LIMITS) as listing:
-        directory = read_listing(listing, LIMITS, check=True, outline=True, visit=visit)
-        return _Read(directory, storages, _others(directory, listing))
+    with open_checkpoint(path, LIMITS, check=True, outline=True) as checkpoint:
+        return _Read(checkpoint, bytes_of(checkpoint), _others(checkpoint))
 
 
-def _others(directory: Directory, listing: Listing) -> dict[str, bytes | None]:
+def _others(checkpoint: OpenCheckpoint) -> dict[str, bytes | None]:
     """The bytes of what is copied as it is: a distributed checkpoint, too."""
-    moved = {part.file.path for part in directory.parts if part.file.container != "dcp"}
+    moved = {part.name for part in checkpoint.parts if isinstance(part, FilePart)}
     found: dict[str, bytes | None] = {}
-    for file in listing.files:
-        if file.path not in moved:
+    listing = checkpoint.listing
+    for file in listing.files if listing is not None else ():
+        if listing is not None and file.path not in moved:
             found[file.path] = None
             with suppress(CkptMoveError):  # compressed, and damaged or too large
                 source = listing.open(file.path)

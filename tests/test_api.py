@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.api import default_output
 from ckptmove.errors import (
     CaseUnusable,
     OutputExists,
@@ -26,6 +25,7 @@ from ckptmove.errors import (
     UnknownDevice,
     UsageError,
 )
+from ckptmove.io.locations import default_output
 from ckptmove.verification.evidence import VerifyResult
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +88,7 @@ def test_inspect_gives_inventory_findings_and_outline(source: Path) -> None:
 
 def test_check_finds_a_flipped_byte(source: Path) -> None:
     with ckptmove_open(source) as checkpoint:
-        span = checkpoint.container.storage_span("0")
+        span = checkpoint.file.span("0")
     data = bytearray(source.read_bytes())
     data[span.start] ^= 1
     source.write_bytes(data)
@@ -109,16 +109,16 @@ def test_check_tells_how_far_it_is(source: Path) -> None:
 
 
 def test_what_is_expected_comes_from_the_same_reading(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptmove.checkpoint import opening as checkpoint
+    from ckptmove import api
 
     opened: list[str] = []
-    real = checkpoint.open_checkpoint
+    real = api.open_checkpoint
 
-    def counted(path, *arguments):
+    def counted(path, *arguments, **options):
         opened.append(path)
-        return real(path, *arguments)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(checkpoint, "open_checkpoint", counted)
+    monkeypatch.setattr(api, "open_checkpoint", counted)
     told = ckptmove.inspect(str(source), expect="mps")
     assert opened == [str(source)]
     assert told.plan is not None
@@ -206,16 +206,22 @@ def test_convert_says_that_there_was_nothing_to_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "to", "output"),
     [
-        ("model.pth", "cuda:0", "model.cuda0.pth"),
         ("runs/last.ckpt", "mps", "runs/last.mps.ckpt"),
         ("best.pth.tar", "cpu", "best.cpu.pth.tar"),
         ("archive.tar", "cpu", "archive.cpu.tar"),
-        ("checkpoint", "cuda", "checkpoint.cuda0"),
-        ("model.pth", "moved", "model.moved.pth"),
+        ("checkpoint", "cuda0", "checkpoint.cuda0"),
     ],
 )
 def test_the_default_output_names_the_device(path: str, to: str, output: str) -> None:
     assert default_output(path, to) == output
+
+
+@pytest.mark.parametrize(
+    ("options", "tag"),
+    [({"to": "cuda"}, "cuda0"), ({"to": "cuda:1"}, "cuda1"), ({"map_location": {"*": "mps"}}, "moved")],
+)
+def test_the_tag_of_the_default_output(source: Path, options: dict, tag: str) -> None:
+    assert ckptmove.convert(str(source), **options).output == str(source.with_suffix(f".{tag}.pth"))
 
 
 def test_verify_without_torch_says_how_to_get_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,4 @@
-"""What a checkpoint in a directory or an archive has besides those of one file: values, and ways to say no.
-
-Never opens either: ``layouts`` does.
-"""
+"""The inventory of a directory or an archive: files, facts about them, and the checkpoints among them."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ _NUMBERS: Final = re.compile(r"0*([0-9]+)")
 
 
 class FileRecord(NamedTuple):
-    """A file of a directory that is a checkpoint itself.
+    """A checkpoint file of a directory.
 
     Attributes:
-        path: seen from the directory, parts joined by slashes.
-        roles: what is in it.
-        container: what its bytes are.
-        layout: whose checkpoint it is, by itself.
+        path: its path in the directory, with slashes.
+        roles: roles of its content.
+        container: its container.
+        layout: layout of the file alone.
         size_bytes: its size.
-        tensors: how many tensors it holds.
+        tensors: number of its tensors.
         devices: their tags, in the order of the file.
-        expression: Python that opens it, where it is a member of an archive and no path does; else None.
+        expression: Python that opens it, if it is a member of an archive; else None.
         weights_only_since: the first torch, from 2.4 on, whose ``torch.load(weights_only=True)`` takes all that its
-            pickle has without being told to; None where none does.
+            pickle has without further options; None if no version does.
     """
 
     path: str
@@ -54,17 +51,23 @@ class FileRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileFact(ArchiveFact):
-    """A fact about the bytes of one of the files.
+    """A fact about the bytes of a file.
 
     Attributes:
-        storage: key of the storage that it is about, in the directory; the record's name begins with the file.
+        storage: key of its storage in the directory; the name of the record begins with the file.
     """
 
     storage: str
 
+    @classmethod
+    def of(cls, fact: ArchiveFact, path: str) -> FileFact:
+        """A fact about a file, as a fact about the directory that has the file at a path."""
+        prefix = f"{path}/" if path else ""
+        return cls(fact.kind, prefix + fact.record, fact.nbytes, prefix + fact.storage_key)
+
     @property
     def storage_key(self) -> str:
-        """The key of the storage that it is about."""
+        """Key of its storage."""
         return self.storage
 
 
@@ -138,7 +141,7 @@ class DirectoryInventory(Inventory):
         return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
 
     def folder_of(self, where: str) -> str:
-        """The folder of the file that something stands in, by its path from the root."""
+        """The folder of the file that contains a name."""
         return _home(where, self._homes())
 
     def in_folder(self, folder: str) -> DirectoryInventory:
@@ -149,7 +152,7 @@ class DirectoryInventory(Inventory):
         return replace(self, tensors=tensors, files=files)
 
     def file_at(self, where: str) -> FileRecord | None:
-        """The file that something stands in, by its path from the root; None in a distributed checkpoint."""
+        """The file that contains a name; None in a distributed checkpoint."""
         homes = {file.path: file.path for file in self.files if file.container != "dcp"}
         return next((file for file in self.files if file.path == _home(where, homes)), None)
 
@@ -176,7 +179,7 @@ class DirectoryInventory(Inventory):
 
 
 def _by_number(folder: str) -> list[tuple[int, str]]:
-    """Where a folder stands in a list of them: ``checkpoint-500`` before ``checkpoint-1000``."""
+    """Sort key of a folder: ``checkpoint-500`` is before ``checkpoint-1000``."""
     return [(len(part) if index % 2 else 0, part) for index, part in enumerate(_NUMBERS.split(folder))]
 
 

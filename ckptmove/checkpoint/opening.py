@@ -1,166 +1,118 @@
-"""Opening a checkpoint: its container, the tree of its pickle and its inventory, side by side.
-
-Never executes a pickle and never reads a tensor's bytes.
-"""
+"""Open a checkpoint: a file, a directory, an archive of files or a distributed checkpoint."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from traceback import clear_frames
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.inventory.outline import outline as make_outline
-from ckptmove.errors import CkptMoveError, DamagedArchive, DistributedFile, OutOfMemory
-from ckptmove.formats.opening import container_class, open_container
-from ckptmove.io.counted import CountedSource
+from ckptmove.checkpoint.naming import naming
+from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+from ckptmove.checkpoint.parts import FilePart, read_file
+from ckptmove.errors import ArchiveOfFiles
+from ckptmove.io.locations import is_folder
 from ckptmove.io.recovery import recover
+from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
-from ckptmove.pickles.collector import collector_paused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.formats.contract import Container
-    from ckptmove.io.contracts import ByteSource, Progress
-    from ckptmove.model import Inventory
-    from ckptmove.pickles.state import Machine
-
-
-class Checkpoint(NamedTuple):
-    """An open checkpoint.
-
-    Attributes:
-        container: its bytes.
-        machine: its object pickle, as read; without one, at rest with the tree that the file stands for.
-        inventory: what it holds.
-    """
-
-    container: Container
-    machine: Machine
-    inventory: Inventory
+    from ckptmove.io.contracts import Progress
+    from ckptmove.io.listing import Listing
 
 
 @contextmanager
-def open_checkpoint(path: str, limits: Limits | None = None, source: ByteSource | None = None) -> Iterator[Checkpoint]:
-    """Read the directory and the pickle of a checkpoint, once an interrupted conversion in place is taken back.
-
-    Args:
-        path: a file.
-        limits: what it may ask for.
-        source: its bytes, where they are at hand; closed in the end.
-
-    Raises:
-        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: it asks for more than the limits allow.
-        BeingConverted, RollbackFailed: as :func:`ckptmove.io.recovery.recover`.
-    """
-    limits = limits or Limits()
-    with naming(path):
-        if source is None:
-            recover(path)
-        container = _opened(path, limits, source)
-        try:
-            if container.name == "torch-zip" and path.endswith(".distcp"):
-                raise DistributedFile(path)  # with one piece in it, it looks like any other torch.save
-            with collector_paused():
-                machine = container.read()
-                checkpoint = Checkpoint(container, machine, build_inventory(container, machine, limits))
-            yield checkpoint
-        finally:
-            container.source.close()
-
-
-def _opened(path: str, limits: Limits, source: ByteSource | None) -> Container:
-    try:
-        return open_container(path, limits, source)
-    except DamagedArchive as error:
-        if path.endswith(".distcp"):  # between its archives may stand objects that wrote their own bytes
-            raise DistributedFile(path) from error
-        raise
-
-
-class Survey(NamedTuple):
-    """What was read of a checkpoint that is closed again.
-
-    Attributes:
-        inventory: what it holds.
-        outline: its tree, where that was asked for.
-        pickle_bytes: length of what its sites point into.
-        has_checksums: whether it holds CRCs of its own.
-    """
-
-    inventory: Inventory
-    outline: tuple[OutlineLine, ...]
-    pickle_bytes: int
-    has_checksums: bool
-
-
-def survey(
-    path: str,
-    limits: Limits,
+def open_checkpoint(
+    location: str,
+    limits: Limits | None = None,
     *,
-    source: ByteSource | None = None,
+    files: bool = True,
+    objects: bool = True,
+    keep_trees: bool = False,
+    keep_going: bool = False,
     check: bool = False,
     outline: bool = False,
     progress: Progress | None = None,
-    visit: Callable[[Checkpoint], None] | None = None,
-) -> Survey:
-    """Read a checkpoint as data and close it.
+) -> Iterator[OpenCheckpoint]:
+    """Read a checkpoint without the bytes of its tensors, after undoing an interrupted conversion in place.
+
+    The tree of a single file is kept until the checkpoint is closed. The trees of a directory or an archive are
+    dropped one by one, because thousands of them do not fit into memory.
 
     Args:
-        path: a file.
-        limits: what it may ask for.
-        source: its bytes, where they are at hand; closed in the end.
-        check: whether to read every record and compare its CRC.
-        outline: whether to make the outline too.
-        progress: told of bytes checked and bytes in all.
-        visit: shown the checkpoint while it is open.
+        location: path of the checkpoint.
+        limits: resource limits for reading each of its files.
+        files: whether to read an archive of files as a checkpoint.
+        objects: whether to read the objects of a distributed checkpoint that are not tensors.
+        keep_trees: whether to keep the trees of a directory or an archive.
+        keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
+            is raised if none can be read.
+        check: whether to compare every record with its CRC.
+        outline: whether to make the outline.
+        progress: called with the bytes checked so far and the total.
 
     Raises:
-        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: it asks for more than the limits allow.
+        UnreadableInput: if it is unreadable, damaged or not a checkpoint.
+        ArchiveOfFiles: if it is an archive of files, and ``files`` is not set.
+        LimitExceeded: if it needs more than the limits allow.
+        BeingConverted, RollbackFailed: as of :func:`ckptmove.io.recovery.recover`.
     """
-    with open_checkpoint(path, limits, source) as checkpoint:
-        if visit is not None:
-            visit(checkpoint)
-        inventory, container = checkpoint.inventory, checkpoint.container
-        if check:
-            if progress is not None:
-                container.source = CountedSource(container.source, progress)
-            inventory = replace(inventory, facts=inventory.facts + container.check())
-        nbytes = len(checkpoint.machine.data)
-        lines = make_outline(checkpoint.machine.root, limits, nbytes) if outline else ()
-        return Survey(inventory, lines, nbytes, container.has_checksums())
+    limits = limits or Limits()
+    with ExitStack() as stack:
+        with naming(location):  # later errors may be about another checkpoint
+            found = _listing(location, limits) if is_folder(location) else _file(location, limits, stack, files=files)
+            if isinstance(found, OpenCheckpoint):
+                checkpoint = _looked_into(found, check=check, outline=outline, progress=progress)
+            else:
+                from ckptmove.checkpoint.layouts.reading import Reader  # noqa: PLC0415  # a file does not wait for it
+
+                reader = Reader(
+                    found,
+                    limits,
+                    objects=objects,
+                    keep_trees=keep_trees,
+                    keep_going=keep_going,
+                    check=check,
+                    outline=outline,
+                    progress=progress,
+                )
+                stack.callback(reader.close)
+                checkpoint = reader.read()
+        yield checkpoint
 
 
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Give an error that does not know its file the path of the file at hand, and running out of memory too.
+def _listing(folder: str, limits: Limits) -> Listing:
+    from ckptmove.checkpoint.layouts.reading import list_recovered  # noqa: PLC0415  # a file does not wait for it
 
-    Raises:
-        OutOfMemory: there is not enough memory for what the file asks for.
-    """
+    return list_recovered(folder, limits)
+
+
+def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCheckpoint | Listing:
+    """Read a checkpoint file, or list an archive of files."""
+    recovered = recover(path)
+    source = open_source(path)
+    stack.callback(source.close)
     try:
-        yield
-    except CkptMoveError as error:
-        error.path = error.path or path
-        raise
-    except MemoryError as error:
-        clear_frames(error.__traceback__)  # the frames hold what filled the memory
-        raise OutOfMemory(path) from None
+        part = FilePart(read_file(source, limits), limits, source.place)
+    except ArchiveOfFiles:
+        if not files:
+            raise
+        from ckptmove.checkpoint.layouts.archive import list_archive  # noqa: PLC0415  # a file does not wait for it
+
+        return list_archive(source, limits)
+    stack.callback(part.close)
+    source.require_unchanged()
+    return OpenCheckpoint(part.inventory, (part,), (source.place,), recovered)
 
 
-def no_devices(inventory: Inventory) -> str:
-    """Why there is no device in a file that could be another one; empty where there is one.
-
-    A file of ``torch.save`` without tensors is none of those: its conversion is a copy, as of any that needs no change.
-    """
-    reason = container_class(inventory.container).why_no_devices
-    if reason:
-        return reason
-    if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
-        return "there is no tensor in the pickle, and so no device to rewrite"
-    return ""
+def _looked_into(
+    checkpoint: OpenCheckpoint, *, check: bool, outline: bool, progress: Progress | None
+) -> OpenCheckpoint:
+    """A checkpoint file with its facts checked and its outline made, if requested."""
+    inventory = checkpoint.inventory
+    return replace(
+        checkpoint,
+        inventory=replace(inventory, facts=checkpoint.check(progress)) if check else inventory,
+        outline=checkpoint.file.outline() if outline else (),
+    )

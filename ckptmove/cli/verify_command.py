@@ -19,7 +19,8 @@ from ckptmove.cli.render.junit import junit_document
 from ckptmove.cli.streams import Format, say
 from ckptmove.errors import OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.io.sink import FileSink, same_file
+from ckptmove.io.locations import same_file
+from ckptmove.io.sink import FileSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.elements import blocks, is_dense, overlaps, raw_blocks
-from ckptmove.checkpoint.layouts.stored import open_stored, side_by_side
+from ckptmove.checkpoint.open_checkpoint import side_by_side
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Change, Criteria, DiffResult, Uncompared
@@ -26,7 +27,7 @@ from ckptmove.torch_facts.dtypes import CAST_DOWN, PACKED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.comparison.counterparts import Counterparts, Stored
     from ckptmove.comparison.differences import Gap, What
     from ckptmove.comparison.gaps import Measure
@@ -62,14 +63,14 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
         UnreadableInput: one of them cannot be read, is damaged, or is no checkpoint.
         LimitExceeded: one of them asks for more than the limits allow.
     """
-    with open_stored(first, limits) as one, open_stored(second, limits) as other:
+    with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
         sides = side_by_side(one, other)
         return compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
 
 
 def compare_stored(
-    one: StoredCheckpoint,
-    other: StoredCheckpoint,
+    one: OpenCheckpoint,
+    other: OpenCheckpoint,
     found: Counterparts,
     criteria: Criteria,
     limits: Limits,
@@ -79,7 +80,7 @@ def compare_stored(
     """Compare two open checkpoints.
 
     Args:
-        one: the first, as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` gives it.
+        one: the first, as :func:`ckptmove.checkpoint.open_checkpoint.side_by_side` gives it.
         other: the second, likewise.
         found: which of their tensors and files belong together.
         criteria: what counts as a difference.
@@ -98,8 +99,8 @@ class _Comparison:
 
     def __init__(
         self,
-        one: StoredCheckpoint,
-        other: StoredCheckpoint,
+        one: OpenCheckpoint,
+        other: OpenCheckpoint,
         criteria: Criteria,
         limits: Limits,
         measure: Measure,

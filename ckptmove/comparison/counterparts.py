@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.inventory.spellings import spellings
-from ckptmove.checkpoint.opening import naming
+from ckptmove.checkpoint.naming import naming
 from ckptmove.comparison.differences import Uncompared
 from ckptmove.comparison.rekeyed import find_twins
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.checkpoint.inventory.spellings import Spelling
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.comparison.rekeyed import Twins
     from ckptmove.model import TensorRecord
 
@@ -38,7 +38,7 @@ class Stored(NamedTuple):
         record: the tensor.
     """
 
-    part: StoredPart
+    part: OpenPart
     record: TensorRecord
 
     @property
@@ -65,12 +65,12 @@ class Counterparts:
     removed: list[Stored] = field(default_factory=list)
     added: list[Stored] = field(default_factory=list)
     ambiguous: list[Uncompared] = field(default_factory=list)
-    parts: list[tuple[StoredPart, StoredPart]] = field(default_factory=list)
-    moved: dict[tuple[str, str], tuple[StoredPart, StoredPart]] = field(default_factory=dict)
+    parts: list[tuple[OpenPart, OpenPart]] = field(default_factory=list)
+    moved: dict[tuple[str, str], tuple[OpenPart, OpenPart]] = field(default_factory=dict)
     twins: tuple[Twins, ...] = ()
 
 
-def find_counterparts(one: StoredCheckpoint, other: StoredCheckpoint) -> Counterparts:
+def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterparts:
     """Match the tensors of two checkpoints, and their files.
 
     Those of one name, file and all, are counterparts. What is left may lie in other files, as a model does that is cut
@@ -95,12 +95,12 @@ def find_counterparts(one: StoredCheckpoint, other: StoredCheckpoint) -> Counter
     return found
 
 
-def seen_from_top(side: StoredCheckpoint, path: str) -> str:
+def seen_from_top(side: OpenCheckpoint, path: str) -> str:
     """A path in a checkpoint, seen from the folder that everything in an archive lies in."""
     return path.removeprefix(side.top)
 
 
-def _by_name(side: StoredCheckpoint) -> dict[str, list[Stored]]:
+def _by_name(side: OpenCheckpoint) -> dict[str, list[Stored]]:
     """The tensors by name; several where two paths read alike."""
     found: dict[str, list[Stored]] = {}
     for part in side.parts:
@@ -147,7 +147,7 @@ def _of_one_name(
     return [*pairs, *zip(left, rest, strict=False)], left[both:], rest[both:]
 
 
-def _look_by_parameter(found: Counterparts, one: StoredCheckpoint) -> None:
+def _look_by_parameter(found: Counterparts, one: OpenCheckpoint) -> None:
     """Pair what is left of the state of optimizers whose parameters go by other keys on the other side."""
     if not found.twins:
         return
@@ -162,12 +162,12 @@ def _look_by_parameter(found: Counterparts, one: StoredCheckpoint) -> None:
     _put_in_order(found, one)
 
 
-def _put_in_order(found: Counterparts, one: StoredCheckpoint) -> None:
+def _put_in_order(found: Counterparts, one: OpenCheckpoint) -> None:
     order = {id(record): place for place, record in enumerate(_records(one))}
     found.pairs.sort(key=lambda pair: order[id(pair[0].record)])
 
 
-def _look_in_other_files(found: Counterparts, one: StoredCheckpoint, other: StoredCheckpoint) -> None:
+def _look_in_other_files(found: Counterparts, one: OpenCheckpoint, other: OpenCheckpoint) -> None:
     """Pair what is left by its name inside of the file."""
     by_folder = not (one.is_whole or other.is_whole)
     if one.is_whole and other.is_whole:
@@ -189,7 +189,7 @@ def _look_in_other_files(found: Counterparts, one: StoredCheckpoint, other: Stor
         _put_in_order(found, one)
 
 
-def _by_place(tensors: Iterable[Stored], side: StoredCheckpoint, *, by_folder: bool) -> dict[_Place, list[Stored]]:
+def _by_place(tensors: Iterable[Stored], side: OpenCheckpoint, *, by_folder: bool) -> dict[_Place, list[Stored]]:
     found: dict[_Place, list[Stored]] = {}
     for stored in tensors:
         folder = seen_from_top(side, stored.part.name).rpartition("/")[0] if by_folder else ""
@@ -197,12 +197,12 @@ def _by_place(tensors: Iterable[Stored], side: StoredCheckpoint, *, by_folder: b
     return found
 
 
-def _files(tensors: Sequence[Stored], side: StoredCheckpoint) -> str:
+def _files(tensors: Sequence[Stored], side: OpenCheckpoint) -> str:
     """Where tensors are, for people."""
     names = list(dict.fromkeys(stored.part.name for stored in tensors))
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more} of {side.path}" if names != [""] else side.path
 
 
-def _records(side: StoredCheckpoint) -> Iterable[TensorRecord]:
+def _records(side: OpenCheckpoint) -> Iterable[TensorRecord]:
     return chain.from_iterable(part.inventory.tensors for part in side.parts)

@@ -16,7 +16,7 @@ from ckptmove.model import OPAQUE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.comparison.rekeyed import Twins
 
 #: What an optimizer's state_dict is made of, flat or not.
@@ -34,7 +34,7 @@ class ObjectsBeside:
         opaque: paths of options and state that are objects of some class, of which nobody can tell.
     """
 
-    def __init__(self, ours: StoredPart, theirs: StoredPart, twins: Sequence[Twins]) -> None:
+    def __init__(self, ours: OpenPart, theirs: OpenPart, twins: Sequence[Twins]) -> None:
         """Take two parts.
 
         Args:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.inventory.difference import TreeChange
-    from ckptmove.checkpoint.layouts.listing import Listing
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.comparison.counterparts import Counterparts
+    from ckptmove.io.listing import Listing
     from ckptmove.model import Inventory
 
 #: Between the path of something in a pickled module and the name that its state_dict gives it.
@@ -44,9 +44,7 @@ class Remainder:
         notes: on what was compared in another way than it lies, or not at all, for people.
     """
 
-    def __init__(
-        self, one: StoredCheckpoint, other: StoredCheckpoint, found: Counterparts, *, devices_count: bool
-    ) -> None:
+    def __init__(self, one: OpenCheckpoint, other: OpenCheckpoint, found: Counterparts, *, devices_count: bool) -> None:
         """Take two checkpoints.
 
         Args:
@@ -92,7 +90,7 @@ class Remainder:
         self.notes.append(f"compared by their names in the files alone: the tensors in {places}")
         matched = {id(part) for pair in self._found.parts for part in pair}
         times = Counter(id(part) for pair in moved for part in pair)
-        rest: dict[int, StoredPart] = {}
+        rest: dict[int, OpenPart] = {}
         for mine, other in moved:
             if times[id(mine)] == times[id(other)] == 1 and not matched & {id(mine), id(other)}:
                 self._part(mine, other)
@@ -100,13 +98,13 @@ class Remainder:
                 rest |= {id(part): part for part in (mine, other) if id(part) not in matched}
         self._gathered(rest.values())
 
-    def _gathered(self, parts: Collection[StoredPart]) -> None:
+    def _gathered(self, parts: Collection[OpenPart]) -> None:
         """Files of which several stand for one: what they hold besides tensors is all alike, or not compared."""
         if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
             return
         self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")
 
-    def _part(self, mine: StoredPart, other: StoredPart) -> None:
+    def _part(self, mine: OpenPart, other: OpenPart) -> None:
         """Everything in the trees that is not a part of a tensor, and what is in no tree."""
         for part in (mine, other):
             for name in part.lost():
@@ -130,7 +128,7 @@ class Remainder:
         if not beside.keeps_less:
             self.changed += _tree_changes(mine, other, beside, sites)
 
-    def _following(self, part: StoredPart) -> Collection[int]:
+    def _following(self, part: OpenPart) -> Collection[int]:
         """The places in the pickle of a part that are not compared, as they follow a device."""
         return () if self._devices_count or part.is_distributed else device_sites(part.inventory, part.base)
 
@@ -194,7 +192,7 @@ def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
 
 
 def _tree_changes(
-    mine: StoredPart, other: StoredPart, beside: ObjectsBeside, sites: tuple[Collection[int], Collection[int]]
+    mine: OpenPart, other: OpenPart, beside: ObjectsBeside, sites: tuple[Collection[int], Collection[int]]
 ) -> Iterator[Change]:
     told = {record.name for record in mine.inventory.tensors}
     told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
@@ -205,7 +203,7 @@ def _tree_changes(
 
     found = tree_changes(other.tree(), sites[1], mine.tree(), sites[0], mine.name, TensorNodes(), is_apart)
     for one in _without(found, lost):
-        if mine.stands_for_more(one.theirs) and other.stands_for_more(one.ours):
+        if mine.represents_extra(one.theirs) and other.represents_extra(one.ours):
             continue  # for a long string: those are compared as extras
         if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
             continue  # added or removed
@@ -226,14 +224,14 @@ def _without(changes: Iterable[TreeChange], lost: Sequence[str]) -> Iterator[Tre
             yield one
 
 
-def _is_table(part: StoredPart) -> bool:
+def _is_table(part: OpenPart) -> bool:
     """Whether a file holds a dict of tensors and nothing else in its tree."""
     pairs = as_dict(part.tree())
     names = {part.own_name(record.name) for record in part.inventory.tensors}
     return pairs is not None and all(type(key) is str and key in names for key in pairs.keys())  # noqa: SIM118  # no mapping
 
 
-def _named(parts: Mapping[str, StoredPart], side: StoredCheckpoint) -> str:
+def _named(parts: Mapping[str, OpenPart], side: OpenCheckpoint) -> str:
     return side.path if list(parts) == [""] else f"{_some(list(parts))} of {side.path}"
 
 

@@ -14,7 +14,7 @@ from ckptmove.model import OPAQUE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import OptimizerRecord, TensorRecord
 
@@ -103,7 +103,7 @@ def _side_by_side(
         yield f"{where}.{name}", ours.get(name, ABSENT), theirs.get(name, ABSENT)
 
 
-def find_twins(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[Twins, ...]:
+def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
     """The optimizers at one place in two checkpoints that have other keys there, or another form.
 
     Parameters are the same where their keys are, or else where both belong to the tensor of one name in the model.
@@ -129,7 +129,7 @@ def _keys(optimizer: OptimizerRecord) -> frozenset[str]:
     return frozenset(key for group in optimizer.groups for key in group.params)
 
 
-def _by_tensor(side: StoredCheckpoint, pairing: Pairing) -> dict[str, str]:
+def _by_tensor(side: OpenCheckpoint, pairing: Pairing) -> dict[str, str]:
     """The keys of an optimizer's parameters by the names of their tensors; none where one of them is not known."""
     found = {record.name.removeprefix(side.top): key for key, record in pairing.matches if record is not None}
     return found if pairing.is_certain and len(found) == len(pairing.matches) else {}

@@ -1,7 +1,4 @@
-"""What ``--keep`` leaves where it is: a tensor under any of its names, and all that it cannot be parted from.
-
-Never asks where anything goes: that is ``policy``.
-"""
+"""Find what ``--keep`` leaves in place: tensors under any of their names, and what shares their device."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _Bond: TypeAlias = "str | int | TensorRecord"
 
 
 def wrapper_devices(inventory: Inventory) -> dict[str, int]:
-    """Where the pickle says the device of a wrapper subclass, by its name; only those that can be edited.
+    """Places in the pickle of the devices of wrapper subclasses, by name; only editable ones.
 
     Such a tensor has no storage: its values are in tensors inside of it, and its device is a ``torch.device``.
     """

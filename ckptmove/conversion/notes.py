@@ -1,7 +1,4 @@
-"""What a conversion did not do, though the user may think that it did.
-
-Never changes the plan: it reads the request, the inventory and the plan side by side.
-"""
+"""Notes on what a conversion leaves unchanged, although the user may expect a change."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _SHOWN_NAMES: Final = 6
 
 
 def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Unmatched]:
-    """The options that met nothing."""
+    """Options that match nothing."""
     names = [record.name for record in inventory.tensors] + [mention.where for mention in inventory.mentions]
     names += [path for path, _ in flag_paths(inventory)]
     for glob in request.keep:
@@ -41,10 +38,10 @@ def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Un
 
 
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
-    """A line for what stays too, for devices still named, and for what a copy cannot mend."""
+    """Notes on tensors that are also kept, devices still named, and problems that a copy keeps."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
-        yield f"stay too, for they share memory with what --keep names: {_some(dragged)}"
+        yield f"also kept, because they share storage with a --keep match: {_some(dragged)}"
     left = list(_left_behind(inventory, plan))
     in_configs = [mention for mention in left if not is_in_code(inventory, mention)]
     in_code = [mention for mention in left if is_in_code(inventory, mention)]
@@ -66,13 +63,13 @@ def is_refused(inventory: Inventory) -> bool:
 
 
 def overflow_note(values: int) -> str:
-    """What is said of values that were too large for the dtype that they were cast to."""
+    """Note on values that were too large for the dtype that they were cast to."""
     verb = "was" if values == 1 else "were"
     return f"--cast: {amount(values, 'value')} {verb} too large for the smaller dtype: inf in the new file"
 
 
 def _neighbours(glob: str, names: Sequence[str]) -> str:
-    """What the file has where a glob looks: the next parts of names that begin as it does, or their first parts."""
+    """Names of the file that begin like a glob, up to the next part; else the first parts of all names."""
     begin = ""
     for part in glob.split(".")[:-1]:
         if not any(name.startswith(f"{begin}{part}.") for name in names):
@@ -88,9 +85,9 @@ def _neighbours(glob: str, names: Sequence[str]) -> str:
 
 
 def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
-    """Devices in configs, left as they are, on which the model does not lie after the conversion.
+    """Devices in configs that stay unchanged, and differ from the device of the converted model.
 
-    What the user keeps on purpose is not told. The CPU is on every machine: it counts only where tensors leave it.
+    Kept names are left out. Every machine has a CPU: it counts only if tensors leave it.
     """
     targets = {name: edit.target for edit in plan.edits for name in edit.names}
     model = [record for record in inventory.tensors if record.role == "model"] or inventory.tensors
@@ -128,7 +125,7 @@ def _means(value: str, tag: str) -> bool:
 
 
 def _flaws(inventory: Inventory) -> Iterator[str]:
-    """What is wrong with the file, and stays so in a copy of it."""
+    """Problems of the file that a copy has too."""
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)
@@ -142,10 +139,10 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
         storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} not whole"
         yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
     if any(fact.kind == "missing-end" for fact in inventory.facts):
-        yield "the tar has no end (F802), in the new file neither: members behind its last one may be cut off"
+        yield "the tar has no end (F802), and neither has the new file: members after its last one may be missing"
     inner = [fact.record for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
-        copied = "archives in the archive are copied as they are, with checkpoints that may be in them"
+        copied = "archives in the archive are copied unchanged, with any checkpoints in them"
         yield f"{copied} (F804): {_some(inner)}"
 
 

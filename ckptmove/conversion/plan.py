@@ -1,7 +1,4 @@
-"""From what a checkpoint holds and what was asked for to the list of every change: pure.
-
-Never reads or writes a byte, and never decides on a tensor: ``policy`` does.
-"""
+"""Plan every change of a conversion, from the inventory and the request."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _CODE: Final = "the code in the archive counts on its dtype"
 
 @dataclass(slots=True)
 class _Holder:
-    """What carries one tag in the file: a storage, or the device of a tensor that is not tagged by its storage.
+    """Holder of one device tag: a storage, or a tensor whose storage has no tag.
 
     Attributes:
         storage: as it is now; for the device of a tensor, a storage that has the tensor's name and no class, and no
@@ -74,10 +71,10 @@ class _Placement:
 
 
 def plan_for(inventory: Inventory, device: str) -> MovePlan:
-    """What a conversion would still have to move to a device, also where it would refuse a dtype.
+    """Plan the moves to a device, even if it lacks a dtype.
 
     Raises:
-        UnknownDevice: torch knows no such target.
+        UnknownDevice: if torch does not know the device.
     """
     policy = Policy(inventory, MoveRequest(to=parse_target(device), cast=True))
     return _planned(inventory, policy, _place(inventory, policy))
@@ -86,20 +83,20 @@ def plan_for(inventory: Inventory, device: str) -> MovePlan:
 def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     """Decide on every change of a conversion.
 
-    Moves are per storage: where tensors of different answers share one, the rule that stands highest wins and the
-    others follow. Planning the result of a plan gives an empty plan, unless a device that something is sent to is
+    Moves are per storage: if tensors with different decisions share one, the highest rule wins and the others
+    follow. Planning the result of a plan gives an empty plan, unless a device that something is sent to is
     itself sent elsewhere.
 
     Args:
         inventory: the checkpoint.
-        request: what was asked for; its tags as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
+        request: the request; its tags as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
 
     Returns:
-        The plan; empty where the checkpoint is already as asked.
+        The plan; empty if the checkpoint already is as requested.
 
     Raises:
-        UnsupportedDtype: a tensor would go to a device that lacks its dtype, and no cast was asked for.
-        UncastableDtype: likewise, and no cast is possible.
+        UnsupportedDtype: if a tensor would move to a device that lacks its dtype, without ``cast``.
+        UncastableDtype: if no cast is possible either.
     """
     policy = Policy(inventory, request)
     placement = _place(inventory, policy)
@@ -186,7 +183,7 @@ def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
 
 
 def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> None:
-    """Refuse, unless a cast was asked for and all of it is possible."""
+    """Raise an error unless a cast is requested and possible for all of them."""
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
     refused: dict[str, list[_Holder]] = {}
     for holder in lost:
@@ -250,7 +247,7 @@ def _mention_edits(
     wrappers = {record.name: holder for record, holder, _ in placement.tensors if record.kind == "wrapper-subclass"}
     before, after = _sent_devices(placement.holders.values())
     placed = [(record, holder) for record, holder, _ in placement.tensors if holder is not None]
-    # Without a model all else stands for it: a program of torch.export may have sample inputs alone.
+    # Without a model, all other tensors count as one: a program of torch.export may have sample inputs alone.
     model = [holder for record, holder in placed if record.role == "model"] or [holder for _, holder in placed]
     leaves_cpu = any(holder.storage.device == "cpu" and holder.tag != "cpu" for holder in model)
     for mention in mentions:
@@ -264,7 +261,7 @@ def _mention_edits(
             continue
         else:
             target = _follow(mention.value, before, policy)
-            if target != "cpu":  # "cuda" without an index means the tensors that are to lie there, too
+            if target != "cpu":  # "cuda" without an index includes the tensors that move there
                 target = _follow(target, after, policy)
         reason = DEVICE_MENTION
         if mention.kind == "device_mesh":
@@ -300,7 +297,7 @@ def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str
 
 
 def _follow(value: str, sent: dict[str, bool], policy: Policy) -> str:
-    """Where a named device goes: with the tensors on it; without an index, with those on any device of its type."""
+    """Target of a named device: that of the tensors on it; without an index, of those on any device of its type."""
     kind, index = split(value)
     nearby = [tag for tag in sent if same_device(tag, value) or (index is None and split(tag)[0] == kind)]
     tags = [tag for tag in nearby if sent[tag]] if nearby else [value]

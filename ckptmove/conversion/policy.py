@@ -1,6 +1,4 @@
-"""Where a tensor belongs when its checkpoint moves: the rules, in their order, as data that can be printed.
-
-Never looks at storages or bytes: it answers for one tensor at a time, and ``plan`` makes one answer of several.
+"""Decide on the device of each tensor: an ordered table of rules, which can be printed.
 
 Where optimizers create their scalars is what ``_init_group`` of each class in ``torch.optim`` does; a test runs them.
 """
@@ -26,7 +24,7 @@ class Rule(NamedTuple):
     """One rule.
 
     Attributes:
-        name: kebab-case, as it stands in a plan.
+        name: kebab-case, as a plan prints it.
         reason: why, in one line.
         decide: the tag that the rule gives a tensor, or None where the rule does not apply.
     """
@@ -40,7 +38,7 @@ class FollowRule(NamedTuple):
     """Why something that is not a tensor changes.
 
     Attributes:
-        name: kebab-case, as it stands in a plan.
+        name: kebab-case, as a plan prints it.
         reason: why, in one line.
     """
 
@@ -143,13 +141,13 @@ class Policy:
     """The rules, applied to one checkpoint and one request.
 
     Attributes:
-        request: what the user asked for.
+        request: the request.
         homes: names of optimizer scalars, each with the tag where its optimizer would create it.
         group_options: names of the tensors in ``param_groups``, and of a scheduler's copies, that stay on the CPU.
         mesh_ranks: names of the tensors of a ``DeviceMesh``.
         nested_sizes: names of the parts of nested tensors that describe their layout.
         refused: flags of groups that cannot stay set, each with the path of its value.
-        wrappers: names of wrapper subclasses, each with the place in the pickle where its device is said.
+        wrappers: names of wrapper subclasses, each with the place of its device in the pickle.
     """
 
     __slots__ = (
@@ -212,7 +210,7 @@ class Policy:
         return site in self._kept_sites
 
     def device_site(self, record: TensorRecord) -> int | None:
-        """Where the pickle says the device of a tensor that is not tagged by its storage; None for all others."""
+        """Place in the pickle of the device of a tensor whose storage has no tag; None for all others."""
         return self.wrappers.get(record.name, record.device_site)
 
     def is_immovable(self, record: TensorRecord) -> bool:
@@ -220,13 +218,13 @@ class Policy:
         return record.device == "meta" or (record.storage is None and self.device_site(record) is None)
 
     def mapped(self, tag: str) -> str | None:
-        """Where ``--map`` sends a device; None where it says nothing."""
+        """Target of a device by ``--map``; None if no pattern matches."""
         if tag not in self._mapped:
             self._mapped[tag] = next((target for glob, target in self.request.mapping if matches(glob, tag)), None)
         return self._mapped[tag]
 
     def destination(self, tag: str) -> str | None:
-        """Where a device is sent by ``--map`` or ``--to``; None where neither says."""
+        """Target of a device by ``--map`` or ``--to``; None if neither applies."""
         return self.mapped(tag) or self.request.to
 
     # --- optimizers --------------------------------------------------------------------------------------------------
@@ -290,7 +288,7 @@ _SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
 
 
 def _first_moment(entry: StateEntry, scalar_keys: Iterable[str]) -> TensorRecord | None:
-    """A tensor of the state that is where its parameter is; None where there is none."""
+    """A tensor of the state on the device of its parameter; None if there is none."""
     return next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
 
 

@@ -7,35 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import CkptMoveError
 from ckptmove.formats.sniff import examine
-from ckptmove.io.source import open_source
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
     from ckptmove.model import ContainerName
-
-
-def open_container(path: str, limits: Limits, source: ByteSource | None = None) -> Container:
-    """Open a checkpoint that is one file. The caller closes the container's ``source``.
-
-    Args:
-        path: the file.
-        limits: resource limits for reading it.
-        source: its bytes, if the file is already open.
-
-    Raises:
-        MissingFile, AccessFailed: as :func:`ckptmove.io.source.open_source`.
-        As :func:`container_of`.
-    """
-    source = open_source(path) if source is None else source
-    try:
-        return container_of(source, limits)
-    except CkptMoveError:
-        source.close()
-        raise
 
 
 def container_of(source: ByteSource, limits: Limits) -> Container:

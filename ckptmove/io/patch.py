@@ -14,39 +14,31 @@ import re
 import stat
 import zlib
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged, reason_of
 from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import UNTRUSTED, open_file, own_user, sync_folder
+from ckptmove.io.source import stamp_of
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.io.changes import Patch
+    from ckptmove.io.source import Stamp
 
 #: A long run of zeros may come from a crash; a shorter one can be a saved number.
 _LOST: Final = re.compile(rb"\0{32,}")
-#: Device, inode, length and time of the last write of a file: they change when it is written or replaced.
-Stamp: TypeAlias = "tuple[int, int, int, int]"
 
 _UNDONE: Final = "an interrupted conversion in place was rolled back"
 _NOT_BEGUN: Final = "a conversion in place was interrupted before it changed the file; its journal was removed"
 _OUTDATED: Final = "the journal of an interrupted conversion in place was removed: the file was rewritten since"
 
 
-def stamp(path: str) -> Stamp | None:
-    """Return the stamp of a file; None if it cannot be accessed."""
-    try:
-        return _stamp(os.stat(path))  # noqa: PTH116  # the path stays text
-    except (OSError, ValueError):
-        return None
-
-
-def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[[], None] = do_nothing) -> None:
-    """Change a file. The change is durable when this returns.
+def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], None] = do_nothing) -> None:
+    """Change a file: once this returns, the change is durable.
 
     Args:
         path: the file; for a symbolic link, its target.
@@ -67,7 +59,7 @@ def apply_patch(path: str, patch: Patch, before: Stamp | None, settle: Callable[
     try:
         with _locked(path) as fd:
             found = os.fstat(fd)
-            if _stamp(found) != before:
+            if stamp_of(found) != before:
                 raise SourceChanged(path)
             journal = _journal_for(fd, home_of(path)[1], found.st_size, patch)
             try:
@@ -244,7 +236,3 @@ def _read_span(fd: int, span: Span) -> bytes:
         pieces.append(piece)
         start += len(piece)
     return b"".join(pieces)
-
-
-def _stamp(found: os.stat_result) -> Stamp:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -28,14 +28,6 @@ _NO_LINKS: Final = frozenset({
 })  # fmt: skip
 
 
-def same_file(source_path: str, output_path: str) -> bool:
-    """Whether the output is the source itself: the same path, a symbolic link to it, or a hard link."""
-    try:
-        return Path(source_path).samefile(output_path)
-    except (OSError, ValueError):
-        return False
-
-
 class FileSink(NewFile):
     """A file that is written next to its output and renamed to it.
 

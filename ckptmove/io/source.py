@@ -1,6 +1,6 @@
-"""Read a local file as a byte source: opened once, read at any offset, in constant memory.
+"""Open the bytes of a local file, to be read at any offset in constant memory.
 
-The file is never memory-mapped: if a mapped file shrinks, SIGBUS kills the process; a read reports an error.
+The file is never mapped: a mapped file that shrinks kills the process with SIGBUS, a read reports it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from itertools import cycle
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged, reason_of
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Span
 
-#: Kinds of paths that are not regular files, by the type bits of the mode.
+#: Device, inode, size and time of the last write of a file: one of them changes when it is written or replaced.
+Stamp: TypeAlias = tuple[int, int, int, int]
+
+#: Kinds of paths that are not regular files, by the type bits of their mode.
 KINDS: Final[dict[int, str]] = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -28,22 +31,71 @@ KINDS: Final[dict[int, str]] = {
 }
 
 
-class FileSource:
-    """The bytes of one open regular file.
+class DiskPlace(NamedTuple):
+    """Place of bytes in a file on the disk.
 
     Attributes:
-        path: the file as given by the user.
-        size: its length in bytes when it was opened.
+        path: the file.
+        start: offset of the first byte.
+        stamp: stamp of the file when it was read.
+    """
+
+    path: str
+    start: int
+    stamp: Stamp
+
+    def require_unchanged(self, descriptor: int | None = None) -> None:
+        """Raise SourceChanged if the file is not the one that was read.
+
+        Args:
+            descriptor: descriptor of the open file; by default the file that has the path now.
+
+        Raises:
+            SourceChanged: if it was written, replaced or removed.
+        """
+        try:
+            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp  # noqa: PTH116  # the path stays text
+        except OSError:
+            same = False
+        if not same:
+            raise SourceChanged(self.path)
+
+    def open(self) -> FileIO:
+        """Open the file, to be read or mapped.
+
+        Raises:
+            AccessFailed: if the system refuses.
+        """
+        try:
+            return open(self.path, "rb", buffering=0)  # noqa: PTH123  # closed by the caller
+        except OSError as error:
+            raise AccessFailed(self.path, reason_of(error)) from error
+
+
+class FileSource:
+    """Bytes of an open regular file.
+
+    Attributes:
+        path: path of the file as the user gave it.
+        size: length in bytes when it was opened.
+        place: place of its first byte.
     """
 
     def __init__(self, path: str, file: FileIO) -> None:
         self.path = path
         self._file = file
-        self._stamp = self._size_and_mtime()
-        self.size = self._stamp[0]
+        found = os.fstat(file.fileno())
+        self.place = DiskPlace(path, 0, stamp_of(found))
+        self.size = found.st_size
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive)."""
+        """Bytes from ``start`` to ``end`` (exclusive).
+
+        Raises:
+            DamagedArchive: if the span is invalid or reaches past ``size``.
+            SourceChanged: if the file has become shorter since it was opened.
+            AccessFailed: if the system fails to read.
+        """
         self._within(start, end)
         pieces: list[bytes] = []
         try:
@@ -61,7 +113,12 @@ class FileSource:
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """Yield the bytes of a span in blocks of at most ``block_bytes``.
 
-        A block is valid until ``buffers`` more blocks have been taken.
+        A block is valid until ``buffers`` more were read.
+
+        Raises:
+            DamagedArchive: if the span is invalid or reaches past ``size``.
+            SourceChanged: if the file has become shorter since it was opened.
+            AccessFailed: if the system fails to read.
         """
         self._within(span.start, span.end)
         rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])
@@ -75,17 +132,12 @@ class FileSource:
         return self._file.fileno()
 
     def require_unchanged(self) -> None:
-        """Raise SourceChanged if the file was written to since it was opened; losing its name is no change."""
-        if self._size_and_mtime() != self._stamp:
-            raise SourceChanged(self.path)
+        """Raise SourceChanged if the file was written to since it was opened; it may be renamed or removed."""
+        self.place.require_unchanged(self.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _size_and_mtime(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
 
     def _within(self, start: int, end: int) -> None:
         if not 0 <= start <= end <= self.size:
@@ -104,9 +156,9 @@ class FileSource:
             raise AccessFailed(self.path, reason_of(error)) from error
 
 
-def is_folder(path: str) -> bool:
-    """Whether a path is a directory; False if it cannot be accessed."""
-    return os.path.isdir(path)  # noqa: PTH112  # keeps the path as typed: a Path would drop "./" and a slash at its end
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Stamp of a file, from what the system reports of it."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def open_source(path: str) -> FileSource:

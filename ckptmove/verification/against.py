@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.comparison.counterparts import Counterparts
     from ckptmove.comparison.differences import Change
     from ckptmove.limits import Limits
@@ -81,8 +81,8 @@ class Comparison(NamedTuple):
 
 
 def differences(
-    checkpoint: StoredCheckpoint,
-    original: StoredCheckpoint,
+    checkpoint: OpenCheckpoint,
+    original: OpenCheckpoint,
     found: Counterparts,
     limits: Limits,
     sample: Sample | None = None,

@@ -19,8 +19,8 @@ from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
     from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import Finding, Inventory, OptimizerRecord
     from ckptmove.moves import MoveRequest, StorageEdit
     from ckptmove.verification.evidence import CheckResult
@@ -47,7 +47,7 @@ FAILED_BY: Final = {
 _MENDED: Final = frozenset({"mu_product", "t"})
 
 
-def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> CheckResult:
+def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckResult:
     """The ``file`` check: container and size, and whether CRCs were compared.
 
     Args:
@@ -72,7 +72,7 @@ def check_file(parts: Sequence[StoredPart], *, is_checked: bool = True) -> Check
     return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
 
 
-def _counted(parts: Sequence[StoredPart]) -> str:
+def _counted(parts: Sequence[OpenPart]) -> str:
     """Number of parts of each kind, as text."""
     distributed = sum(part.is_distributed for part in parts)
     kinds = {"checkpoint file": len(parts) - distributed, "distributed checkpoint": distributed}

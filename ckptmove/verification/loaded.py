@@ -28,7 +28,7 @@ from ckptmove.verification.program import program_pickles, program_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ckptmove.checkpoint.layouts.stored_part import FilePart, StoredPart
+    from ckptmove.checkpoint.parts import FilePart, OpenPart
     from ckptmove.formats.contract import Container
     from ckptmove.model import TensorRecord
     from ckptmove.verification.sampling import Sample
@@ -88,7 +88,7 @@ class LoadedFiles:
 
     def __init__(
         self,
-        parts: Iterable[StoredPart],
+        parts: Iterable[OpenPart],
         stored: StoredTensors,
         known: Mapping[str, Loaded] | None = None,
         sample: Sample | None = None,
@@ -224,7 +224,7 @@ class LoadedFiles:
         return ((name, self.at(name)) for name in self._used)
 
 
-def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
+def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:
     if isinstance(part, DistributedPart):
         return Loaded()
     kind = container_class(part.inventory.container)
@@ -246,7 +246,7 @@ def _load_one(part: StoredPart, stored: StoredTensors) -> Loaded:
         return load(kind, file)
 
 
-def _has_unseen_values(part: StoredPart) -> bool:
+def _has_unseen_values(part: OpenPart) -> bool:
     """Whether a file can be loaded without values: torch reads none and swaps no bytes."""
     kinds = {record.kind for record in part.inventory.tensors}
     is_mappable = container_class(part.inventory.container).is_mappable
@@ -285,7 +285,7 @@ def load(
     return Loaded(tensors, is_mapped=is_mapped, digests=digests)
 
 
-def _load_program(part: StoredPart) -> Loaded:
+def _load_program(part: OpenPart) -> Loaded:
     """Read an archive of ``torch.export``, saved on any device, without running it."""
     tensors: dict[str, list[torch.Tensor]] = {}
     try:

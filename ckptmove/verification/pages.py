@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from ckptmove.io.locations import inode_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +35,7 @@ def is_mapping(address: int, path: str) -> bool:
     """
     try:
         regions = _REGIONS.read_text(errors="replace").splitlines()
-        inode = os.stat(path).st_ino  # noqa: PTH116  # a path of a checkpoint stays text
+        inode = inode_of(path)
     except OSError:
         return False
     for region in regions:

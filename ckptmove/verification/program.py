@@ -17,12 +17,12 @@ from ckptmove.verification.state import dtype_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.parts import OpenPart
 
 _FOLDERS = {"weights": "state_dict", "constants": "constants"}
 
 
-def program_tensors(part: StoredPart, place: str | BinaryIO) -> Iterator[tuple[str, torch.Tensor]]:
+def program_tensors(part: OpenPart, place: str | BinaryIO) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights and constants that are stored as raw bytes, by name.
 
     Args:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from ckptmove.checkpoint.layouts.stored import check_bytes, open_stored, side_by_side
+from ckptmove.checkpoint.open_checkpoint import side_by_side
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.keep import kept_tensors
@@ -28,10 +30,9 @@ from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.checkpoint.layouts.listing import DiskPlace
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.io.contracts import Progress
-    from ckptmove.limits import Limits
+    from ckptmove.io.source import DiskPlace
     from ckptmove.model import ArchiveFact, Finding, Inventory
     from ckptmove.verification.child import Answers
     from ckptmove.verification.evidence import CheckResult, SampleSize
@@ -68,23 +69,26 @@ def verify_checkpoint(
     """
     _refuse_request(request)
     limits, nbytes = request.limits, 0
-    kind = ""
     read_from: tuple[DiskPlace, ...] = ()
-    if request.against is not None:
-        with open_stored(request.against, limits, to_resume=True) as original:
-            # An original that cannot be read is an input error, not a failed check.
-            limit_tensor_sizes(original, limits)
-            nbytes, kind, read_from = original.nbytes, original.kind, original.read_from
     cases = () if request.case is None else (CASE,)
-    with open_stored(request.path, limits, to_resume=True) as checkpoint:
+    with ExitStack() as until_compared, ExitStack() as stack:
+        original: OpenCheckpoint | None = None
         if request.against is not None:
-            _refuse_stranger(checkpoint, request.against, kind, limits)
+            # An original that cannot be read is an error of the input, not an outcome.
+            original = until_compared.enter_context(open_checkpoint(request.against, limits))
+            limit_tensor_sizes(original, limits)
+            nbytes, read_from = original.nbytes, original.read_from
+        checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True))
+        if original is not None:
+            _refuse_stranger(checkpoint, original)
+        del original  # the child reads it again, and needs the memory
+        until_compared.close()
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with child(command or worker_command(), asked.to_json()) as process:
-            facts = None if asked.sample else check_bytes(checkpoint, limits, progress)
+            facts = None if asked.sample else checkpoint.check(progress)
             findings, here, sample = checks_without_torch(checkpoint, facts, request)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
@@ -114,18 +118,15 @@ def _refuse_request(request: VerifyRequest) -> None:
         parse_case(request.case)
 
 
-def _refuse_stranger(checkpoint: StoredCheckpoint, against: str, kind: str, limits: Limits) -> None:
-    """Raise if the original is of another kind (file, directory, archive) and has no tensor of the same name."""
-    if checkpoint.kind == kind:
-        return
-    with open_stored(against, limits) as original:
-        if not find_counterparts(*side_by_side(checkpoint, original)).pairs:
-            kinds = f"{checkpoint.path} is {checkpoint.kind}, but --against names {kind}"
-            raise UsageError(f"{kinds} without a tensor of the same name: {against}")
+def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint) -> None:
+    """Raise UsageError if a file and a directory, or an archive, have no tensor of the same name."""
+    if checkpoint.kind != original.kind and not find_counterparts(*side_by_side(checkpoint, original)).pairs:
+        kinds = f"{checkpoint.path} is {checkpoint.kind}, and --against names {original.kind}"
+        raise UsageError(f"{kinds} that holds no tensor of the same name: {original.path}")
 
 
 def checks_without_torch(
-    checkpoint: StoredCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
+    checkpoint: OpenCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
 ) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
     """Make the checks of this process, while the child imports torch.
 

@@ -11,12 +11,11 @@ import math
 import mmap
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
-from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged, reason_of
+from ckptmove.errors import DamagedArchive, SourceChanged
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ckptmove.checkpoint import elements
-    from ckptmove.checkpoint.layouts.listing import DiskPlace
-    from ckptmove.checkpoint.layouts.stored_part import StoredPart
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.io.source import DiskPlace
     from ckptmove.model import TensorRecord
 
 #: Reading fewer bytes is cheaper than mapping them.
@@ -60,7 +59,7 @@ class StoredBytes(NamedTuple):
 class StoredTensors:
     """The tensors of a checkpoint as stored, each built on request."""
 
-    def __init__(self, parts: Iterable[StoredPart], *, mapped: bool = True) -> None:
+    def __init__(self, parts: Iterable[OpenPart], *, mapped: bool = True) -> None:
         """Begin with no file open.
 
         Args:
@@ -86,7 +85,7 @@ class StoredTensors:
         """Names of the files in this machine's byte order."""
         return frozenset(name for name, part in self._parts.items() if not _swaps(part))
 
-    def part_of(self, record: TensorRecord) -> StoredPart | None:
+    def part_of(self, record: TensorRecord) -> OpenPart | None:
         """The part that contains a dense tensor's storage; None if it has no storage."""
         return None if record.storage is None else self._part_at(record.storage)
 
@@ -122,7 +121,7 @@ class StoredTensors:
         values = torch.empty(0, dtype=dtype_of(record.dtype))
         return values.set_(self._extent(place, record).untyped_storage(), 0, record.shape, record.stride)
 
-    def digests(self, part: StoredPart) -> dict[str, bytes]:
+    def digests(self, part: OpenPart) -> dict[str, bytes]:
         """SHA-256 of each complete storage of a part, by storage key.
 
         Raises:
@@ -139,7 +138,7 @@ class StoredTensors:
                 found[storage.key] = hashed.digest()
         return found
 
-    def _part_at(self, key: str) -> StoredPart | None:
+    def _part_at(self, key: str) -> OpenPart | None:
         """The part named by the beginning of a storage key, before a slash; files may be in folders of other parts."""
         ends = (end for end in range(len(key) - 1, 0, -1) if key[end] == "/" and key[:end] in self._parts)
         return next((self._parts[key[:end]] for end in ends), self._parts.get(""))
@@ -169,7 +168,7 @@ class StoredTensors:
             self._kept[place, record.dtype] = values
         return values
 
-    def _bytes(self, part: StoredPart, key: str, span: Span) -> bytearray:
+    def _bytes(self, part: OpenPart, key: str, span: Span) -> bytearray:
         """Read bytes of a part's storage into memory."""
         disk = part.disk
         return _gathered(part, key, span) if disk is None else self._read(disk, _on_disk(disk, span))
@@ -180,10 +179,7 @@ class StoredTensors:
         if opened is None:
             if len(self._open) == _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            try:
-                opened = self._open[disk.path] = Path(disk.path).open("rb", buffering=0)  # noqa: SIM115  # closed by __exit__
-            except OSError as error:
-                raise AccessFailed(disk.path, reason_of(error)) from error
+            opened = self._open[disk.path] = disk.open()
         disk.require_unchanged(opened.fileno())
         return opened
 
@@ -214,12 +210,12 @@ def _on_disk(disk: DiskPlace, span: Span) -> Span:
     return Span(disk.start + span.start, disk.start + span.end)
 
 
-def _swaps(part: StoredPart) -> bool:
+def _swaps(part: OpenPart) -> bool:
     """Whether the byte order of a part differs from this machine's."""
     return part.byteorder != sys.byteorder
 
 
-def _gathered(part: StoredPart, key: str, span: Span) -> bytearray:
+def _gathered(part: OpenPart, key: str, span: Span) -> bytearray:
     """Read bytes that are compressed, or not contiguous on disk."""
     stored = cast("elements.StoredBytes", part.storage(key))  # a span of it is known
     buffer = bytearray(span.nbytes)

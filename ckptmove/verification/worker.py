@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckptmove.checkpoint.layouts.stored import open_stored, side_by_side
+from ckptmove.checkpoint.open_checkpoint import side_by_side
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
@@ -114,7 +115,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         optimizer_class(request.optimizer)
         emit({"imports": ""})
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_stored(request.path, request.limits, to_resume=True))
+        checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
@@ -137,7 +138,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             restore = failed("restore", f"refused by torch's generators: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
-            other = stack.enter_context(open_stored(request.against, request.limits, to_resume=True))
+            other = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
             other_stored = stack.enter_context(StoredTensors(other.parts))
             sides = side_by_side(checkpoint, other)
             found = find_counterparts(*sides)

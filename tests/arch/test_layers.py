@@ -44,6 +44,17 @@ HOMES = {
     "typing_extensions": ("verification",),
 }
 
+#: Rooms that handle paths: files of the user (``cli``, ``case``), of this package or of the system (the others).
+PATH_ROOMS = (
+    "io", "cli", "testing", "verification.case", "verification.imports", "verification.memory", "verification.pages",
+)  # fmt: skip
+PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
+#: Names in ``os`` that take no path.
+OS_WITHOUT_PATHS = {
+    "PathLike", "altsep", "close", "devnull", "dup", "dup2", "environ", "fdopen", "fspath", "fstat", "getpgrp",
+    "getpid", "killpg", "linesep", "name", "O_RDONLY", "open", "pathsep", "read", "sep", "strerror",
+}  # fmt: skip
+
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
@@ -128,6 +139,21 @@ def test_third_parties_stay_in_their_homes(path: Path) -> None:
             continue
         assert top in HOMES, f"{path}:{line}: {top} is not declared"
         assert room in HOMES[top], f"{name_of(path)}:{line} imports {top}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_paths_of_checkpoints_are_handled_in_io(path: Path) -> None:
+    """A checkpoint is a location and a source of bytes to every other room, so that it need not be on a disk."""
+    module = name_of(path)
+    if any(module == room or module.startswith(f"{room}.") for room in PATH_ROOMS):
+        return
+    for imported, line in imports_of(path):
+        assert imported.partition(".")[0] not in PATH_MODULES, f"{module}:{line} imports {imported}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            assert node.attr in OS_WITHOUT_PATHS, f"{module}:{node.lineno} uses os.{node.attr}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "open", f"{module}:{node.lineno} opens a file"
 
 
 def test_every_row_is_of_a_module_that_is_there() -> None:

@@ -160,7 +160,7 @@ def test_a_table_of_tensors_is_the_one_that_torch_reads(name):
     table.pop("__metadata__", None)
     with open_checkpoint(str(CORPUS / name)) as checkpoint:
         inventory = checkpoint.inventory
-        spans = {tensor.name: checkpoint.container.storage_span(tensor.storage) for tensor in inventory.tensors}
+        spans = {tensor.name: checkpoint.file.span(tensor.storage) for tensor in inventory.tensors}
     assert (inventory.container, inventory.facts, inventory.globals) == ("safetensors", (), ())
     assert list(spans) == list(table)
     for tensor in inventory.tensors:

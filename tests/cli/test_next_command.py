@@ -21,7 +21,7 @@ WITHOUT = "load it without map_location:"
 def test_no_command_helps_a_file_whose_bytes_are_lost(tmp_path, say):
     path = Path(shutil.copy(SAMPLES / "adam-mps.pt", tmp_path / "flipped.pt"))
     with open_checkpoint(str(path)) as checkpoint:
-        span = checkpoint.container.storage_span("0")
+        span = checkpoint.file.span("0")
     data = bytearray(path.read_bytes())
     data[span.start] ^= 1
     path.write_bytes(data)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove import api
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
@@ -31,7 +31,7 @@ def test_both_commands_judge_a_file_alike(name, devices):
 
     path = str(SAMPLES / name)
     inspected = api.inspect(path, device_count=devices).findings
-    with open_stored(path, Limits(), to_resume=True) as checkpoint:
+    with open_checkpoint(path, Limits(), keep_trees=True) as checkpoint:
         asked = VerifyRequest(path=path, devices=devices)
         verified, checks, _ = checks_without_torch(checkpoint, None, asked)
     assert [(one.code, one.severity, one.fix) for one in verified] == [

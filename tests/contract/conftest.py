@@ -18,8 +18,8 @@ import old_tar
 import pytest
 import saving
 import torch
+from open_containers import open_container
 
-from ckptmove.formats.opening import open_container
 from ckptmove.io.contracts import BytesSegment, InflateSegment
 from ckptmove.limits import Limits
 from ckptmove.model import StorageRef

@@ -175,4 +175,4 @@ def test_what_stays_because_of_a_shared_storage_is_named(tmp_path: Path) -> None
     weight = torch.ones(2)
     torch.save({"model": {"w": weight, "b": torch.ones(1)}, "ema": {"w": weight}}, tmp_path / "run.pth")
     notes = ckptmove.convert(tmp_path / "run.pth", to="cuda", keep=["ema.*"], dry_run=True).notes
-    assert notes == ("stay too, for they share memory with what --keep names: model.w",)
+    assert notes == ("also kept, because they share storage with a --keep match: model.w",)

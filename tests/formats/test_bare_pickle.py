@@ -114,18 +114,18 @@ def test_a_storage_lies_where_it_is_said_to(write, protocol):
     with open_checkpoint(write(data)) as checkpoint:
         for tensor in checkpoint.inventory.tensors:
             if not tensor.parts:
-                span = checkpoint.container.storage_span(tensor.storage)
+                span = checkpoint.file.span(tensor.storage)
                 storage = bytes(expected[tensor.name].untyped_storage())
                 assert data[span.start : span.end] == storage
-        assert checkpoint.container.check() == ()
-        assert not checkpoint.container.has_checksums()
+        assert checkpoint.check() == ()
+        assert not checkpoint.file.has_checksums
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2])
 def test_what_is_written_as_text_lies_nowhere(write, protocol):
     with open_checkpoint(write(dumped({"w": torch.ones(2)}, protocol))) as checkpoint:
         (tensor,) = checkpoint.inventory.tensors
-        assert checkpoint.container.storage_span(tensor.storage) is None
+        assert checkpoint.file.span(tensor.storage) is None
         assert checkpoint.inventory.facts == (ArchiveFact("encoded-storage", tensor.storage, 8),)
 
 
@@ -245,8 +245,8 @@ def test_a_zip_archive_inside(write, tmp_path):
     with open_checkpoint(path) as checkpoint:
         names = [tensor.name for tensor in checkpoint.inventory.tensors]
         assert names == ["first.w", "first.b", "second.w", "second.b"]
-        assert checkpoint.container.has_checksums()
-        span = checkpoint.container.storage_span(checkpoint.inventory.tensors[2].storage)
+        assert checkpoint.file.has_checksums
+        span = checkpoint.file.span(checkpoint.inventory.tensors[2].storage)
         assert torch.equal(torch.frombuffer(bytearray(data[span.start : span.end]), dtype=torch.float64), inner["w"])
     convert(path, to="mps", cast=True, output=str(output))
     after, tags = loaded(output.read_bytes())
@@ -396,7 +396,7 @@ def test_a_storage_that_no_stream_holds_is_missing(write):
     with open_checkpoint(write(data)) as checkpoint:
         (fact,) = checkpoint.inventory.facts
         assert (fact.kind, fact.record) == ("missing-storage", "9:x")
-        assert checkpoint.container.storage_span("9:x") is None
+        assert checkpoint.file.span("9:x") is None
 
 
 def test_persistent_ids_inside_that_are_no_storages_stay_as_they_are(write):

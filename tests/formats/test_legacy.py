@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ckptmove.api import convert
-from ckptmove.checkpoint.layouts.stored import open_stored
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
 from ckptmove.verification.loaded import load, named_tensors
@@ -66,7 +65,7 @@ def saved(request, tmp_path):
 def test_facts_and_values_are_those_of_torch(saved):
     root = torch.load(saved, weights_only=True)
     expected = list(named_tensors(root))
-    with open_stored(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         records = [part for tensor in checkpoint.inventory.tensors for part in tensor.dense()]
         assert [record.name for record in records] == [name for name, _ in expected]
         for record, (name, own) in zip(records, expected, strict=True):
@@ -90,7 +89,7 @@ def test_the_inventory_is_that_of_the_zip(saved, tmp_path):
 
 def test_verify_loads_it_without_a_mapping(saved):
     with open_checkpoint(str(saved)) as checkpoint:
-        loaded = load(checkpoint.container.name, checkpoint.container.source.path)
+        loaded = load(checkpoint.inventory.container, checkpoint.path)
     assert (loaded.refusal, loaded.error, loaded.is_mapped) == ("", "", False)
 
 
@@ -109,7 +108,7 @@ def test_an_untyped_storage_is_read_and_moved(tmp_path, dtype):
         torch.save({"w": torch.arange(7).to(dtype)}, path, _use_new_zipfile_serialization=False)
     except KeyError:
         pytest.skip("this torch writes no such storage into a stream")
-    with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         (record,) = checkpoint.inventory.tensors
         assert record.dtype == str(dtype).removeprefix("torch.")
         assert torch.equal(bits(stored.tensor(record)), bits(torch.arange(7).to(dtype)))

@@ -96,7 +96,7 @@ def check_tensors(path, tensors):
             assert (f"torch.{own.dtype}", own.shape) == (str(tensor.dtype), tuple(tensor.shape))
             assert own.stride == torch.empty(tensor.shape).stride()
             assert (own.device, own.storage, own.storage_offset) == ("unknown", own.name, 0)
-            span = checkpoint.container.storage_span(own.storage)
+            span = checkpoint.file.span(own.storage)
             raw = data[span.start : span.end]
             assert own.nbytes == len(raw) == tensor.numel() * tensor.element_size()
             assert list(raw) == (tensor.reshape(-1).view(torch.uint8).tolist() if raw else [])
@@ -117,7 +117,7 @@ def test_the_table_is_the_one_that_torch_reads(write):
         for tensor in checkpoint.inventory.tensors:
             theirs = table.pop(tensor.name)
             assert list(tensor.shape) == theirs["shape"]
-            span = checkpoint.container.storage_span(tensor.name)
+            span = checkpoint.file.span(tensor.name)
             assert [span.start - start, span.end - start] == theirs["data_offsets"]
     assert not table
 

@@ -14,6 +14,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from open_containers import open_container
 
 from ckptmove.errors import (
     ArchiveOfFiles,
@@ -23,7 +24,6 @@ from ckptmove.errors import (
     NotACheckpoint,
     UnsupportedContainer,
 )
-from ckptmove.formats.opening import open_container
 from ckptmove.formats.sniff import recognise
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits

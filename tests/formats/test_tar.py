@@ -13,7 +13,7 @@ from torch import nn
 from weights_only_lists import numbers
 
 from ckptmove.api import convert, inspect
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UnsupportedDtype
 from ckptmove.limits import Limits
 from ckptmove.verification.loaded import named_tensors
@@ -83,7 +83,7 @@ def test_facts_and_values_are_those_of_torch(value, protocol, tmp_path):
     path = tmp_path / "saved.pth.tar"
     path.write_bytes(tar_of(value, protocol=protocol))
     expected = list(named_tensors(loaded(path)))
-    with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         records = checkpoint.inventory.tensors
         assert [record.name for record in records] == [name for name, _ in expected]
         for record, (name, own) in zip(records, expected, strict=True):

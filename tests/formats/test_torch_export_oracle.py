@@ -11,11 +11,11 @@ import warnings
 import exporting
 import pytest
 import torch
+from open_containers import open_container
 
 import ckptmove
 from ckptmove.cli.outcome import failure_of
 from ckptmove.errors import CkptMoveError, UneditableGraph
-from ckptmove.formats.opening import open_container
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from open_containers import open_container
 
 import ckptmove.api
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.opening import open_container
 from ckptmove.formats.torch_legacy import TorchLegacy
 from ckptmove.limits import Limits
 

@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from old_tar import FIRST_ADDRESS, archive, members_of, tar_of
+from open_containers import open_container
 
 from ckptmove.api import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.opening import open_container
 from ckptmove.limits import Limits
 
 BASE = torch.arange(6.0)

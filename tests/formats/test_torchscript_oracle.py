@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ckptmove.api import convert, inspect
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UncastableDtype
 from ckptmove.limits import Limits
 from ckptmove.verification.state import StoredTensors
@@ -155,7 +155,7 @@ def test_names_and_facts_are_those_of_the_state_dict(saved):
 
 def test_values_are_those_of_the_state_dict(saved):
     expected = torch.jit.load(saved, map_location="cpu").state_dict()
-    with open_stored(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(saved), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         for record in checkpoint.inventory.tensors:
             if record.name in expected:
                 assert torch.equal(stored.tensor(record), expected[record.name])

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from open_containers import open_container
 
 from ckptmove import api
 from ckptmove.errors import WriteFailed
-from ckptmove.formats.opening import open_container
 from ckptmove.io import cloning, new_file
 from ckptmove.io.leftovers import clear_leftovers
 from ckptmove.io.new_file import NewFile

@@ -15,12 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 import ckptmove
-from ckptmove import api, errors
+from ckptmove import errors
 from ckptmove.cli import streams
 from ckptmove.cli.config import _seen_from
-from ckptmove.conversion import directory as moving
 from ckptmove.errors import OutputIsSource, StdoutFailed, WriteFailed, reason_of
-from ckptmove.io import journal, portable, sink
+from ckptmove.io import journal, locations, new_output, portable, sink
 from ckptmove.io.directory_sink import DirectorySink
 from ckptmove.io.leftovers import temporary_names
 from ckptmove.io.portable import is_reserved
@@ -102,19 +101,19 @@ def test_paths_of_two_drives_share_no_folder(on_windows):
 
 
 def test_an_output_on_another_drive_is_apart(on_windows):
-    on_windows(portable, moving)
-    moving._require_apart(r"C:\run", r"D:\out")
+    on_windows(portable, new_output)
+    new_output.require_new_folder(r"C:\run", r"D:\out", force=True)
     with pytest.raises(OutputIsSource):
-        moving._require_apart(r"C:\run", r"C:\run\out")
+        new_output.require_new_folder(r"C:\run", r"C:\run\out", force=True)
 
 
 def test_the_output_beside_a_source(monkeypatch, on_windows):
-    on_windows(api)
-    monkeypatch.setattr(api, "SEPARATORS", "\\/")
-    assert api.default_output(r"C:\runs.old\x.pth", "cuda:0") == r"C:\runs.old\x.cuda0.pth"
-    monkeypatch.setattr(api, "is_folder", lambda path: True)
+    on_windows(locations)
+    monkeypatch.setattr(locations, "SEPARATORS", "\\/")
+    assert locations.default_output(r"C:\runs.old\x.pth", "cuda0") == r"C:\runs.old\x.cuda0.pth"
+    monkeypatch.setattr(locations, "is_folder", lambda path: True)
     for path in ("C:\\runs\\x\\", "C:\\runs\\x/", r"C:\runs\x"):
-        assert api.default_output(path, "cuda:0") == r"C:\runs\x.cuda0"
+        assert locations.default_output(path, "cuda0") == r"C:\runs\x.cuda0"
 
 
 def test_a_journal_is_beside_its_file(on_windows):

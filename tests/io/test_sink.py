@@ -14,8 +14,9 @@ import pytest
 
 from ckptmove.errors import NotDurable, OutputExists, WriteFailed
 from ckptmove.io.leftovers import clear_leftovers
+from ckptmove.io.locations import same_file
 from ckptmove.io.outputs import LeftoversRemoved
-from ckptmove.io.sink import FileSink, same_file
+from ckptmove.io.sink import FileSink
 
 
 def write(output, data=b"new", *, force=False):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ckptmove import convert
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.limits import Limits
 from ckptmove.verification.against import differences
@@ -142,7 +142,7 @@ def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):
     for name, letter in (("a", b"x"), ("b", b"y")):
         (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": torch.ones(1), "long": letter * 500}))
     one, other = (str(tmp_path / f"{name}.pkl") for name in "ab")
-    with open_stored(one, Limits()) as mine, open_stored(other, Limits()) as theirs:
+    with open_checkpoint(one, Limits()) as mine, open_checkpoint(other, Limits()) as theirs:
         found, same = find_counterparts(mine, theirs), find_counterparts(mine, mine)
         assert "long string" in str(differences(mine, theirs, found, Limits()).lost)
         assert not differences(mine, mine, same, Limits()).lost

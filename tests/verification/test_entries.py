@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
 from ckptmove.verification.step.entries import foreign_kind, leaves, nested_state
 
@@ -28,7 +28,7 @@ TENSOR = torch.arange(3.0)
 def entry_of(state, path):
     group = {"lr": 0.1, "mine": 1, "params": [0]}
     torch.save({"model": {"w": torch.ones(3)}, "optimizer": {"state": {0: state}, "param_groups": [group]}}, path)
-    with open_stored(str(path), Limits()) as whole:
+    with open_checkpoint(str(path), Limits()) as whole:
         return whole.inventory.optimizers[0].state[0]
 
 

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.checkpoint.layouts.stored import open_stored
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
@@ -42,7 +41,7 @@ def structure(path, ignored=()):
 
 @pytest.mark.parametrize("kind", ["short-storage", "missing-storage", "past-end", "crc-mismatch"])
 def test_a_file_with_broken_records_fails(make, kind):
-    with open_stored(make("AdamW"), Limits()) as checkpoint:
+    with open_checkpoint(make("AdamW"), Limits()) as checkpoint:
         whole = checkpoint.inventory
         check = check_file(checkpoint.parts)
         assert check.status == "passed"
@@ -55,14 +54,14 @@ def test_a_file_with_broken_records_fails(make, kind):
 
 
 def test_what_is_no_fault_of_the_file_does_not_fail_it(make):
-    with open_stored(make("AdamW"), Limits()) as checkpoint:
+    with open_checkpoint(make("AdamW"), Limits()) as checkpoint:
         check = check_file(checkpoint.parts)
         harmless = replace(checkpoint.inventory, facts=(ArchiveFact("orphan-record", "x", 3),))
         assert fail_on_findings(check, find_all(harmless, Context())) is check
 
 
 def test_a_pickle_that_attacks_fails_the_file(make):
-    with open_stored(make("AdamW"), Limits()) as checkpoint:
+    with open_checkpoint(make("AdamW"), Limits()) as checkpoint:
         inventory = replace(checkpoint.inventory, globals=(classify("os.system"), classify("torch.Size")))
         check = fail_on_findings(check_file(checkpoint.parts), find_all(inventory, Context()))
     assert check.status == "failed"
@@ -86,7 +85,7 @@ def test_a_check_that_has_failed_keeps_its_own_words():
 def test_a_file_without_crcs_is_said_and_not_failed(make):
     with saving.crcs(written=False):
         path = make("AdamW")
-    with open_stored(path, Limits()) as checkpoint:
+    with open_checkpoint(path, Limits()) as checkpoint:
         check = check_file(checkpoint.parts)
         assert check.status == "passed"
         assert dict(check.evidence)["checksums"] is False

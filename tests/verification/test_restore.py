@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.formats.bare_pickle import BarePickle
 from ckptmove.formats.torch_zip import TorchZip
@@ -27,7 +27,7 @@ from ckptmove.verification.step.counters import Counters
 
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
-    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         loaded = LoadedFiles(checkpoint.parts, stored)
         spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
@@ -205,7 +205,7 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
 
 
 def restore_with(path, loaded):
-    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})
         return survey(
             checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
@@ -247,7 +247,7 @@ def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):
 def test_big_endian_files_are_swapped(make):
     tree = {"w": torch.arange(5.0), "b": torch.tensor([1, 2], dtype=torch.uint8)}
     path = make.save(tree)
-    with open_stored(path, Limits()) as checkpoint:
+    with open_checkpoint(path, Limits()) as checkpoint:
         (file,) = checkpoint.parts
         file.byteorder = "big"
         weights, plain = checkpoint.inventory.tensors
@@ -261,7 +261,7 @@ def test_big_endian_files_are_swapped(make):
 @pytest.mark.parametrize("size", [10, 100_000], ids=["read", "mapped"])
 def test_a_file_that_becomes_shorter_is_noticed(make, size):
     path = make.save({"w": torch.zeros(size)})
-    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         record = checkpoint.inventory.tensors[0]
         os.truncate(path, 64)
         with pytest.raises(SourceChanged):
@@ -272,7 +272,7 @@ def test_a_file_that_becomes_shorter_is_noticed(make, size):
 
 def test_the_file_is_never_written_to(make):
     path = make.save({"w": torch.zeros(100_000)})
-    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         stored.tensor(checkpoint.inventory.tensors[0]).fill_(1)
         assert stored.tensor(checkpoint.inventory.tensors[0]).sum() == 0
 
@@ -296,7 +296,7 @@ def test_bytes_are_compared_wherever_they_lie(start):
 def test_pages_of_the_mapping_are_given_back_and_come_again(make):
     size = 5_000_000
     path = make.save({"a": torch.ones(size), "b": torch.full((size,), 2.0)})
-    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         first, second = checkpoint.inventory.tensors
         loaded = LoadedFiles(checkpoint.parts, stored)
         source = LoadedTensors(loaded, stored, checkpoint.inventory, stored)
@@ -307,7 +307,7 @@ def test_pages_of_the_mapping_are_given_back_and_come_again(make):
 
 def test_tensors_whose_paths_read_alike_are_told_apart(make):
     tree = {"a": {"b": torch.ones(2)}, "a.b": torch.full((2,), 2.0)}
-    with open_stored(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(make.save(tree), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         source = LoadedTensors(LoadedFiles(checkpoint.parts, stored), stored, checkpoint.inventory, stored)
         assert [source.tensor(record).sum().item() for record in checkpoint.inventory.tensors] == [2.0, 4.0]
 
@@ -337,14 +337,14 @@ def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
 
 
 def test_what_torch_did_not_return_is_asked_for_in_vain(make):
-    with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         nothing = LoadedFiles(checkpoint.parts, stored, {"": Loaded()})
         with pytest.raises(LookupError):
             LoadedTensors(nothing, stored, checkpoint.inventory, stored).tensor(checkpoint.inventory.tensors[0])
 
 
 def test_what_torch_refused_is_read_a_second_time(make):
-    with open_stored(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         refused = LoadedFiles(checkpoint.parts, stored, {"": Loaded(refusal="no")})
         record = checkpoint.inventory.tensors[0]
         assert torch.equal(
@@ -354,7 +354,7 @@ def test_what_torch_refused_is_read_a_second_time(make):
 
 def test_a_file_that_has_gone_is_said(make, tmp_path):
     path = make("AdamW")
-    with open_stored(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         (tmp_path / "c.pt").unlink()
         with pytest.raises(AccessFailed):
             stored.tensor(checkpoint.inventory.tensors[0])

@@ -1,6 +1,6 @@
-"""A tensor that lies in pieces, read as if its elements lay in order in one place.
+"""Read a tensor that is stored in pieces as if its elements were contiguous.
 
-Never holds more of it than what was asked for, save for a piece whose own elements do not lie in order.
+A piece whose own elements are not in order is held whole.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ChunkElements:
     """The elements of one chunk, in the order in which torch counts them and in this machine's byte order."""
 
     def __init__(self, stored: StoredBytes, record: TensorRecord, span: Span) -> None:
-        """Take a tensor for a chunk.
+        """Hold the tensor of a chunk.
 
         Args:
             stored: its storage.
-            record: the tensor.
+            record: its tensor.
             span: its :func:`ckptmove.checkpoint.elements.extent`.
         """
         self._stored, self._record, self._start = stored, record, span.start
@@ -46,13 +46,13 @@ class ChunkElements:
 
 
 class _Box(NamedTuple):
-    """A chunk as rows that lie side by side in the tensor: axes that it fills to the end are parts of the one before.
+    """A chunk as rows of the tensor: an axis that it fills completely is merged into the axis before.
 
     Attributes:
         shape: of the tensor.
-        offsets: where the chunk begins in it.
+        offsets: first index of the chunk on each axis.
         sizes: its own shape.
-        place: of the chunk among all.
+        place: index of the chunk.
     """
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class _Box(NamedTuple):
     place: int
 
     def before(self, index: int) -> int:
-        """How many of its elements stand before an element of the tensor."""
+        """Number of its elements before an element of the tensor."""
         count, rest, own = 0, prod(self.shape), prod(self.sizes)
         for size, offset, extent in zip(self.shape, self.offsets, self.sizes, strict=True):
             rest, own = rest // size, own // extent
@@ -72,7 +72,7 @@ class _Box(NamedTuple):
         return count
 
     def position(self, element: int) -> int:
-        """Where one of its elements stands in the tensor."""
+        """Index in the tensor of one of its elements."""
         found, by = 0, 1
         for size, offset, extent in zip(
             reversed(self.shape), reversed(self.offsets), reversed(self.sizes), strict=True
@@ -83,7 +83,7 @@ class _Box(NamedTuple):
         return found
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Its elements from ``first`` to ``last``, run by run: first, after the last, and its place in the tensor."""
+        """Its elements from ``first`` to ``last``, run by run: first, end, and index in the tensor."""
         width = self.sizes[-1]
         while first < last:
             end = min(first - first % width + width, last)
@@ -92,18 +92,18 @@ class _Box(NamedTuple):
 
 
 class AssembledTensor:
-    """The bytes of a contiguous tensor, put together from its chunks as they are asked for."""
+    """Bytes of a contiguous tensor, assembled from its chunks as they are read."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk], load: Callable[[int], ChunkElements]
     ) -> None:
-        """Take note of the chunks; none is looked at before its elements are asked for.
+        """Hold the chunks; a chunk is opened when its elements are read.
 
         Args:
             shape: of the tensor.
             dtype: of its elements.
-            chunks: parts that lie side by side and cover it; none is empty.
-            load: the elements of one, by its place among them.
+            chunks: disjoint parts that cover it, and are not empty.
+            load: returns the elements of a chunk, by its index.
         """
         self._item = ITEM_BYTES[dtype]
         self._load = load
@@ -111,15 +111,15 @@ class AssembledTensor:
         boxes = [_box(shape, chunk, place) for place, chunk in enumerate(chunks)]
         self._boxes = sorted(boxes, key=lambda box: box.position(0))
         self._firsts = [box.position(0) for box in self._boxes]
-        #: Where the last element of the boxes so far stands, so that those that end before a place are the first ones.
+        #: Index of the last element of the boxes so far, to skip the boxes that end before an index.
         self._lasts = list(accumulate((box.position(prod(box.sizes) - 1) for box in self._boxes), max))
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive), both between two elements.
 
         Raises:
-            DamagedArchive: a piece is not the chunk that it should be.
-            UnreadableInput, LimitExceeded: it cannot be read.
+            DamagedArchive: if a piece is not the expected chunk.
+            UnreadableInput, LimitExceeded: if it is unreadable.
         """
         item, low, high = self._item, start // self._item, end // self._item
         data = bytearray(end - start)

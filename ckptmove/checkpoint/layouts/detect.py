@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
-    from ckptmove.checkpoint.layouts.listing import ListedFile, Listing
+    from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.model import LayoutName
 
 #: An index of a million tensors is smaller.

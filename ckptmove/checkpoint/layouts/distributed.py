@@ -1,6 +1,6 @@
-"""Folders that torch.distributed.checkpoint has written, each of them a part of a directory.
+"""Find and read folders of torch.distributed.checkpoint in a directory.
 
-Never follows a name in ``.metadata`` to a place that the listing of the directory does not have.
+No name in ``.metadata`` is followed to a file outside the listing of the directory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
-from ckptmove.checkpoint.opening import Survey, naming
+from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.formats.sniff import recognise
@@ -23,12 +22,11 @@ from ckptmove.model import ArchiveFact
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ckptmove.checkpoint.layouts.listing import Listing
-    from ckptmove.checkpoint.layouts.merge import Part
     from ckptmove.formats.dcp.metadata import Piece
     from ckptmove.io.contracts import ByteSource, CheckedRange, Progress
+    from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
-    from ckptmove.model import TensorRecord
+    from ckptmove.model import Inventory, TensorRecord
 
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
@@ -37,12 +35,12 @@ _HEAD_BYTES: Final = 9
 
 
 class DistributedFolder(NamedTuple):
-    """A ``.metadata`` and the files beside it; each rank has its own where they saved without talking.
+    """A ``.metadata`` and the files next to it; ranks that saved independently have one each.
 
     Attributes:
-        metadata: path of ``.metadata`` or ``__R.metadata``, seen from the directory.
-        files: sizes in bytes of the files beside it, by name.
-        spare: names of ``*.distcp`` that its table may leave out and that belong to no other.
+        metadata: path of ``.metadata`` or ``__R.metadata`` in the directory.
+        files: sizes in bytes of the files next to it, by name.
+        spare: names of ``*.distcp`` that no other ``.metadata`` owns.
     """
 
     metadata: str
@@ -51,16 +49,16 @@ class DistributedFolder(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder, seen from the directory."""
+        """The path of the folder in the directory."""
         return self.metadata.rpartition("/")[0]
 
     @property
     def path(self) -> str:
-        """What its part of the directory is called: the folder, or ``__R.metadata`` where it has several."""
+        """Name of its part of the directory: the folder, or ``__R.metadata`` if the folder has several."""
         return self.folder if self.metadata.rpartition("/")[2] == ".metadata" else self.metadata
 
     def full(self, file: str) -> str:
-        """The path of a file beside it, seen from the directory."""
+        """The path of a file next to it, from the top of the directory."""
         return f"{self.folder}/{file}" if self.folder else file
 
 
@@ -68,20 +66,20 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
     """The distributed checkpoints in a directory.
 
     Raises:
-        DamagedArchive: a folder has ``*.distcp`` without the ``.metadata`` that says what they are.
-        AccessFailed: a file cannot be read.
+        DamagedArchive: if a folder has ``*.distcp`` without their ``.metadata``.
+        AccessFailed: if a file is unreadable.
     """
-    beside: dict[str, dict[str, int]] = {}
+    by_folder: dict[str, dict[str, int]] = {}
     for file in listing.files:
         if not file.is_hidden:
-            beside.setdefault(file.folder, {})[file.name] = file.size_bytes
+            by_folder.setdefault(file.folder, {})[file.name] = file.size_bytes
     for link in listing.links:
         folder, _, name = link.path.rpartition("/")
-        if folder in beside and is_distributed(name):
+        if folder in by_folder and is_distributed(name):
             with _opened(listing, link.path) as source:
-                beside[folder][name] = source.size
+                by_folder[folder][name] = source.size
     found = []
-    for folder, files in sorted(beside.items()):
+    for folder, files in sorted(by_folder.items()):
         shards = tuple(name for name in files if name.endswith(_SHARD))
         prefix = f"{folder}/" if folder else ""
         tables = [name for name in files if _METADATA.fullmatch(name)]
@@ -98,77 +96,79 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
 
 
 def is_distributed(name: str) -> bool:
-    """Whether a file beside a ``.metadata`` belongs to it, or is what a save that broke off has left."""
+    """Whether a file next to a ``.metadata`` belongs to it, or is left over from an interrupted save."""
     return name.endswith(_SHARD) or _METADATA.fullmatch(name.removesuffix(".tmp")) is not None
 
 
-def survey_distributed(
-    listing: Listing,
-    part: DistributedFolder,
-    limits: Limits,
-    *,
-    check: bool = False,
-    outline: bool = False,
-    objects: bool = False,
-    progress: Progress | None = None,
-) -> tuple[Survey, DistributedCheckpoint]:
-    """Read a distributed checkpoint as data and close it.
+class ReadFolder(NamedTuple):
+    """A distributed checkpoint that was read; its files are closed.
+
+    Attributes:
+        container: its ``.metadata``, and its objects if they were read.
+        inventory: its content.
+        damage: facts about objects that could not be read.
+    """
+
+    container: DistributedCheckpoint
+    inventory: Inventory
+    damage: tuple[ArchiveFact, ...]
+
+
+def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits, *, objects: bool) -> ReadFolder:
+    """Read a distributed checkpoint, without the bytes of its tensors.
 
     Args:
-        listing: the directory that it is in.
-        part: where.
-        limits: what it may ask for.
-        check: whether to read every piece, compare its CRCs, and hold it against ``.metadata``. What is wrong with one
-            is a fact: the rest can be read all the same.
-        outline: whether to make the outline too.
-        objects: whether to read the pieces that are no tensors: the options of an optimizer, counters, schedules.
-        progress: told of bytes checked and bytes in all.
+        listing: the directory that contains it.
+        folder: its place in the directory.
+        limits: resource limits for reading it.
+        objects: whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
 
     Raises:
-        UnreadableInput: a file cannot be read, ``.metadata`` is damaged, or it is of a kind that is not read.
-        LimitExceeded: it asks for more than the limits allow.
+        UnreadableInput: if a file is unreadable, ``.metadata`` is damaged, or its format is not supported.
+        LimitExceeded: if it needs more than the limits allow.
     """
-    home = listing.full(part.folder).rstrip("/")
-    with _opened(listing, part.metadata) as source, naming(source.path):
-        container = DistributedCheckpoint(source, part.files, limits)
-        _require_streams(listing, part, container)
+    with _opened(listing, folder.metadata) as source, naming(source.path):
+        container = DistributedCheckpoint(source, folder.files, limits)
+        _require_streams(listing, folder, container)
         container.require_apart()
-        damaged = tuple(_read_objects(listing, part, container, limits)) if objects else ()
+        damage = tuple(_read_objects(listing, folder, container, limits)) if objects else ()
         machine = container.read_whole() if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = source.size + sum(container.sizes.values())
-    # Keys that are numbers are text there, and a load puts them back under whatever the training has.
-    inventory = replace(inventory, optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers))
-    facts = inventory.facts + tuple(_unnamed(part, container))
-    facts += tuple(_check(listing, part, container, limits, progress)) if check else damaged
-    lines = make_outline(machine.root, limits, machine.end) if outline else ()
-    return Survey(
-        replace(inventory, path=home, layout="dcp", size_bytes=nbytes, facts=facts), lines, 0, has_checksums=True
-    ), container
+    inventory = replace(
+        inventory,
+        path=listing.full(folder.folder).rstrip("/"),
+        layout="dcp",
+        size_bytes=nbytes,
+        facts=(*inventory.facts, *_unnamed(folder, container)),
+        # Keys that are numbers are text there, and a load puts them back under the keys of the training.
+        optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
+    )
+    return ReadFolder(container, inventory, damage)
 
 
 class PiecesOfFile(NamedTuple):
-    """What is copied of a file of a distributed checkpoint, and must be what was written.
+    """Pieces of a distributed checkpoint that one file contains.
 
     Attributes:
-        container: what ``.metadata`` says.
-        pieces: those in the file, in its order.
+        container: its ``.metadata``.
+        pieces: pieces in the file, in its order.
     """
 
     container: DistributedCheckpoint
     pieces: Sequence[Piece]
 
     def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
-        """The CRCs in the file, once the form of each piece is what it should be.
+        """Check the form of each piece, and return the CRCs in the file.
 
         Args:
             source: the file.
-            limits: what a piece may ask for.
-            turn: called before each piece; it raises where there is no need any more.
+            limits: resource limits for reading a piece.
+            turn: called before each piece; it raises to stop.
 
         Raises:
-            CrcMismatch, DamagedArchive, DamagedPickle: a piece is damaged.
-            UnreadableInput, LimitExceeded: it is of a kind that is not read, or asks for too much.
+            CrcMismatch, DamagedArchive, DamagedPickle: if a piece is damaged.
+            UnreadableInput, LimitExceeded: if its format is not supported, or it needs too much.
         """
         found: list[CheckedRange] = []
         for piece in self.pieces:
@@ -178,25 +178,27 @@ class PiecesOfFile(NamedTuple):
 
 
 def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -> Mapping[str, PiecesOfFile]:
-    """What is in each file of a distributed checkpoint, by its path seen from the directory.
+    """The pieces in each file of a distributed checkpoint, by the path of the file in the directory.
 
     Args:
         part: where it is.
-        container: what was read of it, of which every piece is there.
+        container: its ``.metadata``.
     """
     return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
 
 
-def file_records(part: DistributedFolder, container: DistributedCheckpoint, whole: Part) -> tuple[FileRecord, ...]:
-    """A row for each file: which tensors it holds, or pieces of them.
+def file_records(
+    part: DistributedFolder, container: DistributedCheckpoint, inventory: Inventory
+) -> tuple[FileRecord, ...]:
+    """A row of the table of files for each file, with the tensors that have pieces in it.
 
     Args:
-        part: where the checkpoint is.
-        container: what was read of it.
-        whole: it, as a part of the directory.
+        part: place of the checkpoint.
+        container: its ``.metadata``.
+        inventory: its inventory, as a part of the directory.
     """
-    by_storage = {one.storage: one for one in whole.inventory.tensors}
-    prefix = f"{whole.file.path}/" if whole.file.path else ""
+    by_storage = {one.storage: one for one in inventory.tensors}
+    prefix = f"{part.path}/" if part.path else ""
     held: dict[str, dict[str, TensorRecord]] = {name: {} for name in (*container.sizes, *part.spare)}
     for piece in container.metadata.pieces:
         tensor = by_storage.get(prefix + piece.name)
@@ -225,9 +227,9 @@ def _is_table(listing: Listing, path: str) -> bool:
 
 
 def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
-    """Refuse pieces that are no ``torch.save``: ``FileSystemWriter(serialization_format=SAFETENSORS)``.
+    """Raise UnsupportedContainer for pieces of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    Its ``.metadata`` is the same, but for places that are none.
+    Its ``.metadata`` is the same, except that the places of pieces mean nothing.
     """
     seen: set[str] = set()
     for piece in container.whole_pieces():
@@ -241,7 +243,7 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
 
 
 def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:
-    """Files that nothing refers to, as an earlier save by more ranks leaves them."""
+    """Files without a reference, left over from an earlier save by more ranks."""
     for name in sorted(part.spare):
         if name not in container.sizes and part.files[name]:
             yield ArchiveFact("unnamed-file", name, part.files[name])
@@ -257,10 +259,10 @@ def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
 ) -> Iterator[ArchiveFact]:
-    """Have the container hold what is no tensor; of two places of one object the last counts, as in torch's dict.
+    """Read objects that are not tensors into the container; of two places of one object torch uses the last.
 
     Returns:
-        What is damaged of it: nothing else is known of that.
+        Facts about those that are damaged.
     """
     last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
     for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
@@ -280,13 +282,25 @@ def _read_object(
     return ()
 
 
-def _check(
+def check_pieces(
     listing: Listing,
     part: DistributedFolder,
     container: DistributedCheckpoint,
     limits: Limits,
     progress: Progress | None,
 ) -> Iterator[ArchiveFact]:
+    """Read every piece, and compare it with its CRCs and with ``.metadata``.
+
+    Args:
+        listing: the directory that contains the checkpoint.
+        part: its place in the directory.
+        container: its ``.metadata``.
+        limits: resource limits for reading a piece.
+        progress: called with the bytes checked so far and the total.
+
+    Raises:
+        UnreadableInput, LimitExceeded: if a file is no longer readable.
+    """
     done, total = 0, sum(container.sizes.values())
     for file, own in _by_file(container.whole_pieces()).items():
         with _opened(listing, part.full(file)) as source:

@@ -1,22 +1,27 @@
-"""A folder of torch.distributed.checkpoint as a part of a checkpoint: each tensor put together from its pieces.
+"""A distributed checkpoint as a part of a checkpoint: each tensor is assembled from its pieces.
 
-Never opens a piece before it is asked for, and never takes one for the chunk that it should be without looking.
+A piece is opened when it is read, and compared with the chunk that ``.metadata`` describes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, extent, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
+from ckptmove.checkpoint.layouts.distributed import check_pieces, file_records, pieces_of_files
 from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, limits_of, open_chunk
-from ckptmove.checkpoint.layouts.stored_part import StoredPart
-from ckptmove.checkpoint.opening import naming
+from ckptmove.checkpoint.layouts.merge import moved_inventory
+from ckptmove.checkpoint.naming import naming
+from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
 from ckptmove.io.part import PartSource
@@ -26,13 +31,13 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckptmove.checkpoint.layouts.distributed import DistributedFolder
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.layouts.distributed import DistributedFolder, PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
-    from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
     from ckptmove.formats.dcp.metadata import Piece, StoredTensor
-    from ckptmove.io.contracts import ByteSource
+    from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, Inventory, TensorRecord
+    from ckptmove.model import ArchiveFact, ContainerName, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
@@ -43,9 +48,9 @@ class StoredPiece(NamedTuple):
 
     Attributes:
         source: its bytes.
-        place: for people: its file, and where it begins in that.
-        kind: what it is.
-        chunk: which part of its tensor it is; of an object, one without axes.
+        place: its file and offset, in words.
+        kind: its container.
+        chunk: its part of the tensor; for an object, a chunk without axes.
     """
 
     source: ByteSource
@@ -54,59 +59,62 @@ class StoredPiece(NamedTuple):
     chunk: Chunk
 
 
-class DistributedPart(StoredPart):
-    """A ``.metadata`` and the files beside it."""
+class DistributedPart(OpenPart):
+    """A ``.metadata`` and the files next to it."""
 
     is_distributed = True
     byteorder = sys.byteorder
     disk = None
 
     def __init__(
-        self,
-        inventory: Inventory,
-        folder: DistributedFolder,
-        container: DistributedCheckpoint,
-        files: OpenFiles,
-        limits: Limits,
-        base: int = 0,
+        self, folder: DistributedFolder, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0
     ) -> None:
-        """Hold what was read of a folder.
+        """Hold a folder that was read, as a part of a directory.
 
         Args:
-            inventory: what it holds, in the terms of the whole.
             folder: the folder.
-            container: what its ``.metadata`` says, with its objects.
-            files: those of the whole directory.
-            limits: what a piece may ask for.
-            base: what was added to its sites.
+            read: its content.
+            files: files of the directory.
+            limits: resource limits for reading a piece.
+            base: offset that is added to its sites.
         """
-        self.name, self.path, self.inventory, self.base = folder.path, inventory.path, inventory, base
-        self._folder, self._container, self._files, self._limits = folder, container, files, limits
+        self.name, self.path, self.base = folder.path, read.inventory.path, base
+        whole = moved_inventory(folder.path, read.inventory, base)
+        self.rows = file_records(folder, read.container, whole)
+        self._undamaged = whole.facts
+        damage = tuple(FileFact.of(fact, folder.path) for fact in read.damage)
+        self.inventory = replace(whole, facts=whole.facts + damage)
+        self._folder, self._files, self._limits = folder, files, limits
+        self._container = container = read.container
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
         names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
         self._names = dict.fromkeys(names)
         # Of two places of one chunk the last counts, as in the dict that torch makes of them.
         self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
-        #: Of each piece that was looked into what it is, or None where it is damaged: how is told beside.
+        #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], ContainerName | None] = {}
         self._damage: dict[str, str] = {}
 
     @cached_property
     def has_checksums(self) -> bool:
-        """Whether the first whole piece in each of its files holds CRCs: one process writes all of a file."""
+        """Whether the first whole piece in each of its files has CRCs: one process writes all of a file."""
         first: dict[str, Piece] = {}
         for piece in self._container.whole_pieces():
             if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
                 first[piece.file] = piece
         return all(open_chunk(self._source(one), one, self._limits).has_checksums() for one in first.values())
 
+    def close(self) -> None:
+        """Free its objects."""
+        self._container.objects.clear()
+
     def span(self, key: str) -> Span | None:
-        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
         tensor = self._tensors[key]
         return None if self._found(tensor) is None else Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype])
 
     def storage(self, key: str) -> StoredBytes | None:
-        """The bytes of a tensor by its name, as if they lay in one run; None where some are lost."""
+        """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
         tensor, span = self._tensors[key], self.span(key)
         found = self._found(tensor)
         if found is None or span is None:
@@ -116,13 +124,13 @@ class DistributedPart(StoredPart):
         return StoredBytes(whole, span, self.byteorder)
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
-        """The pieces of a tensor by its name, of which none is lost; those without elements are left out."""
+        """The pieces of a tensor by its name, except those without elements; all of them are complete."""
         for chunk, piece in self._found(self._tensors[key]) or ():
             kind = cast("ContainerName", self._kind_of(piece))  # of what is found, it is known
             yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
 
     def objects(self) -> Iterator[tuple[str, StoredPiece]]:
-        """The pieces of what is no tensor, by name; what is lost, or wrote its own bytes, is left out."""
+        """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""
         for name, found in self._container.objects.items():
             piece = self._piece(name, None)
             if piece is not None and found.kind is not None:
@@ -130,23 +138,37 @@ class DistributedPart(StoredPart):
                 yield name, StoredPiece(*place, found.kind, Chunk((), ()))
 
     def tree(self) -> Value:
-        """The object that was saved, nested as its keys tell, with what is no tensor in its place."""
+        """The saved object, nested by its keys."""
         return self._container.read_whole().root
 
+    def outline(self) -> tuple[OutlineLine, ...]:
+        """Outline of its tree."""
+        machine = self._container.read_whole()
+        return make_outline(machine.root, self._limits, machine.end)
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """All facts about its bytes, after comparing every piece with its CRCs and with ``.metadata``."""
+        found = check_pieces(self._files.listing, self._folder, self._container, self._limits, progress)
+        return (*self._undamaged, *(FileFact.of(fact, self.name) for fact in found))
+
+    def pieces_of_files(self) -> Mapping[str, PiecesOfFile]:
+        """The pieces in each file, by the path of the file in the directory."""
+        return pieces_of_files(self._folder, self._container)
+
     def budget(self) -> Budget:
-        """What one walk over the tree may ask for."""
+        """A new budget for one walk over the tree."""
         return Budget(self._limits, self._container.source.size)
 
     def extras(self) -> Mapping[str, bytes]:
-        """The SHA-256 of each object whose content is not in the tree: it wrote its own bytes, or has tensors in it."""
+        """SHA-256 of each object that is not in the tree because it wrote its own bytes or contains tensors."""
         return self._digests
 
     def lost(self) -> tuple[str, ...]:
-        """Names of the objects whose bytes are not there, or not what was written."""
+        """Names of objects whose bytes are missing or damaged."""
         return tuple(name for name in self._names if self._piece(name, None) is None or name in self._container.damaged)
 
     def why_not(self, record: TensorRecord) -> str:
-        """Why :meth:`bytes_of` knows nothing of a tensor."""
+        """Why :meth:`bytes_of` returns None for a tensor."""
         return self._damage.get(self.own_key(record) or "") or super().why_not(record)
 
     @cached_property
@@ -162,7 +184,7 @@ class DistributedPart(StoredPart):
         return found
 
     def _found(self, tensor: StoredTensor) -> list[tuple[Chunk, Piece]] | None:
-        """The chunks of a tensor that have elements, with their pieces; None where some are lost, or damaged."""
+        """The chunks of a tensor that have elements, with their pieces; None if some are missing or damaged."""
         chunks = {chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values()
         found = [(chunk, piece) for chunk in chunks if (piece := self._piece(tensor.name, chunk.offsets)) is not None]
         if len(found) < len(chunks) or tensor.uncovered > 0:
@@ -170,7 +192,7 @@ class DistributedPart(StoredPart):
         return None if any(self._kind_of(piece) is None for _, piece in found) else found
 
     def _kind_of(self, piece: Piece) -> ContainerName | None:
-        """What the piece of a chunk is; None where it is not the chunk that it should be."""
+        """Container of the piece of a chunk; None if it is not the expected chunk."""
         place = piece.file, piece.span.start
         if place not in self._kinds_of:
             source, self._kinds_of[place] = self._source(piece), None
@@ -182,7 +204,7 @@ class DistributedPart(StoredPart):
         return self._kinds_of[place]
 
     def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
-        """The piece of a chunk or an object; None where it is not all there."""
+        """The piece of a chunk or an object; None if it is incomplete."""
         piece = self._pieces.get((name, offsets))
         return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
 
@@ -191,7 +213,7 @@ class DistributedPart(StoredPart):
             return ChunkElements(*self._open(piece)[1:])
 
     def _open(self, piece: Piece) -> tuple[ContainerName, StoredBytes, TensorRecord, Span]:
-        """What the piece of a chunk is, and where its elements lie."""
+        """Container of the piece of a chunk, and the place of its elements."""
         source = self._source(piece)
         limits = limits_of(piece, self._limits, self._container)
         stream = open_chunk(source, piece, limits)
@@ -208,5 +230,5 @@ class DistributedPart(StoredPart):
 
 
 def _place(piece: Piece) -> str:
-    """Where a piece lies, for people."""
+    """Place of a piece in words."""
     return f"{piece.file} at byte {piece.span.start}"

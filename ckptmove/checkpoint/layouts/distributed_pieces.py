@@ -1,6 +1,6 @@
-"""The pieces of a distributed checkpoint: a chunk of a tensor, or what is no tensor, each a ``torch.save`` of its own.
+"""Read the pieces of a distributed checkpoint: chunks of tensors and objects, each its own ``torch.save``.
 
-Never lets the damage of one piece be that of the whole: it is a fact about the piece, as a bad CRC is in an archive.
+A damaged piece is a fact about that piece, and the rest of the checkpoint stays readable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.opening import naming
+from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, NotACheckpoint
 from ckptmove.formats.dcp.checkpoint import ReadObject
 from ckptmove.formats.opening import container_of
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 _ZIP: Final = b"PK\x03\x04"
 #: What a piece raises that is not what was written.
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
-#: What all pieces may ask for, besides as much as they take: operations, and bytes of pickles.
+#: Operations and bytes of pickles that all pieces together may need, in addition to their own size.
 _OPERATIONS: Final = 1 << 20
 _PICKLE_BYTES: Final = 1 << 22
 
 
 def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) -> Limits:
-    """What one of all pieces may ask for: objects are held at once, and a few kilobytes inflate to many operations.
+    """Resource limits for one piece: all objects are held at once, and a few kilobytes inflate to many operations.
 
-    What is stored plainly, as torch stores it, never asks for more.
+    A piece that is not compressed, as torch writes it, never needs more.
     """
     count = len(container.metadata.pieces)
     operations, nbytes = _OPERATIONS // count + piece.span.nbytes, _PICKLE_BYTES // count + piece.span.nbytes
@@ -62,7 +62,7 @@ def check_piece(
 
     Raises:
         UnreadableInput: the file cannot be read, or the piece is of a kind that is not read.
-        LimitExceeded: it asks for more than the limits allow.
+        LimitExceeded: if it needs more than the limits allow.
     """
     record = f"{piece.file}/{piece.name}"
     try:
@@ -155,7 +155,7 @@ def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
     Arguments and errors as of :func:`open_object`.
 
     Raises:
-        DamagedArchive: it is none.
+        DamagedArchive: if it is not a piece.
     """
     try:
         return container_of(PartSource(source, piece.span), limits)

@@ -1,6 +1,6 @@
-"""The contract of an archive of files: its members as sources, and the archive with some of them changed.
+"""The contract of an archive of files: members as sources, and segments of a changed archive.
 
-Never makes a file of a member: a name in an archive may be anything.
+No member is written to a file: its name could be any path.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.checkpoint.layouts.listing import ListedFile
 from ckptmove.errors import MustBeUnpacked
+from ckptmove.io.listing import ListedFile
 from ckptmove.io.part import PartSource
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, ArchiveForm, Span
 
-#: What macOS puts beside every file of an archive.
+#: Names that macOS adds for every file of an archive.
 _APPLE_FOLDER: Final = "__MACOSX"
 _APPLE_FILE: Final = "._"
 
@@ -28,11 +28,11 @@ class Members(ABC):
     """An open archive of files.
 
     Attributes:
-        form: what it is.
+        form: its form.
         source: its bytes.
         files: its members that are files, by path.
-        has_checksums: whether it holds a CRC of each.
-        facts: what is amiss with the archive itself.
+        has_checksums: whether it has a CRC of each.
+        facts: facts about the archive itself.
     """
 
     form: ClassVar[ArchiveForm]
@@ -43,10 +43,10 @@ class Members(ABC):
 
     @abstractmethod
     def look(self, path: str) -> None:
-        """Refuse a member that is seen without opening it to be no checkpoint.
+        """Raise NotACheckpoint if that is known without opening the member.
 
         Raises:
-            NotACheckpoint: it is none.
+            NotACheckpoint: if it is not a checkpoint.
         """
 
     @abstractmethod
@@ -54,22 +54,22 @@ class Members(ABC):
         """The bytes of a member.
 
         Raises:
-            MustBeUnpacked: it cannot be read where it lies.
+            MustBeUnpacked: if it cannot be read inside of the archive.
             CrcMismatch: its bytes are compressed, and damaged.
         """
 
     @abstractmethod
     def span(self, path: str) -> Span | None:
-        """Where the bytes of a member lie; None where they are compressed."""
+        """Span of a member; None if it is compressed."""
 
     def limits(self, path: str, limits: Limits) -> Limits:
-        """What a member may ask for, of what a file may: as much, where its bytes lie as they are."""
+        """Resource limits for a member; lower than for a file if it is compressed."""
         del path
         return limits
 
     @abstractmethod
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a member block by block, inflated where they are compressed; each is valid until the next."""
+        """The bytes of a member block by block, inflated if they are compressed; each is valid until the next."""
 
     @abstractmethod
     def expression(self, path: str) -> str:
@@ -84,7 +84,7 @@ class Members(ABC):
         """The archive with other bytes in some of its members, all else as it is.
 
         Args:
-            changed: segments of this archive's source that make up such a member, by its path.
+            changed: segments of this archive's source that make up a changed member, by its path.
 
         Raises:
             CrcMismatch: a compressed member that is kept differs from its CRC.
@@ -97,7 +97,7 @@ class Members(ABC):
             members: name and size of each; the names may begin with ``./``, as those of ``tar -c .`` do.
 
         Raises:
-            MustBeUnpacked: two have the same name: which of them counts, whoever unpacks it decides.
+            MustBeUnpacked: if two have the same name: tools differ in which of them they unpack.
         """
         files: dict[str, ListedFile] = {}
         for place, (name, nbytes) in enumerate(members):
@@ -105,11 +105,11 @@ class Members(ABC):
             if path in files:
                 raise self.refusal(f"two of its members are named '{path:.80}'")
             # In an archive that is open, a member stays what it is: its place says enough.
-            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0), _is_hidden(path))
+            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0, 0), _is_hidden(path))
         return tuple(sorted(files.values(), key=lambda file: file.path))
 
     def refusal(self, detail: str, *, locked: bool = False) -> MustBeUnpacked:
-        """The error that says that the archive is not read where it lies, or not without a password."""
+        """The error for an archive that must be unpacked first, or needs a password."""
         return MustBeUnpacked(self.source.path, detail, self.form, locked=locked)
 
     def part(self, path: str, span: Span) -> PartSource:
@@ -120,7 +120,7 @@ class Members(ABC):
 
 
 def full_path(archive: str, path: str) -> str:
-    """How a member is named to people."""
+    """Path of a member as users see it."""
     return f"{archive}/{path}"
 
 

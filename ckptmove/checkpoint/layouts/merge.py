@@ -1,14 +1,11 @@
-"""The inventories of several files as one, as if a dict held them by their paths; and a plan for it, file by file.
-
-Never decides anything: what a file's place says of its tensors is in ``places``.
-"""
+"""Merge the inventories of several files into one, and split a plan for the whole by file."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.checkpoint.state_dicts import RootKeys
@@ -19,8 +16,8 @@ from ckptmove.torch_facts.weights_only import newest
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import (
-        ArchiveFact,
         ContainerName,
         FlagValue,
         GlobalUse,
@@ -37,72 +34,63 @@ if TYPE_CHECKING:
 _Unique = TypeVar("_Unique", bound="Hashable")
 
 
-class Part(NamedTuple):
-    """A checkpoint file of a directory, its inventory written as a part of the whole.
-
-    Attributes:
-        file: what it is.
-        inventory: its own, with names, storages and sites as they are in the directory.
-        base: what was added to its sites: the length of all pickles before.
-        rows: the files that it is made of: itself, unless it is a folder.
-    """
-
-    file: FileRecord
-    inventory: Inventory
-    base: int
-    rows: tuple[FileRecord, ...]
-
-
-def as_part(path: str, inventory: Inventory, base: int, expression: str | None = None) -> Part:
-    """Write an inventory as a part of the whole.
+def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
+    """Write the inventory of a file as a part of the whole: names, keys and sites.
 
     Args:
-        path: of the file, seen from the directory; of a folder that is one checkpoint, empty for the directory itself.
-        inventory: of the file alone.
-        base: length of the pickles of all files before it.
-        expression: Python that opens the file, where no path does.
+        path: path of the file in the directory; of a folder that is one checkpoint, empty for the directory itself.
+        inventory: inventory of the file alone.
+        base: total length of the pickles of all files before it.
     """
     place = file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
-    tensors = tuple(map(mover.tensor, inventory.tensors))
-    storages = tuple(map(mover.storage, inventory.storages))
-    # Code counts on the dtypes of what it works on: where no class is said to be edited, nothing is cast.
+    # Code depends on the dtypes of its operands: without an editable class, nothing is cast.
     is_code = container_class(inventory.container).has_code
+    storages = map(mover.storage, inventory.storages)
     told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
-    moved = replace(
+    return replace(
         inventory,
         root_keys=_root_keys(path, inventory),
-        tensors=tensors,
+        tensors=tuple(map(mover.tensor, inventory.tensors)),
         storages=tuple(one._replace(class_sites=()) if is_code else one for one in storages),
         mentions=tuple(map(mover.mention, inventory.mentions)),
         optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
-        facts=tuple(map(mover.fact, inventory.facts)),
+        facts=tuple(FileFact.of(fact, path) for fact in inventory.facts),
         contents=inventory.contents.union(told),
         rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
         last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),
     )
-    record = FileRecord(
+
+
+def file_record(path: str, inventory: Inventory, expression: str | None) -> FileRecord:
+    """Row of a file in the table of files.
+
+    Args:
+        path: its path in the directory.
+        inventory: its inventory, as a part of the whole.
+        expression: Python that opens the file, if its path does not.
+    """
+    return FileRecord(
         path=path,
-        roles=_roles(moved),
+        roles=_roles(inventory),
         container=inventory.container,
         layout=inventory.layout,
         size_bytes=inventory.size_bytes,
-        tensors=len(tensors),
-        devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
+        tensors=len(inventory.tensors),
+        devices=tuple(dict.fromkeys(tensor.device for tensor in inventory.tensors)),
         expression=expression,
         weights_only_since=_since(inventory),
     )
-    return Part(record, moved, base, (record,))
 
 
-def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes: int) -> DirectoryInventory:
-    """The inventory of a directory or an archive; its layout is yet to be told.
+def merge(path: str, container: ContainerName, parts: Sequence[OpenPart], size_bytes: int) -> DirectoryInventory:
+    """Merge the inventories of all parts; the layout is left to the caller.
 
     Args:
-        path: of the directory.
-        container: what it is, in the public contract.
-        parts: its checkpoint files.
-        size_bytes: of all files.
+        path: path of the directory.
+        container: its name in the public contract.
+        parts: its checkpoints.
+        size_bytes: total size of all files.
     """
     each = [part.inventory for part in parts]
     return DirectoryInventory(
@@ -128,23 +116,23 @@ def merge(path: str, container: ContainerName, parts: Sequence[Part], size_bytes
     )
 
 
-def split_plan(plan: MovePlan, parts: Sequence[Part]) -> tuple[MovePlan, ...]:
-    """A plan for the whole as a plan for each of its parts, in the terms of the file alone.
+def split_plan(plan: MovePlan, parts: Sequence[OpenPart]) -> tuple[MovePlan, ...]:
+    """Split a plan for the whole into one for each part, with keys and sites as they are in the file.
 
-    What is kept is left out, for it changes nothing, and what is inflated: a container knows.
+    Kept tensors are left out because they change nothing, and inflated storages because the container knows them.
     """
     bases = [part.base for part in parts]
     edits: list[list[StorageEdit]] = [[] for _ in parts]
     flags: list[list[FlagEdit]] = [[] for _ in parts]
     for edit in plan.edits:
         index = bisect_right(bases, edit.sites[0]) - 1
-        back = _Mover(parts[index].file.path, -bases[index], None)
+        back = _Mover(parts[index].name, -bases[index], None)
         edits[index].append(back.edit(edit))
     for flag in plan.flags:
         # A plan only names what can be edited, so that there is a site.
         site = cast("int", flag.site if flag.mention is None else flag.mention.site)
         index = bisect_right(bases, site) - 1
-        back = _Mover(parts[index].file.path, -bases[index], None)
+        back = _Mover(parts[index].name, -bases[index], None)
         flags[index].append(back.flag_edit(flag))
     return tuple(
         plan._replace(edits=tuple(own), kept=(), flags=tuple(set_), inflates=())
@@ -153,7 +141,7 @@ def split_plan(plan: MovePlan, parts: Sequence[Part]) -> tuple[MovePlan, ...]:
 
 
 class _Mover:
-    """Puts a file's path before names and keys, and moves sites by the length of what lies before."""
+    """Prefixes names and keys with the path of a file, and shifts sites by the pickles before it."""
 
     def __init__(self, path: str, base: int, place: Role | None) -> None:
         self._path = path
@@ -174,7 +162,7 @@ class _Mover:
         return tuple(site + self._base for site in sites)
 
     def tensor(self, record: TensorRecord) -> TensorRecord:
-        """A tensor; the state of an optimizer holds the same one again."""
+        """A tensor; optimizer state refers to the same record again."""
         moved = self._tensors.get(id(record))
         if moved is None:
             moved = self._tensors[id(record)] = with_file_role(
@@ -202,9 +190,6 @@ class _Mover:
             index_site=self.site(mention.index_site),
             tuple_site=self.site(mention.tuple_site),
         )
-
-    def fact(self, fact: ArchiveFact) -> FileFact:
-        return FileFact(fact.kind, self.key(fact.record), fact.nbytes, self.key(fact.storage_key))
 
     def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
         return optimizer._replace(
@@ -243,7 +228,7 @@ class _Mover:
 
 
 def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
-    """What state_dicts stand under: the file itself where its root is the model's, else the keys of the root."""
+    """Names of the state_dicts: the file if its root is one, else the keys of its root."""
     if not path:
         return inventory.root_keys
     roots = RootKeys(inventory)
@@ -254,21 +239,21 @@ def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
 
 
 def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
-    """The names to tell of: of a distributed checkpoint, which ``torch.load`` never reads, only what is dangerous."""
+    """Globals to report: of a distributed checkpoint, which ``torch.load`` never reads, only the dangerous ones."""
     if container_class(inventory.container).is_editable:
         return inventory.globals
     return tuple(use for use in inventory.globals if use.verdict == "dangerous")
 
 
 def _since(inventory: Inventory) -> str | None:
-    """The first torch that takes all of a pickle in weights-only mode; None where none does."""
+    """First version of torch that loads the pickle in weights-only mode; None if no version does."""
     since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
     is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
     return None if is_refused else newest(since)
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:
-    """What is in a file: the roles of its tensors, and the parts of a resume that have none."""
+    """Roles in a file: those of its tensors, and those without tensors."""
     found: dict[Role, None] = dict.fromkeys(tensor.role for tensor in inventory.tensors)
     if inventory.optimizers:
         found["optimizer"] = None

@@ -1,7 +1,4 @@
-"""A tar of files: what lies in it, and a new one with other bytes in some of them.
-
-Never follows a link: a member that is one passes as it is.
-"""
+"""Read the members of a tar, and lay out a tar with some of them changed. Links are copied, not followed."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class TarMembers(Members):
         """List its members.
 
         Raises:
-            DamagedArchive: a header is none, or asks for more bytes than there are.
+            DamagedArchive: if a header is invalid, or needs more bytes than the tar has.
             MustBeUnpacked: two members have one name, or one has holes.
             LimitExceeded: it has more members than the limits allow.
         """
@@ -60,7 +57,7 @@ class TarMembers(Members):
         return self.part(path, self.span(path))
 
     def span(self, path: str) -> Span:
-        """Where the bytes of a member lie."""
+        """Span of a member."""
         return self._members[path].span
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
@@ -80,7 +77,7 @@ class TarMembers(Members):
         """The tar with other bytes in some of its members, all else as it is.
 
         Args:
-            changed: segments of the tar's source that make up such a member, by its path.
+            changed: segments of the tar's source that make up a changed member, by its path.
         """
         pieces: list[Segment] = []
         position = 0

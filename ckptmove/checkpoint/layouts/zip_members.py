@@ -1,6 +1,6 @@
-"""A zip of files: what lies in it, and a new one with other bytes in some of them.
+"""Read the members of a zip, and lay out a zip with some of them changed.
 
-Never inflates more than fits in memory, and never trusts two members that share bytes.
+Compressed members are inflated within a limit, and members that share bytes are refused.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
-#: What all compressed checkpoints of an archive may inflate to, as they are read and as a conversion makes them: it
-#: holds them at once.
+#: Limit for the inflated size of all compressed checkpoints of an archive, before and after a conversion, which holds
+#: them at once.
 MOST_INFLATED_BYTES: Final = 1 << 26
-#: As much of a compressed member tells whether it may be a checkpoint.
+#: Bytes of a compressed member that show whether it may be a checkpoint.
 _HEAD: Final = 4096
 
 
@@ -48,7 +48,7 @@ class ZipMembers(Members):
         """List its members.
 
         Raises:
-            DamagedArchive: its directory or a header is none, or two members share bytes.
+            DamagedArchive: if its directory or a header is invalid, or two members share bytes.
             MustBeUnpacked: two members have one name, or one is encrypted, or compressed otherwise than by deflate.
             LimitExceeded: it has more members than the limits allow.
         """
@@ -74,7 +74,7 @@ class ZipMembers(Members):
         """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
 
         Raises:
-            NotACheckpoint: it is none.
+            NotACheckpoint: if it is not a checkpoint.
         """
         record = self._records[path]
         if record.method == DEFLATED:
@@ -109,7 +109,7 @@ class ZipMembers(Members):
         return MemorySource(full_path(self.source.path, path), data)
 
     def span(self, path: str) -> Span | None:
-        """Where the bytes of a member lie; None where they are compressed."""
+        """Span of a member; None if it is compressed."""
         record = self._records[path]
         return None if record.method == DEFLATED else self._spans[record.place]
 
@@ -125,7 +125,7 @@ class ZipMembers(Members):
 
     @cached_property
     def _candidates(self) -> int:
-        """How many compressed members may be checkpoints, by their first bytes: a text asks for nothing."""
+        """Number of compressed members that may be checkpoints, by their first bytes."""
         return sum(record.method == DEFLATED and self._may_be_one(path) for path, record in self._records.items())
 
     def _may_be_one(self, path: str) -> bool:
@@ -159,10 +159,10 @@ class ZipMembers(Members):
     def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
         """The zip with other bytes in some of its members, which are then stored plainly, all else as it is.
 
-        The CRC of a member stands before its bytes, so that changed ones are read once here.
+        The CRC of a member precedes its bytes, so that changed members are read once here.
 
         Args:
-            changed: segments of the zip's source that make up such a member, by its path.
+            changed: segments of the zip's source that make up a changed member, by its path.
 
         Raises:
             CrcMismatch: a compressed member that is kept differs from its CRC.
@@ -175,7 +175,7 @@ class ZipMembers(Members):
             new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
         for path, record in self._records.items():
             if record.method == DEFLATED and record.place not in new and not self._sound(path):
-                raise CrcMismatch(self.source.path, path)  # its bytes pass as they are, inflated by nobody
+                raise CrcMismatch(self.source.path, path)  # its bytes are copied without inflating them
         return Layout(LocalHeaders(self.source, self._directory), alignment=1).build(new)
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
@@ -191,7 +191,7 @@ class ZipMembers(Members):
 
 
 def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecord]) -> Iterator[tuple[int, Span]]:
-    """Where the bytes of each record lie, by its place in the directory."""
+    """Span of each record, by its index in the directory."""
     taken = 0
     for record in sorted(records, key=lambda record: record.header_offset):
         start = headers.data_start(record)

@@ -41,7 +41,7 @@ from ckptmove.verification.wrappers import WithWrappers, copied
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.verification.against import OriginalTensors
@@ -71,7 +71,7 @@ class Bench(NamedTuple):
 
     request: VerifyRequest
     site: Site
-    checkpoint: StoredCheckpoint
+    checkpoint: OpenCheckpoint
     stored: StoredTensors
     loaded: LoadedFiles
     original: OriginalTensors | None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import LimitExceeded
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.stored import StoredCheckpoint
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory
 
@@ -21,7 +21,7 @@ _MOST_PER_BYTE: Final = 64
 _IN_ANY_CASE: Final = 2**30
 
 
-def limit_tensor_sizes(checkpoint: StoredCheckpoint, limits: Limits) -> None:
+def limit_tensor_sizes(checkpoint: OpenCheckpoint, limits: Limits) -> None:
     """Raise if the values of a checkpoint take far more memory than its files have bytes.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from ckptmove.checkpoint.inventory import difference
 from ckptmove.checkpoint.inventory.difference import tree_changes
 from ckptmove.checkpoint.inventory.tensor_nodes import members
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.comparison.other_content import device_sites
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
@@ -95,7 +95,7 @@ def test_what_differs_is_named(ours, theirs, said):
 
 def read(value, path):
     torch.save(value, path)
-    with open_stored(str(path), Limits()) as checkpoint:
+    with open_checkpoint(str(path), Limits()) as checkpoint:
         (file,) = checkpoint.parts
         return file.tree(), device_sites(file.inventory)
 

@@ -22,7 +22,7 @@ def lines_of(tmp_path):
         torch.save(obj, path)
         with open_checkpoint(str(path)) as checkpoint:
             return [
-                (line.depth, line.name, line.description) for line in outline(checkpoint.machine.root, Limits(), 1000)
+                (line.depth, line.name, line.description) for line in outline(checkpoint.file.tree(), Limits(), 1000)
             ]
 
     return lines

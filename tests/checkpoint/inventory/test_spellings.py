@@ -26,8 +26,8 @@ def spelled(value, folder, limits=Limits()):  # noqa: B008  # it never changes
         tensors = checkpoint.inventory.tensors
         names = [tensor.name for tensor in tensors]
         alike = [tensor for tensor in tensors if names.count(tensor.name) > 1]
-        budget = Budget(limits, len(checkpoint.machine.data))
-        told = spellings(checkpoint.machine.root, {tensor.name for tensor in alike}, alike, budget)
+        budget = Budget(limits, checkpoint.file.pickle_bytes)
+        told = spellings(checkpoint.file.tree(), {tensor.name for tensor in alike}, alike, budget)
         return [(tensor.name, told.get(id(tensor))) for tensor in alike]
 
 

@@ -10,8 +10,8 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint.layouts import detect
-from ckptmove.checkpoint.layouts.listing import list_directory
 from ckptmove.errors import DamagedArchive, LimitExceeded, MissingShard
+from ckptmove.io.listing import list_directory
 from ckptmove.limits import Limits
 
 

@@ -119,7 +119,7 @@ def test_a_conversion_of_it_loses_nothing_more(tmp_path, rest):
     path.write_bytes(without_end(tar_of({"a.txt": b"1"} | FILES | {"z.txt": b"2"})) + rest)
     document = run("convert", path, "--to", "cuda:0", "-o", output)
     assert [note for note in document["notes"] if "F802" in note] == [
-        "the tar has no end (F802), in the new file neither: members behind its last one may be cut off"
+        "the tar has no end (F802), and neither has the new file: members after its last one may be missing"
     ]
     with tarfile.open(path) as before, tarfile.open(output) as after:
         assert after.getnames() == before.getnames()
@@ -200,7 +200,7 @@ def test_a_conversion_copies_it_and_says_so(tmp_path, outer):
     path.write_bytes(OUTER[outer](FILES | {f"{place}.zip": zip_of(FILES) for place in range(5)} | OTHERS))
     (note,) = [note for note in ckptmove.convert(path, to="cuda:0").notes if "F804" in note]
     assert note == (
-        "archives in the archive are copied as they are, with checkpoints that may be in them (F804): 0.zip, 1.zip, "
+        "archives in the archive are copied unchanged, with any checkpoints in them (F804): 0.zip, 1.zip, "
         "2.zip and 2 more"
     )
     path.write_bytes(OUTER[outer](FILES | OTHERS))

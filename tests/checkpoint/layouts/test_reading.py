@@ -78,7 +78,7 @@ def test_facts_are_about_the_storages_of_the_directory(build, tmp_path):
     folder = build.sharded()
     path = folder / "pytorch_model-00002-of-00002.bin"
     with open_checkpoint(str(path)) as checkpoint:
-        span = checkpoint.container.storage_span("1")
+        span = checkpoint.file.span("1")
     data = bytearray(path.read_bytes())
     data[span.start] ^= 1
     path.write_bytes(data)

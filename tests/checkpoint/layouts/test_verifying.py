@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from simulation import on_a_simulated_device
 
 import ckptmove
-from ckptmove.checkpoint.layouts.stored import check_bytes, open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
@@ -30,7 +30,7 @@ def here():
     """The checks that need no torch, by name."""
 
     def look(path, to="cpu"):
-        with open_stored(str(path), Limits()) as checkpoint:
+        with open_checkpoint(str(path), Limits()) as checkpoint:
             inventory = checkpoint.inventory
             pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
             checks = (
@@ -323,13 +323,13 @@ def test_few_files_are_open_at_once(build):
     for number in range(40):
         build.save(folder / "deep" / f"{number:02}.pt", {"w": torch.full((4,), float(number))})
     open_before = open_files()
-    with open_stored(str(folder), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(folder), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         for _ in range(2):
             for number, record in enumerate(checkpoint.inventory.tensors):
                 assert stored.tensor(record)[0] == number
         assert open_files() <= open_before + 16
         assert stored.place(checkpoint.inventory.tensors[0]._replace(storage="deep/none.pt/0")) is None
-        assert check_bytes(checkpoint, Limits()) == ()
+        assert checkpoint.check() == ()
 
 
 # --- against an original ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from simulation import on_a_simulated_device
 
 import ckptmove
-from ckptmove.checkpoint.layouts.stored import check_bytes, open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CrcMismatch
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
@@ -32,7 +32,7 @@ def statuses(found, names=STEPS):
 
 
 def opened(path):
-    return open_stored(str(path), Limits(), to_resume=True)
+    return open_checkpoint(str(path), Limits(), keep_trees=True)
 
 
 # --- a real verdict ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_crcs_are_those_of_the_archive_where_a_member_has_none(packer):
     members = packer.members(_use_new_zipfile_serialization=False)
     with opened(packer.pack(members)) as checkpoint:
         assert check_file(checkpoint.parts).detail.endswith("every CRC matches")
-        assert check_bytes(checkpoint, Limits()) == ()
+        assert checkpoint.check() == ()
     with opened(packer.pack(members, "tar")) as checkpoint:
         assert check_file(checkpoint.parts).detail.endswith(
             "so their bytes could not be checked: policy.optimizer.pth, policy.pth"

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.verification import loaded
@@ -49,7 +49,7 @@ def archive(packer):
 
 
 def restored(path, change=lambda inventory: inventory):
-    with open_stored(str(path), Limits(), to_resume=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         inventory = change(checkpoint.inventory)
         numbers = NumbersTally.of(inventory, frozenset(), Counters())
         return survey(inventory, stored, LoadedFiles(checkpoint.parts, stored), numbers)
@@ -160,7 +160,7 @@ def test_bytes_beside_a_view_are_of_its_storage(archive, kind, other_bytes):
 
 def first_load(path, spoil=lambda part: None):
     """What torch made of the first member, and its records."""
-    with open_stored(str(path), Limits(), to_resume=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         spoil(checkpoint.parts[0])
         part = checkpoint.parts[0]
         return LoadedFiles([part], stored).at(part.name), part.inventory.tensors
@@ -212,7 +212,7 @@ def test_what_is_not_stored_plainly_and_whole_has_no_digest(packer, left):
             how = zipfile.ZIP_DEFLATED if is_first and left is None else zipfile.ZIP_STORED
             new.writestr(item.filename, old.read(item)[: left if is_first else None], how)
     path = packer.pack({"w.pth": file.getvalue()})
-    with open_stored(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(path), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         assert list(stored.digests(checkpoint.parts[0])) == ["w.pth/1"]
     assert restored(path).status == "failed"
 

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.limits import Limits
 from ckptmove.verification.sampling import choose
@@ -30,7 +30,7 @@ def loads(monkeypatch):
 
 def chosen(path, count, seed=0):
     """The files that hold some of a sample, and all."""
-    with open_stored(str(path), Limits(), to_resume=True) as checkpoint:
+    with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint:
         inventory = checkpoint.inventory
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
         names = choose(inventory, pairings, count, seed).names

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from open_containers import open_container
 
-from ckptmove.formats.opening import open_container
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
 from ckptmove.limits import Limits

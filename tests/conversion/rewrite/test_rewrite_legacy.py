@@ -238,7 +238,7 @@ def test_views_are_parts_of_their_storage(tmp_path, protocol):
     path = viewed(tmp_path / "views.pth", protocol=protocol)
     with open_checkpoint(str(path)) as checkpoint:
         inventory = checkpoint.inventory
-        span = checkpoint.container.storage_span("77")
+        span = checkpoint.file.span("77")
     data = path.read_bytes()
     tree, tags = load(path, weights_only=False)
     assert tags == ["cuda:1", "cpu"]

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 import ckptmove
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle
 from ckptmove.limits import Limits
 from ckptmove.verification.file_checks import check_file
@@ -259,5 +259,5 @@ def test_no_flipped_bit_with_which_torch_cannot_load_passes(distributed, tmp_pat
 
 
 def test_no_checksum_guards_it_and_the_verdict_says_so(halves):
-    with open_stored(halves, Limits()) as checkpoint:
+    with open_checkpoint(halves, Limits()) as checkpoint:
         assert check_file(checkpoint.parts).detail.endswith("every CRC matches, except that .metadata has none")

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptmove
-from ckptmove.checkpoint.layouts.stored import open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
 from ckptmove.verification.state import StoredTensors
 
@@ -64,7 +64,7 @@ def test_what_torch_loads_counts(distributed, folder):
     distributed.load(wanted, folder)
     number = int(wanted["w"][0])
     assert (number in {1, 2}, wanted["o"]) == (True, f"value {number}")
-    with open_stored(str(folder), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
+    with open_checkpoint(str(folder), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         (part,), (record,) = checkpoint.parts, checkpoint.inventory.tensors
         assert torch.equal(stored.tensor(record), wanted["w"])
         assert part.tree().get("o") == wanted["o"]

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import ckptmove
-from ckptmove.checkpoint.layouts.stored import check_bytes, open_stored
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import MissingShard
 from ckptmove.findings.context import Context
@@ -84,7 +84,7 @@ def in_halves(distributed, folder, tree, objects=None):
 
 
 def opened(path):
-    return open_stored(str(path), Limits(), to_resume=True)
+    return open_checkpoint(str(path), Limits(), keep_trees=True)
 
 
 def statuses(found, names=STEPS):
@@ -445,7 +445,7 @@ def test_pieces_without_crcs_are_said(distributed, tmp_path):
         folder = distributed.save(tmp_path / "run", {"w": torch.ones(2), "epoch": 1})
     with opened(folder) as checkpoint:
         assert "saved without CRCs" in check_file(checkpoint.parts).detail
-        assert check_bytes(checkpoint, Limits()) == ()
+        assert checkpoint.check() == ()
 
 
 # --- against an original ----------------------------------------------------------------------------------------------

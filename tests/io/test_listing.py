@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.checkpoint.layouts import listing
-from ckptmove.checkpoint.layouts.listing import list_directory, require_unchanged
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged
+from ckptmove.io import listing
 from ckptmove.io.leftovers import temporary_names
+from ckptmove.io.listing import list_directory
 from ckptmove.limits import Limits
 
 
@@ -112,10 +112,10 @@ def test_the_files_of_a_cached_snapshot_are_its_own(snapshot):
     found = listed(snapshot)
     assert [(file.path, file.size_bytes) for file in found.files] == [("model.bin", 5)]
     assert not found.links
-    require_unchanged(found, found.files[0])
+    found.require_unchanged(found.files[0])
     (snapshot / "model.bin").resolve().write_bytes(b"123456")
     with pytest.raises(SourceChanged):
-        require_unchanged(found, found.files[0])
+        found.require_unchanged(found.files[0])
 
 
 @pytest.mark.parametrize("target", ["../../refs/main", "../../blobs", "../../blobs/more/feed"])
@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
 def test_a_file_that_changes_is_noticed(tmp_path, change):
     (tmp_path / "x.pt").write_bytes(b"123")
     found = listed(tmp_path)
-    require_unchanged(found, found.files[0])
+    found.require_unchanged(found.files[0])
     if change == "written":
         (tmp_path / "x.pt").write_bytes(b"1234")
     elif change == "replaced":
@@ -203,4 +203,4 @@ def test_a_file_that_changes_is_noticed(tmp_path, change):
     else:
         (tmp_path / "x.pt").unlink()
     with pytest.raises(SourceChanged):
-        require_unchanged(found, found.files[0])
+        found.require_unchanged(found.files[0])

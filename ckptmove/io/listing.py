@@ -1,7 +1,7 @@
-"""What lies in a directory: files, folders and links, within bounds.
+"""List a directory: its files, folders and links, within limits.
 
-Never reads a file, and never follows a link: one that leads out of the directory is refused. The one exception is a
-snapshot of huggingface_hub's cache, whose files are all links to ``blobs`` beside its ``snapshots``.
+A link out of the directory is refused. The one exception is a snapshot of huggingface_hub's cache, whose files are all
+links to ``blobs`` next to its ``snapshots``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import stat
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, SourceChanged, reason_of
+from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, reason_of
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.portable import shared_folder
-from ckptmove.io.source import KINDS, open_source
+from ckptmove.io.source import KINDS, DiskPlace, open_source, stamp_of
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ckptmove.io.contracts import ByteSource
+    from ckptmove.io.source import Stamp
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, ArchiveForm, ContainerName
-
-    Stamp: TypeAlias = tuple[int, ...]
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
@@ -39,11 +38,11 @@ class ListedFile(NamedTuple):
     """A regular file.
 
     Attributes:
-        path: seen from the directory, parts joined by slashes.
+        path: its path in the directory, with slashes.
         size_bytes: its size.
         mode: its permission bits.
-        stamp: what changes when it is written or replaced: device, inode, size and time of the last write.
-        is_hidden: whether it lies in a folder whose name begins with a dot: it is then nobody's checkpoint.
+        stamp: its stamp; for a member of an archive, its place in the archive.
+        is_hidden: whether it is in a folder whose name begins with a dot, and so not a checkpoint.
     """
 
     path: str
@@ -87,42 +86,12 @@ class ListedLink(NamedTuple):
     target: str
 
 
-class DiskPlace(NamedTuple):
-    """Where the bytes of a file lie on the disk.
-
-    Attributes:
-        path: of the file that holds them, as the system knows it.
-        start: where the first of them lies in that.
-        stamp: of that file when it was read.
-    """
-
-    path: str
-    start: int
-    stamp: Stamp
-
-    def require_unchanged(self, descriptor: int | None = None) -> None:
-        """Refuse a file that is not the one that was read any more.
-
-        Args:
-            descriptor: of the file, where it is open; None to look at what has its path.
-
-        Raises:
-            SourceChanged: it was written, replaced or removed meanwhile.
-        """
-        try:
-            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp  # noqa: PTH116  # the path stays text
-        except OSError:
-            same = False
-        if not same:
-            raise SourceChanged(self.path)
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Everything in a directory.
+    """The content of a directory.
 
     Attributes:
-        path: the directory as it was named.
+        path: the directory as the user gave it.
         files: by path.
         folders: each before what is in it.
         links: by path.
@@ -145,22 +114,22 @@ class Listing:
 
     @property
     def container(self) -> ContainerName:
-        """What holds the files, in the public contract."""
+        """Name of its kind in the public contract."""
         return "directory"
 
     @property
     def form(self) -> ArchiveForm | None:
-        """What an archive is; None for a directory."""
+        """Form of an archive; None for a directory."""
         return None
 
     @property
     def described(self) -> str:
-        """The same for people."""
+        """Its kind in words."""
         return "a directory"
 
     @property
     def has_checksums(self) -> bool:
-        """Whether it holds a CRC of each file; a directory keeps none."""
+        """Whether it has a CRC of each file; a directory has none."""
         return False
 
     def full(self, path: str) -> str:
@@ -168,48 +137,44 @@ class Listing:
         return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
 
     def look(self, path: str) -> None:
-        """Refuse a file that is seen without opening it to be no checkpoint; in a directory, none is."""
+        """Raise NotACheckpoint if that is known without opening the file; in a directory, it never is."""
 
     def open(self, path: str) -> ByteSource:
-        """The bytes of a file, for whoever closes them.
+        """The bytes of a file; the caller closes them.
 
         Raises:
-            MissingFile, AccessFailed: it cannot be opened any more.
+            MissingFile, AccessFailed: if it is no longer readable.
         """
         return open_source(self.full(path))
 
     def disk(self, file: ListedFile) -> DiskPlace | None:
-        """Where the bytes of a file lie; None where they are compressed, as none is in a directory."""
+        """Place of the bytes of a file; None if they are compressed, which a directory never does."""
         return DiskPlace(self.full(file.path), 0, file.stamp)
 
     def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
-        """What has to stay as it is for some of the files to be what they are: each of them."""
+        """The files on the disk that contain some of the files: each of them."""
         return tuple(DiskPlace(self.full(file.path), 0, file.stamp) for file in files)
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         """The bytes of a file block by block; each is valid until the next.
 
         Raises:
-            MissingFile, AccessFailed, SourceChanged: it cannot be read any more.
+            MissingFile, AccessFailed, SourceChanged: if it is no longer readable.
         """
         with closing(self.open(path)) as source:
             yield from source.blocks(Span(0, source.size), _BLOCK)
 
     def require_unchanged(self, file: ListedFile) -> None:
-        """Refuse a file that is not the one that was listed any more.
-
-        Raises:
-            SourceChanged: it was written, replaced or removed meanwhile.
-        """
-        require_unchanged(self, file)
+        """Raise SourceChanged if a file was written, replaced or removed since it was listed."""
+        DiskPlace(self.full(file.path), 0, file.stamp).require_unchanged()
 
     def expression(self, path: str) -> str | None:
-        """Python that opens a file, where no path does."""
+        """Python that opens a file, if its path does not."""
         del path
         return None
 
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """What is amiss with the bytes of a file, by sums that are kept beside it; a directory keeps none."""
+        """Facts about the bytes of a file, after comparing them with a CRC; a directory has none."""
         del path
         return ()
 
@@ -235,22 +200,8 @@ def list_directory(path: str, limits: Limits) -> Listing:
     )
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
-    """What changes when a file is written or replaced."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def require_unchanged(listing: Listing, file: ListedFile) -> None:
-    """Refuse a file that is not the one that was listed any more.
-
-    Raises:
-        SourceChanged: it was written, replaced or removed meanwhile.
-    """
-    DiskPlace(listing.full(file.path), 0, file.stamp).require_unchanged()
-
-
 def _blobs_of(real: str) -> str | None:
-    """Where the files of a snapshot lie, ``MODEL/blobs`` for ``MODEL/snapshots/REVISION``; None for other directories.
+    """Folder of the files of a snapshot: ``MODEL/blobs`` for ``MODEL/snapshots/REVISION``; None for other directories.
 
     From huggingface_hub/file_download.py ``_get_pointer_path`` and ``hf_hub_download``.
     """
@@ -300,12 +251,12 @@ class _Lister:
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
         full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path stays as it was typed: a Path would drop "./" and a slash at its end
         with os.scandir(full) as entries:
-            # One more than may be: whoever counts them says so. What is being written, or was broken off, is no part.
+            # One more than the limit, for the caller to count. Unfinished outputs are not a part of the directory.
             whole = (entry for entry in entries if not is_unfinished(entry.name))
             return list(islice(whole, self._limits.entries - self._entries + 1))
 
     def _is_blob(self, entry: os.DirEntry[str]) -> bool:
-        """Whether a link leads to a file of the cache: such a file is one of the directory."""
+        """Whether a link leads to a file of the cache, which counts as a file of the directory."""
         real = os.path.realpath(entry.path)
         return os.path.dirname(real) == self._blobs and os.path.isfile(real)  # noqa: PTH113, PTH120  # the path stays text
 

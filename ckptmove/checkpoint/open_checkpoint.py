@@ -1,0 +1,170 @@
+"""An open checkpoint: a file, a directory, an archive of files or a distributed checkpoint, in one form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from ckptmove.checkpoint.naming import naming
+from ckptmove.checkpoint.parts import FilePart
+from ckptmove.formats.opening import container_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.errors import LimitExceeded, UnreadableInput
+    from ckptmove.io.contracts import Progress
+    from ckptmove.io.listing import Listing
+    from ckptmove.io.source import DiskPlace
+    from ckptmove.model import ArchiveFact, Inventory
+
+
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """An open checkpoint. A file is a checkpoint of one part without a name.
+
+    Attributes:
+        inventory: its content.
+        parts: its checkpoint files and distributed checkpoints.
+        read_from: files on the disk that contain it.
+        recovered: what was restored after an interrupted conversion in place; empty if nothing was.
+        outline: outline of its trees and other files, if requested.
+        unreadable: errors of files that were left out.
+        listing: its files; None if it is one file.
+        links: targets of its links, by path.
+        others: paths of links and of files that are not checkpoints.
+        outside: facts about an archive and about members that are not checkpoints.
+        top: folder that contains everything in an archive, with a slash; empty if there is none.
+    """
+
+    inventory: Inventory
+    parts: tuple[OpenPart, ...]
+    read_from: tuple[DiskPlace, ...]
+    recovered: str = ""
+    outline: tuple[OutlineLine, ...] = ()
+    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
+    listing: Listing | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    outside: tuple[ArchiveFact, ...] = ()
+    top: str = ""
+
+    @property
+    def path(self) -> str:
+        """Path of the checkpoint as the user gave it."""
+        return self.inventory.path
+
+    @property
+    def kind(self) -> str:
+        """Its kind in words."""
+        if self.listing is None:
+            return "a file"
+        return "an archive of files" if self.listing.form else "a directory"
+
+    @property
+    def file(self) -> FilePart:
+        """The one part of a checkpoint that is a file."""
+        return cast("FilePart", self.parts[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Total size of the files of its parts."""
+        return sum(part.inventory.size_bytes for part in self.parts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its names have no path as a prefix: it is one file or one distributed checkpoint."""
+        return [part.name for part in self.parts] == [""]
+
+    @property
+    def without_checksums(self) -> tuple[str, ...]:
+        """Paths of the checkpoint files without CRCs, of their own or of their archive."""
+        return tuple(part.name or part.path for part in self.parts if not (part.is_distributed or part.has_checksums))
+
+    @property
+    def no_devices(self) -> str:
+        """Why no device is stored in any file that has tensors; empty if one is."""
+        inventories = [part.inventory for part in self.parts]
+        reasons = [no_devices(one) for one in inventories if one.tensors or self.listing is None]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """All facts about its bytes, after comparing every record with its CRC.
+
+        Args:
+            progress: called with the bytes checked so far and the total.
+
+        Raises:
+            UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
+        """
+        found: list[ArchiveFact] = []
+        done = 0
+        for part in self.parts:
+            found += part.check(None if progress is None else shifted(progress, done, self.nbytes))
+            done += part.inventory.size_bytes
+        if self.listing is not None:
+            checked = {part.name for part in self.parts if isinstance(part, FilePart) and part.has_own_checksums}
+            for file in self.listing.files:
+                if not (file.is_hidden or file.path in checked):
+                    found += self.listing.flaws(file.path)
+        return (*found, *self.outside)
+
+    def require_unchanged(self) -> None:
+        """Raise SourceChanged if a file that contains it was written, replaced or removed since it was read."""
+        for place in self.read_from:
+            place.require_unchanged()
+
+    def described(self, other: str) -> str:
+        """SHA-256 of a file, or target of a link.
+
+        Args:
+            other: one of ``others``.
+
+        Raises:
+            UnreadableInput: if it is unreadable, or changed since it was listed.
+        """
+        if other in self.links:
+            return f"a link to {self.links[other]}"
+        import hashlib  # noqa: PLC0415  # only diff and verify need it
+
+        digest = hashlib.sha256()
+        with naming(self.path):
+            for block in cast("Listing", self.listing).contents(other):  # a file has no others
+                digest.update(block)
+        return f"sha256 {digest.hexdigest()}"
+
+
+def no_devices(inventory: Inventory) -> str:
+    """Why a file stores no device that could be changed; empty if it does.
+
+    A file of ``torch.save`` without tensors counts as one that does: its conversion is a copy.
+    """
+    reason = container_class(inventory.container).why_no_devices
+    if reason:
+        return reason
+    if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
+        return "there is no tensor in the pickle, and so no device to rewrite"
+    return ""
+
+
+def shifted(progress: Progress, before: int, total: int) -> Progress:
+    """Progress of one file as a part of the progress of several.
+
+    Args:
+        progress: called with the bytes done so far and the total, of all files.
+        before: bytes of the files before it.
+        total: bytes of all files.
+    """
+    return lambda done, _of_the_file: progress(before + done, total)
+
+
+def side_by_side(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[OpenCheckpoint, OpenCheckpoint]:
+    """Prepare two checkpoints for a comparison: keep the top folder of an archive if the other side has it too."""
+    is_shared = _has_folder(other, one.top), _has_folder(one, other.top)
+    return replace(one, top="" if is_shared[0] else one.top), replace(other, top="" if is_shared[1] else other.top)
+
+
+def _has_folder(side: OpenCheckpoint, folder: str) -> bool:
+    return any(f"{path}/".startswith(folder) for path in (*(part.name for part in side.parts), *side.others))

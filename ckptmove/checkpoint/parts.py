@@ -1,0 +1,358 @@
+"""One part of an open checkpoint: its inventory, its tree, and the bytes of its storages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from ckptmove.checkpoint.directories import FileFact
+from ckptmove.checkpoint.elements import StoredBytes, extent
+from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.inventory.outline import outline as make_outline
+from ckptmove.checkpoint.naming import naming
+from ckptmove.errors import DamagedArchive, DistributedFile
+from ckptmove.formats.opening import container_of
+from ckptmove.io.counted import CountedSource
+from ckptmove.pickles.collector import collector_paused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.layouts.open_files import OpenFiles
+    from ckptmove.formats.contract import Container
+    from ckptmove.io.contracts import ByteSource, Progress
+    from ckptmove.io.source import DiskPlace
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, Inventory, Span, TensorRecord
+    from ckptmove.pickles.state import Machine
+    from ckptmove.pickles.tree import Value
+
+
+class OpenPart(ABC):
+    """A file, an archive member or a distributed checkpoint: one part of an open checkpoint, or all of it.
+
+    Attributes:
+        name: its path from the top of the checkpoint, which begins its names and keys; empty for the whole.
+        path: the same as users see it.
+        inventory: its content, with names, keys and sites as they are in the whole checkpoint.
+        rows: its files, for the table of files; none if the checkpoint is one file.
+        is_distributed: whether it is a folder of torch.distributed.checkpoint, which stores less about objects that
+            are not tensors.
+        base: offset that was added to its sites.
+        byteorder: ``little`` or ``big``: byte order of its storages.
+        disk: place of its bytes; None if they are in several places or compressed.
+        placeholder: prefix of strings in the tree that represent one of the extras; empty if there are none.
+    """
+
+    name: str
+    path: str
+    inventory: Inventory
+    rows: tuple[FileRecord, ...]
+    is_distributed: bool
+    base: int
+    byteorder: str
+    disk: DiskPlace | None
+    placeholder: str = ""
+
+    @property
+    @abstractmethod
+    def has_checksums(self) -> bool:
+        """Whether its bytes can be compared with CRCs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free its tree."""
+
+    @abstractmethod
+    def span(self, key: str) -> Span | None:
+        """Span of a storage in the part; None if bytes are missing or encoded.
+
+        Args:
+            key: key of the storage in the part.
+        """
+
+    @abstractmethod
+    def storage(self, key: str) -> StoredBytes | None:
+        """Bytes of a storage; None if some are missing or encoded.
+
+        Args:
+            key: key of the storage in the part.
+
+        Raises:
+            MissingFile, AccessFailed, SourceChanged: if the file is no longer readable.
+        """
+
+    @abstractmethod
+    def tree(self) -> Value:
+        """Root of the saved object. It may be read again on each call, because the part may not keep it.
+
+        Raises:
+            UnreadableInput, LimitExceeded: if it is no longer readable.
+        """
+
+    @abstractmethod
+    def outline(self) -> tuple[OutlineLine, ...]:
+        """Outline of its tree."""
+
+    @abstractmethod
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """All facts about its bytes, after comparing every record with its CRC.
+
+        Args:
+            progress: called with the bytes checked so far and the total.
+
+        Raises:
+            UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
+        """
+
+    @abstractmethod
+    def budget(self) -> Budget:
+        """A new budget for one walk over the tree."""
+
+    @abstractmethod
+    def extras(self) -> Mapping[str, bytes]:
+        """SHA-256 of each content outside the tree and the storages, by its name in the part."""
+
+    @abstractmethod
+    def lost(self) -> tuple[str, ...]:
+        """Names in the part of objects, other than tensors, whose bytes are missing."""
+
+    def represents_extra(self, shown: str) -> bool:
+        """Whether a value of the tree, as shown, represents one of the extras."""
+        return bool(self.placeholder) and self.placeholder in shown
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its path can be opened: it is not a folder and not a member of an archive."""
+        return self.disk is not None and self.disk.path == self.path
+
+    def bytes_of(self, record: TensorRecord) -> tuple[StoredBytes, Span] | None:
+        """Storage of a dense tensor, and the tensor's span in it; None if bytes are missing or encoded."""
+        key = self.own_key(record)
+        stored = None if key is None else self.storage(key)
+        span = None if stored is None else extent(stored, record)
+        return None if stored is None or span is None else (stored, span)
+
+    def why_not(self, record: TensorRecord) -> str:
+        """Why :meth:`bytes_of` returns None for a tensor."""
+        kind = self._kinds.get(record.storage or "")
+        if kind == "encoded-storage":
+            return f"written as text in {self.path}, as pickle protocols 0 to 2 write bytes"
+        if kind == "compressed-storage":
+            return f"compressed in {self.path}: ckptmove convert stores it plainly"
+        return f"missing or cut off in {self.path}"
+
+    def full_name(self, name: str) -> str:
+        """Name in the whole checkpoint, from a name in the part."""
+        return f"{self.name}.{name}" if self.name else name
+
+    def own_name(self, name: str) -> str:
+        """Name in the part, from a name in the whole checkpoint."""
+        return name[len(self.name) + 1 :] if self.name else name
+
+    def own_key(self, record: TensorRecord) -> str | None:
+        """Key in the part of the storage that a tensor views."""
+        return None if record.storage is None else self._own_key(record.storage)
+
+    def _own_key(self, key: str) -> str:
+        return key[len(self.name) + 1 :] if self.name else key
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """Kinds of the facts about storages, by key."""
+        return {fact.storage_key: fact.kind for fact in self.inventory.facts}
+
+
+class FileContent(NamedTuple):
+    """A checkpoint file that was read.
+
+    Attributes:
+        container: its container.
+        machine: machine that has read its object pickle; for a format without one, it holds the equivalent tree.
+        inventory: its inventory, with names, keys and sites as they are in the file.
+    """
+
+    container: Container
+    machine: Machine
+    inventory: Inventory
+
+
+def read_file(source: ByteSource, limits: Limits) -> FileContent:
+    """Read a checkpoint file, without the bytes of its tensors.
+
+    Args:
+        source: its bytes; the caller closes them.
+        limits: resource limits for reading it.
+
+    Raises:
+        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
+        UnreadableInput: if it is damaged or not a checkpoint.
+        LimitExceeded: if it needs more than the limits allow.
+    """
+    path = source.path
+    try:
+        container = container_of(source, limits)
+    except DamagedArchive as error:
+        if path.endswith(".distcp"):  # between its archives, objects may have written their own bytes
+            raise DistributedFile(path) from error
+        raise
+    if container.name == "torch-zip" and path.endswith(".distcp"):
+        raise DistributedFile(path)  # a file of one piece looks like any other torch.save
+    with collector_paused():
+        machine = container.read()
+        return FileContent(container, machine, build_inventory(container, machine, limits))
+
+
+class FilePart(OpenPart):
+    """A checkpoint file, or a member of an archive.
+
+    Attributes:
+        has_own_checksums: whether the file itself has CRCs.
+    """
+
+    is_distributed = False
+
+    def __init__(self, content: FileContent, limits: Limits, disk: DiskPlace | None) -> None:
+        """Hold a file that was read, as a whole checkpoint.
+
+        Args:
+            content: the file.
+            limits: resource limits for reading it again.
+            disk: place of its bytes; None if they are compressed or in memory.
+        """
+        container, machine, self.inventory = content
+        self.name, self.path, self.base, self.rows = "", container.source.path, 0, ()
+        self.byteorder, self.placeholder, self.disk = container.byteorder, container.placeholder, disk
+        self.has_own_checksums = container.has_checksums()
+        #: Length of the pickle that its sites refer to.
+        self.pickle_bytes = len(machine.data)
+        self._limits = limits
+        self._budget = container.limits, machine.end - machine.begin
+        self._held: tuple[Container, Machine] | None = (container, machine)
+        self._files: OpenFiles | None = None
+
+    def put_into(self, files: OpenFiles, inventory: Inventory, base: int, row: FileRecord) -> None:
+        """Make it a part of a checkpoint of several files.
+
+        Args:
+            files: files of the checkpoint.
+            inventory: its content, with names, keys and sites as they are in the whole checkpoint.
+            base: offset that was added to its sites.
+            row: its row in the table of files.
+        """
+        self._files, self.inventory, self.base = files, inventory, base
+        self.name, self.rows = row.path, (row,)
+
+    def drop(self) -> None:
+        """Close the file and free its tree: the trees of thousands of files do not fit into memory.
+
+        Only the spans of its storages stay. What else is needed of it is read again.
+        """
+        self._spans  # noqa: B018  # computed while the container is open
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and free its tree."""
+        if self._held is not None:
+            self._held[0].source.close()
+            self._held = None
+
+    @contextmanager
+    def content(self) -> Iterator[tuple[Container, Machine]]:
+        """The container, ready to lay out a new file, and the machine; read again if they were dropped.
+
+        Raises:
+            UnreadableInput, LimitExceeded: if the file is no longer readable.
+        """
+        if self._held is not None:
+            yield self._held
+            return
+        source = cast("OpenFiles", self._files).listing.open(self.name)  # only a file of several is dropped
+        try:
+            with collector_paused():
+                container = container_of(source, self._limits)
+                machine = container.read()
+            container.locate([one._replace(key=self._own_key(one.key)) for one in self.inventory.storages])
+            yield container, machine
+        finally:
+            source.close()
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the file, or the archive for its member, has CRCs."""
+        return self.has_own_checksums or (self._files is not None and self._files.listing.has_checksums)
+
+    @property
+    def source(self) -> ByteSource:
+        """Its bytes, until the checkpoint is closed."""
+        return self._held[0].source if self._held is not None else self._reopened
+
+    def span(self, key: str) -> Span | None:
+        """Span of a storage in the file; None if bytes are missing or encoded."""
+        return self._spans.get(key)
+
+    def storage(self, key: str) -> StoredBytes | None:
+        """Bytes of a storage; None if some are missing or encoded."""
+        span = self.span(key)
+        return None if span is None else StoredBytes(self.source, span, self.byteorder)
+
+    def tree(self) -> Value:
+        """Root of the saved object."""
+        if self._held is not None:
+            return self._held[1].root
+        with naming(self.path), collector_paused():
+            return container_of(self.source, self._limits).read().root
+
+    def outline(self) -> tuple[OutlineLine, ...]:
+        """Outline of its tree."""
+        return make_outline(self.tree(), self._limits, self.pickle_bytes)
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """All facts about its bytes, after comparing every record with its CRC."""
+        with self.content() as (container, _):
+            source = container.source
+            if progress is not None:
+                container.source = CountedSource(source, progress)
+            found = container.check()
+            container.source = source
+        if self._files is not None:
+            found = tuple(FileFact.of(fact, self.name) for fact in found)
+        return self.inventory.facts + found
+
+    def budget(self) -> Budget:
+        """A new budget for one walk over the tree."""
+        return Budget(*self._budget)
+
+    def extras(self) -> Mapping[str, bytes]:
+        """SHA-256 of each content outside the tree and the storages, by its name in the file.
+
+        Raises:
+            CrcMismatch: if the bytes of one differ from their CRC.
+        """
+        return self._extras
+
+    def lost(self) -> tuple[str, ...]:
+        """None: a file has no list of the objects that it should have."""
+        return ()
+
+    @cached_property
+    def _spans(self) -> Mapping[str, Span | None]:
+        """Spans of all storages, by key in the file."""
+        container = cast("tuple[Container, Machine]", self._held)[0]  # before it is dropped
+        keys = (self._own_key(storage.key) for storage in self.inventory.storages)
+        return {key: container.storage_span(key) for key in keys}
+
+    @cached_property
+    def _extras(self) -> Mapping[str, bytes]:
+        with naming(self.path):
+            container = self._held[0] if self._held is not None else container_of(self.source, self._limits)
+            return dict(container.extras())
+
+    @cached_property
+    def _reopened(self) -> ByteSource:
+        return cast("OpenFiles", self._files).source(self.name)  # only a file of several is dropped

@@ -1,0 +1,185 @@
+"""A conversion in progress: the request, the plan, and the notes for the user."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
+from ckptmove.conversion.plan import plan_move
+from ckptmove.errors import DamagedArchive, OutputSuffix
+from ckptmove.io.locations import exists, split_suffix
+from ckptmove.io.outputs import do_nothing
+from ckptmove.io.segments import without_checks
+from ckptmove.model import LACKING
+from ckptmove.moves import ConvertResult
+from ckptmove.pickles.edits import apply_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.formats.contract import Container
+    from ckptmove.io.contracts import Progress, Segment
+    from ckptmove.limits import Limits
+    from ckptmove.model import Inventory
+    from ckptmove.moves import MovePlan, MoveRequest
+    from ckptmove.pickles.state import Machine
+
+_TORCH: Final = frozenset({"torch-zip", "torch-legacy", "torch-tar", "torchscript", "pickle"})
+#: Suffixes that name a format, with their containers; for an archive, its form.
+_SUFFIXES: Final[dict[str, frozenset[str]]] = {
+    ".safetensors": frozenset({"safetensors"}),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".pkl"), _TORCH),
+    ".pt2": frozenset({"torch-export"}),
+    ".zip": frozenset({"zip", "torch-zip", "torchscript", "torch-export"}),
+    ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
+    **dict.fromkeys((".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
+}
+#: Kinds of facts about bytes that cannot be copied as they were written.
+_BROKEN: Final = LACKING | {"damaged-piece"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertRequest:
+    """A conversion, as requested.
+
+    Attributes:
+        path: a file or a directory.
+        move: the moves to make.
+        output: the new file or directory; None for the default.
+        default_output: the default output.
+        in_place: whether to change the file itself.
+        force: whether to replace an existing output.
+        dry_run: whether to stop after the plan.
+        check: whether to compare copied bytes with their CRCs.
+        progress: called with the bytes done so far and the total.
+        settle: called before the last step, which cannot be undone.
+        limits: resource limits for reading the file.
+        began: time of the request, by ``time.perf_counter``.
+    """
+
+    path: str
+    move: MoveRequest
+    output: str | None
+    default_output: str
+    in_place: bool = False
+    force: bool
+    dry_run: bool
+    check: bool
+    progress: Progress | None
+    settle: Callable[[], None] = do_nothing
+    limits: Limits
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def target(self) -> str:
+        """Path of the output."""
+        if self.in_place:
+            return self.path
+        return self.output or self.default_output
+
+
+class Conversion:
+    """A conversion in progress.
+
+    Attributes:
+        request: the request.
+        plan: the changes to make.
+        notes: notes for the user.
+        unchecked: paths of the files whose bytes have no CRCs; empty for the one file of a checkpoint.
+        overflowed: numbers of values that were too large for the dtype that they were cast to.
+        is_writing: whether to write: not in a dry run, and no copy without changes unless ``output`` requests it.
+    """
+
+    def __init__(self, request: ConvertRequest, checkpoint: OpenCheckpoint) -> None:
+        """Plan the conversion.
+
+        Raises:
+            OutputSuffix: if the suffix of the output belongs to another format.
+            UnsupportedDtype, UncastableDtype: as of :func:`ckptmove.conversion.plan.plan_move`.
+            DamagedArchive: if a file of a directory or of an archive is cut off.
+        """
+        inventory = checkpoint.inventory
+        _require_suffix(request, inventory)
+        self.request = request
+        self._container = inventory.container
+        self.plan = plan_move(inventory, request.move)
+        self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
+        self.notes += conversion_notes(inventory, self.plan)
+        self._is_refused = is_refused(inventory)
+        self._unmatched = tuple(unmatched_options(inventory, request.move))
+        self.unchecked: list[str] = []
+        self.overflowed: list[int] = []
+        reason = checkpoint.no_devices if self.plan.is_empty else ""
+        is_idle = bool(reason) and request.output is None and not request.in_place
+        self.is_writing = not (request.dry_run or is_idle)
+        if isinstance(inventory, DirectoryInventory) and not is_idle:
+            _require_whole(inventory)
+        if reason:
+            several = "archive" if self._container == "archive" else "directory"
+            what = "file" if checkpoint.listing is None else several
+            self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_idle)
+        is_free = is_idle or request.force or request.in_place
+        if request.dry_run and not is_free and exists(request.target):
+            self.notes.append(f"{request.target} is there already: without --force nothing replaces it")
+
+    def result(self, written: int) -> ConvertResult:
+        """The result, with the number of bytes written."""
+        notes = self.notes
+        if self.unchecked == [""]:
+            notes.append("the file holds no CRCs: its bytes were copied unchecked")
+        elif self.unchecked:
+            unchecked = ", ".join(sorted(self.unchecked))
+            notes.append(f"without CRCs, so that their bytes were copied unchecked: {unchecked}")
+        if self.overflowed:
+            notes.append(overflow_note(sum(self.overflowed)))
+        return ConvertResult(
+            container=self._container,
+            plan=self.plan,
+            output=self.request.target if self.is_writing else None,
+            bytes_copied=written,
+            seconds=time.perf_counter() - self.request.began,
+            notes=tuple(notes),
+            in_place=self.request.in_place,
+            unmatched=self._unmatched,
+            is_refused=self._is_refused,
+        )
+
+    def lay_out(self, container: Container, machine: Machine, plan: MovePlan) -> tuple[Segment, ...]:
+        """Segments of a file, changed by its plan.
+
+        Raises:
+            CrcMismatch, DamagedArchive: if bytes of the file are damaged or missing.
+            UneditablePickle: if a change is at a place that no pickler of Python writes.
+        """
+        casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
+        segments = container.lay_out(apply_plan(machine, plan), casts)
+        return segments if self.request.check else without_checks(segments)
+
+
+def _require_suffix(request: ConvertRequest, inventory: Inventory) -> None:
+    """Raise OutputSuffix if readers that use the suffix would fail on the output. The source's own is always right."""
+    if request.output is None:
+        return
+    (root, suffix), source = split_suffix(request.output), split_suffix(request.default_output)[1]
+    form = inventory.form if isinstance(inventory, DirectoryInventory) else None
+    container = form or inventory.container
+    named = _SUFFIXES.get(suffix.lower())
+    if named is not None and container not in named and suffix.lower() != source.lower():
+        raise OutputSuffix(request.output, suffix, container, root + ("" if container == "directory" else source))
+
+
+def _require_whole(inventory: DirectoryInventory) -> None:
+    """Raise DamagedArchive if bytes to be copied are missing, before anything is written and in a dry run too."""
+    containers = {file.path: file.container for file in inventory.files}
+    for fact in inventory.facts:
+        folder = fact.record
+        while folder and folder not in containers:
+            folder = folder.rpartition("/")[0]
+        # Bytes that a file never had are only reported; a distributed checkpoint must be whole to be a copy.
+        is_refused = fact.kind == "past-end" or containers.get(folder, "dcp") == "dcp"
+        if fact.kind in _BROKEN and is_refused:
+            raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is not what was written, or not all")

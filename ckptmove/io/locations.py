@@ -1,0 +1,69 @@
+"""Answer questions about paths, and name default outputs, without opening a file."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from ckptmove.io.portable import SEPARATORS
+
+
+def is_folder(path: str) -> bool:
+    """Whether a path leads to a directory; False if the system refuses to look."""
+    return os.path.isdir(path)  # noqa: PTH112  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+
+
+def exists(path: str) -> bool:
+    """Whether a path is taken, also by a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two paths lead to one file: by name, through a symbolic link, or as hard links."""
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121  # the paths stay text
+    except (OSError, ValueError):
+        return False
+
+
+def link_target(path: str) -> str:
+    """The file that a symbolic link leads to; empty if the path is not a link."""
+    return os.path.realpath(path) if os.path.islink(path) else ""  # noqa: PTH114  # the path stays text
+
+
+def other_names(path: str) -> int:
+    """Number of other hard links to a file; 0 if the system refuses to look."""
+    with suppress(OSError):
+        return os.stat(path).st_nlink - 1  # noqa: PTH116  # the path stays text
+    return 0
+
+
+def inode_of(path: str) -> int:
+    """Inode of a file.
+
+    Raises:
+        OSError: if the system refuses.
+    """
+    return os.stat(path).st_ino  # noqa: PTH116  # the path stays text
+
+
+def split_suffix(path: str) -> tuple[str, str]:
+    """Split a path into its root and its suffix, which begins with a dot or is empty."""
+    return os.path.splitext(path)  # noqa: PTH122  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+
+
+def default_output(path: str, tag: str) -> str:
+    """Name an output next to its source: ``model.cuda0.pth`` for ``model.pth``, ``run.cuda0`` for a directory.
+
+    Args:
+        path: the source.
+        tag: what distinguishes the output, ``cuda0``.
+    """
+    if is_folder(path):
+        plain = path.rstrip(SEPARATORS)
+        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        return f"{plain if has_name else os.path.realpath(path)}.{tag}"
+    root, suffix = split_suffix(path)
+    if root.endswith(".pth") and suffix == ".tar":  # model.pth.tar, by far the commonest double suffix
+        root, suffix = root.removesuffix(".pth"), ".pth.tar"
+    return f"{root}.{tag}{suffix}"

@@ -1,0 +1,62 @@
+"""Check the path of an output before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckptmove.errors import OutputExists, OutputIsFolder, OutputIsSource
+from ckptmove.io.leftovers import clear_leftovers
+from ckptmove.io.locations import exists, is_folder, same_file
+from ckptmove.io.portable import SEPARATORS, shared_folder
+
+
+def require_new_file(source: str, output: str, name: str, *, force: bool) -> None:
+    """Check the path of a new file, and remove what interrupted runs left in its folder.
+
+    Args:
+        source: the checkpoint.
+        output: the new file.
+        name: path whose last part is suggested as a name, if the output is a folder.
+        force: whether an existing file is replaced.
+
+    Raises:
+        OutputIsFolder: if the output is a folder.
+        OutputIsSource: if it is the checkpoint itself.
+        OutputExists: if it exists and ``force`` is not set.
+    """
+    clear_leftovers(Path(output).parent)
+    if is_folder(output) or output.endswith(tuple(SEPARATORS)):
+        raise OutputIsFolder(output, os.path.join(output, os.path.basename(name)))  # noqa: PTH118, PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    if same_file(source, output):
+        raise OutputIsSource(output)
+    _require_free(output, force=force)
+
+
+def require_new_folder(source: str, output: str, *, force: bool) -> None:
+    """Check the path of a new directory, and remove what interrupted runs left next to it.
+
+    Args:
+        source: the checkpoint.
+        output: the new directory.
+        force: whether an existing directory is replaced.
+
+    Raises:
+        OutputIsSource: if it is the checkpoint, inside of it, or contains it.
+        OutputExists: if it exists and ``force`` is not set.
+    """
+    before, after = os.path.realpath(source), os.path.realpath(output)
+    if before == after:
+        raise OutputIsSource(output)
+    shared = shared_folder(before, after)
+    if shared == before:
+        raise OutputIsSource(output, "lies inside of the source")
+    if shared == after:
+        raise OutputIsSource(output, "holds the source")
+    clear_leftovers(Path(output).parent)
+    _require_free(output, force=force)
+
+
+def _require_free(output: str, *, force: bool) -> None:
+    if not force and exists(output):
+        raise OutputExists(output)
