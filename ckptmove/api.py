@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ckptmove.checkpoint.opening import Survey, survey
 from ckptmove.errors import ArchiveOfFiles, UsageError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.reading import Directory
     from ckptmove.comparison.differences import DiffResult
+    from ckptmove.conversion.file import ConvertRequest
     from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
@@ -58,6 +59,19 @@ Device: TypeAlias = "str | DeviceLike"
 MapLocation: TypeAlias = "Device | Mapping[str, Device]"
 
 
+class InspectRequest(NamedTuple):
+    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there."""
+
+    path: str
+    target: str | None = None
+    expect: str | None = None
+    device_count: int | None = None
+    check: bool = False
+    outline: bool = False
+    keep_going: bool = False
+    limits: Limits = Limits()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(OneLine):
     """What ``inspect`` found.
@@ -84,7 +98,6 @@ class Inspection(OneLine):
         return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
 
 
-@collector_paused()
 def inspect(
     path: FilePath,
     *,
@@ -118,24 +131,41 @@ def inspect(
         LimitExceeded: it asks for more than the limits allow.
         UnknownDevice: torch knows no such target.
     """
+    request = InspectRequest(
+        path=os.fspath(path),
+        target=_text(target),
+        expect=_text(expect),
+        device_count=device_count,
+        check=check,
+        outline=outline,
+        keep_going=keep_going,
+        limits=limits or Limits(),
+    )
+    return inspect_checkpoint(request, progress)
+
+
+@collector_paused()
+def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None) -> Inspection:
+    """Run a request of :func:`inspect`."""
     from ckptmove.findings.context import Context  # noqa: PLC0415  # convert does not wait for it
     from ckptmove.findings.registry import find_all  # noqa: PLC0415  # convert does not wait for it
 
-    path, limits = os.fspath(path), limits or Limits()
-    target = target if target is not None else expect
-    context = Context(target=parse_target(str(target)) if target is not None else None, device_count=device_count)
+    path, limits, check, outline, keep_going = (
+        request.path, request.limits, request.check, request.outline, request.keep_going,
+    )  # fmt: skip
+    target = request.target if request.target is not None else request.expect
+    context = Context(parse_target(target) if target is not None else None, request.device_count)
     found = _read(path, limits, check=check, outline=outline, keep_going=keep_going, progress=progress)
     plan: MovePlan | None = None
-    if expect is not None:
+    if request.expect is not None:
         from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
-        plan = plan_for(found.inventory, str(expect))
+        plan = plan_for(found.inventory, request.expect)
     unchecked = _without_checksums(found) if check else ()
     unreadable = () if isinstance(found, Survey) else found.unreadable
     return Inspection(found.inventory, find_all(found.inventory, context), found.outline, plan, unchecked, unreadable)
 
 
-@collector_paused()
 def convert(
     path: FilePath,
     *,
@@ -183,21 +213,14 @@ def convert(
             made in place.
         WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
     """
-    path = os.fspath(path)
-    to, mapping = _targets(to, map_location)
-    if in_place and output:
-        raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
-    if in_place and (force or not check):
-        raise UsageError(
-            "--in-place replaces no other file and reads no tensor: it goes without --force and --no-check"
-        )
-    from ckptmove.conversion.file import ConvertRequest, convert_file  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.file import ConvertRequest  # noqa: PLC0415  # inspect does not wait for it
 
+    to, mapping = _targets(to, map_location)
     request = ConvertRequest(
-        path=path,
-        move=_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
+        path=os.fspath(path),
+        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
         output=os.fspath(output) if output else None,
-        beside=default_output(path, "moved" if to is None else to),
+        in_place=in_place,
         force=force,
         dry_run=dry_run,
         check=check,
@@ -205,11 +228,26 @@ def convert(
         settle=settle,
         limits=limits or Limits(),
     )
-    if in_place:
+    return convert_checkpoint(request)
+
+
+@collector_paused()
+def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
+    """Run a request of :func:`convert`."""
+    if request.in_place and request.output:
+        raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
+    if request.in_place and (request.force or not request.check):
+        raise UsageError(
+            "--in-place replaces no other file and reads no tensor: it goes without --force and --no-check"
+        )
+    from ckptmove.conversion.file import convert_file  # noqa: PLC0415  # inspect does not wait for it
+
+    request = replace(request, beside=default_output(request.path, request.move.to or "moved"))
+    if request.in_place:
         from ckptmove.conversion.in_place import convert_in_place  # noqa: PLC0415  # a new file does not wait for it
 
         return convert_in_place(request)
-    if is_folder(path):
+    if is_folder(request.path):
         from ckptmove.conversion.directory import convert_directory  # noqa: PLC0415  # a file does not wait for it
 
         return convert_directory(request)
@@ -382,14 +420,14 @@ def _text(device: Device | None) -> str | None:
     return None if device is None else str(device)
 
 
-def _request(
-    to: str | None,
-    map_location: Mapping[str, str],
-    keep: Sequence[str],
-    *,
-    cast: bool,
-    rewrite_strings: bool,
+def move_request(
+    to: str | None, map_location: Mapping[str, str], keep: Sequence[str], *, cast: bool, rewrite_strings: bool
 ) -> MoveRequest:
+    """The moves of a conversion, with its devices checked.
+
+    Raises:
+        UsageError: if there is no target, or a device is unknown.
+    """
     from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for it
 
     if to is None and not map_location:

@@ -23,6 +23,7 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import without_checks
 from ckptmove.io.sink import FileSink, same_file
 from ckptmove.io.source import is_folder
+from ckptmove.limits import Limits
 from ckptmove.model import LACKING
 from ckptmove.moves import ConvertResult
 from ckptmove.pickles.edits import apply_plan
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.opening import Checkpoint
     from ckptmove.io.contracts import ByteSink, Progress, Segment
-    from ckptmove.limits import Limits
     from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan, MoveRequest
 
@@ -58,7 +58,8 @@ class ConvertRequest:
         path: a file or a directory.
         move: what goes where.
         output: the new file or directory, or None.
-        beside: the output where none was asked for.
+        beside: default for ``output``.
+        in_place: whether the file itself is changed.
         force: whether an existing output is replaced.
         dry_run: whether to stop after the plan.
         check: whether the bytes that are copied are compared with their CRCs.
@@ -70,14 +71,15 @@ class ConvertRequest:
 
     path: str
     move: MoveRequest
-    output: str | None
-    beside: str
-    force: bool
-    dry_run: bool
-    check: bool
-    progress: Progress | None
+    output: str | None = None
+    beside: str = ""
+    in_place: bool = False
+    force: bool = False
+    dry_run: bool = False
+    check: bool = True
+    progress: Progress | None = None
     settle: Callable[[], None] = unheard
-    limits: Limits
+    limits: Limits = field(default_factory=Limits)
     began: float = field(default_factory=time.perf_counter)
 
     @property
