@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.cli.batch import Batch, conclude
-from ckptmove.cli.outcome import NO, YES
-from ckptmove.cli.streams import Format, Output
+from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.streams import Output
 from ckptmove.errors import LimitExceeded
 
 
@@ -20,9 +20,9 @@ from ckptmove.errors import LimitExceeded
     ],
 )
 def test_what_is_not_proven_is_told(capsys, good, unproven, line) -> None:
-    batch = Batch(code=YES if good == 3 else NO, failures=(), good=good, is_cut_short=False)
+    summary = Summary("verify", 0 if good == 3 else 1, checkpoints=3, good=good, unproven=unproven)
     for quiet in (True, False):
-        conclude(batch, 3, "passed", Output(Format.HUMAN, quiet=quiet), unproven=unproven)
+        HumanRenderer(Output(quiet=quiet)).finish(summary)
         assert capsys.readouterr().out == f"{line}\n"
 
 
@@ -59,8 +59,7 @@ def test_the_verdict_says_what_fails_it(say, bench, monkeypatch, words, level, c
 def test_the_last_line_has_the_color_of_the_worst(monkeypatch, capsys, good, unproven, color) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    batch = Batch(code=YES, failures=(), good=good, is_cut_short=False)
-    conclude(batch, 3, "passed", Output(Format.HUMAN), unproven=unproven)
+    HumanRenderer(Output()).finish(Summary("verify", 0, checkpoints=3, good=good, unproven=unproven))
     assert capsys.readouterr().out.startswith(f"\x1b[1;{color}m")
 
 
@@ -73,7 +72,7 @@ def test_a_line_for_each_checkpoint_has_one_for_what_cannot_be_read(say, monkeyp
     def refuse(*_args, **_options):
         raise LimitExceeded("operations", limit=1, actual=2)
 
-    monkeypatch.setattr("ckptmove.api.inspect", refuse)
+    monkeypatch.setattr("ckptmove.api.inspect_checkpoint", refuse)
     assert say(*words, "-q").out == "run.pth: refused\nnone.pth: refused\n0 of 2 fine\n"
 
 

@@ -140,7 +140,7 @@ def test_ctrl_c(say, ask, monkeypatch, trouble) -> None:
     def interrupt(*_args, **_options):
         raise trouble
 
-    monkeypatch.setattr(api, "inspect", interrupt)
+    monkeypatch.setattr(api, "inspect_checkpoint", interrupt)
     said = say("inspect", "run.pth")
     assert (said.code, said.out) == (130, "")
     assert said.err.strip() == "error: interrupted"
@@ -151,7 +151,7 @@ def test_a_bug_keeps_its_traceback(say, ask, monkeypatch) -> None:
     def broken(*_args, **_options):
         raise KeyError("weights\x1b[2J")
 
-    monkeypatch.setattr(api, "inspect", broken)
+    monkeypatch.setattr(api, "inspect_checkpoint", broken)
     said = say("inspect", "run.pth")
     assert (said.code, said.out) == (70, "")
     assert said.err.startswith("Traceback (most recent call last):\n")

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ckptmove import api
+from ckptmove.cli import verify_command
 from ckptmove.verification.evidence import CheckResult, VerifyResult
 
 
@@ -16,12 +16,12 @@ from ckptmove.verification.evidence import CheckResult, VerifyResult
 def verdicts(monkeypatch):
     """Let ``verify`` answer at once: what is reported is not how it was found."""
     prepared = {}
-    real = api.verify
+    real = verify_command.verify_checkpoint
 
-    def verify(path, **options):
-        return prepared[path] if path in prepared else real(path, **options)
+    def verify(request, **callbacks):
+        return prepared[request.path] if request.path in prepared else real(request, **callbacks)
 
-    monkeypatch.setattr(api, "verify", verify)
+    monkeypatch.setattr(verify_command, "verify_checkpoint", verify)
 
     def prepare(path, *checks, proven=True):
         results = tuple(
@@ -89,7 +89,7 @@ def test_a_report_is_replaced_by_the_next_run(say, verdicts, bench, old):
 
 @pytest.fixture
 def nothing_is_verified(monkeypatch):
-    monkeypatch.setattr(api, "verify", lambda path, **_options: pytest.fail(f"{path} was verified"))
+    monkeypatch.setattr(verify_command, "verify_checkpoint", lambda request, **_callbacks: pytest.fail(request.path))
 
 
 @pytest.mark.usefixtures("nothing_is_verified")
@@ -124,15 +124,15 @@ def test_a_report_that_cannot_be_written_is_an_error_before_the_work(ask, path):
 
 def test_a_report_for_which_there_is_no_room_any_more_is_an_error_after_it(ask, verdicts, bench):
     verdicts("good.pth", PASSED)
-    real = api.verify
+    real = verify_command.verify_checkpoint
 
-    def verify(path, **options):
+    def verify(request, **callbacks):
         (bench / "reports").rmdir()
-        return real(path, **options)
+        return real(request, **callbacks)
 
     (bench / "reports").mkdir()
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(api, "verify", verify)
+        patches.setattr(verify_command, "verify_checkpoint", verify)
         document = ask("verify", "good.pth", "--junit", "reports/new.xml")
     assert (document["exit_code"], document["error"]["path"]) == (5, "reports/new.xml")
 

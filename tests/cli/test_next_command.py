@@ -38,14 +38,14 @@ def test_what_is_not_where_it_was_expected_is_converted(say):
 
 def test_an_output_that_is_taken_away_at_once_has_no_next_command(tmp_path, monkeypatch, say):
     path = shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth")
-    real = api.convert
+    real = api.convert_checkpoint
 
-    def taken_away(*given, **options):
-        result = real(*given, **options)
+    def taken_away(request):
+        result = real(request)
         Path(result.output).unlink()
         return result
 
-    monkeypatch.setattr(api, "convert", taken_away)
+    monkeypatch.setattr(api, "convert_checkpoint", taken_away)
     said = say("convert", str(path), "--map", "cuda:3=cpu")
     assert said.code == 0
     assert "next:" not in said.err

@@ -56,7 +56,9 @@ def test_json_does_not_wait_for_rich(environment) -> None:
 
 def test_only_the_command_that_is_named_is_made(monkeypatch, capsys) -> None:
     made = []
-    monkeypatch.setattr(api, "inspect", lambda *_args, **_options: made.extend(map(_name, app.registered_commands)))
+    monkeypatch.setattr(
+        api, "inspect_checkpoint", lambda *_args, **_options: made.extend(map(_name, app.registered_commands))
+    )
     monkeypatch.setattr(sys, "argv", ["ckptmove", "inspect", "run.pth", "--json"])
     with pytest.raises(SystemExit):
         main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptmove import api
+from ckptmove.cli import verify_command
 from ckptmove.conversion.policy import RULES
 from ckptmove.findings.catalogue import CATALOGUE
 
@@ -149,16 +150,15 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
 
 
 def test_verify_says_how_it_was_proven(say, ask, monkeypatch, simulates) -> None:
-    verify, verdicts = api.verify, {}
+    verify, verdicts = verify_command.verify_checkpoint, {}
 
-    def once(path, **options):
+    def once(request, **callbacks):
         """The same verdict is shown in several ways: torch is asked for it once."""
-        asked = path, options["to"], options["require_device"], tuple(options["ignore"])
-        if asked not in verdicts:
-            verdicts[asked] = verify(path, **options)
-        return verdicts[asked]
+        if request not in verdicts:
+            verdicts[request] = verify(request, **callbacks)
+        return verdicts[request]
 
-    monkeypatch.setattr(api, "verify", once)
+    monkeypatch.setattr(verify_command, "verify_checkpoint", once)
     document = ask("verify", "run.pth", "--to", "cpu", "--select", "R")
     (result,) = document["results"]
     assert document["exit_code"] == 1, "the file says cuda:3, and the CPU is another place"

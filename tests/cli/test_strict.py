@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ckptmove import api
+from ckptmove.cli import verify_command
 from ckptmove.model import Finding, Severity
 from ckptmove.testing import assert_resumes
 from ckptmove.verification.evidence import VerifyResult, fails_run
@@ -30,7 +30,7 @@ def verdict(monkeypatch):
             path="run.pth", target="cuda:0", mode="simulated", passed=True, proven=proven, checks=(),
             findings=tuple(map(finding, severities)),
         )  # fmt: skip
-        monkeypatch.setattr(api, "verify", lambda _path, **_options: result)
+        monkeypatch.setattr(verify_command, "verify_checkpoint", lambda _request, **_callbacks: result)
         return result
 
     return verdict

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ckptmove.api import Inspection
+from ckptmove.api import Inspection, InspectRequest
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.cli.render import conversion, github, inspection, verification
-from ckptmove.cli.render.answers import Detail, Expectation, Failure, InspectAnswer
+from ckptmove.cli.render.answers import ConvertAnswer, Detail, Expectation, Failure, InspectAnswer
 from ckptmove.cli.render.page import Page
+from ckptmove.cli.streams import Output
+from ckptmove.conversion.file import ConvertRequest
 from ckptmove.model import (
     Finding,
     GlobalUse,
@@ -31,19 +33,26 @@ def finding(**facts) -> Finding:
     return Finding(**facts)
 
 
-def answer(*findings, expectation=None, outline=(), **facts) -> InspectAnswer:
+PLAIN = Detail()
+
+
+def answer(*findings, expectation=None, outline=(), detail=PLAIN, **facts) -> InspectAnswer:
     inventory = Inventory(path="a.pth", container="torch-zip", layout="plain", size_bytes=1, **facts)
     found = Inspection(inventory, findings, outline)
-    return InspectAnswer(inspection=found, tensors=inventory.tensors, expectation=expectation, exit_code=0)
+    return InspectAnswer(InspectRequest("a.pth"), found, inventory.tensors, expectation, 0, detail)
+
+
+def converted(result: ConvertResult) -> ConvertAnswer:
+    return ConvertAnswer(ConvertRequest(path="a.pth", move=MoveRequest(to="mps")), result)
 
 
 NO_TENSOR = "there is no tensor in it"
 
 
 def test_a_file_without_tensors() -> None:
-    lines = list(inspection.inspection_lines(Page(), answer(torch_version="2.1.0", producer="lightning 2"), Detail()))
+    lines = list(inspection.inspection_lines(Page(), answer(torch_version="2.1.0", producer="lightning 2")))
     assert lines == ["a.pth", "torch-zip, plain, 1 B, torch 2.1.0, lightning 2", "", NO_TENSOR, "", "no findings"]
-    lines = list(inspection.inspection_lines(Page(), answer(), Detail(tensors=True)))
+    lines = list(inspection.inspection_lines(Page(), answer(detail=Detail(tensors=True))))
     assert lines == ["a.pth", "torch-zip, plain, 1 B", "", NO_TENSOR, "", "no findings"]
 
 
@@ -76,8 +85,12 @@ def test_odd_tensors_and_names() -> None:
     lines = list(
         inspection.inspection_lines(
             Page(),
-            answer(tensors=(root, sparse), globals=(use,), outline=(OutlineLine(0, "", "dict (1)"),)),
-            Detail(tensors=True, globals=True, tree=True),
+            answer(
+                tensors=(root, sparse),
+                globals=(use,),
+                outline=(OutlineLine(0, "", "dict (1)"),),
+                detail=Detail(tensors=True, globals=True, tree=True),
+            ),
         )
     )
     assert "(root)  other  cpu     float32             [2]      8 B" in lines
@@ -106,7 +119,7 @@ def optimizer(where="optim", step: object = None, **facts) -> OptimizerRecord:
     ],
 )
 def test_an_optimizer_is_told_in_one_line(record, line) -> None:
-    lines = list(inspection.inspection_lines(Page(), answer(optimizers=(record,)), Detail()))
+    lines = list(inspection.inspection_lines(Page(), answer(optimizers=(record,))))
     assert lines[2:] == ["", NO_TENSOR, "", line, "", "no findings"]
 
 
@@ -115,11 +128,9 @@ def test_several_places_have_a_total() -> None:
         return TensorRecord(name, "model", device, "float32", (4,), (1,), name, 0, 16)
 
     tensors = (tensor("a", "cpu"), tensor("b", "mps"))
-    lines = list(inspection.inspection_lines(Page(), answer(tensors=tensors), Detail()))
+    lines = list(inspection.inspection_lines(Page(), answer(tensors=tensors)))
     assert lines[-3] == "        total        2   32 B"
-    assert not any(
-        "total" in line for line in inspection.inspection_lines(Page(), answer(tensors=tensors[:1]), Detail())
-    )
+    assert not any("total" in line for line in inspection.inspection_lines(Page(), answer(tensors=tensors[:1])))
 
 
 def test_a_run_that_fails_has_an_annotation_that_is_an_error() -> None:
@@ -139,7 +150,7 @@ def test_a_storage_that_no_tensor_views() -> None:
     plan = MovePlan(request=request, edits=(edit(),))
     assert list(conversion.plan_lines(Page(), plan, verbose=False))[1] == "cpu   mps        0    8 B  target  none"
     unmet = answer(expectation=Expectation("mps", (edit(),), 0))
-    assert "  at  7 is on cpu" in list(inspection.inspection_lines(Page(), unmet, Detail()))
+    assert "  at  7 is on cpu" in list(inspection.inspection_lines(Page(), unmet))
     assert list(github.inspection_lines(unmet)) == ["::error file=a.pth,title=expect::not on mps: 7"]
 
 
@@ -159,9 +170,9 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     instant = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
     notice = "::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s"
-    assert list(github.conversion_lines("a.pth", instant)) == [notice]
+    assert list(github.conversion_lines(converted(instant))) == [notice]
     missed = replace(instant, unmatched=(Unmatched("keep", "x", "matches no whole name"),))
-    assert list(github.conversion_lines("a.pth", missed)) == [
+    assert list(github.conversion_lines(converted(missed))) == [
         "::warning file=a.pth,title=convert --keep::--keep x matches no whole name",
         notice,
     ]
@@ -262,9 +273,10 @@ def test_what_passed_without_proof_is_marked() -> None:
     )
 
 
-def test_a_failure_without_hint_or_path() -> None:
+def test_a_failure_without_hint_or_path(capsys) -> None:
     failure = Failure(kind="usage", message="50% of\nthat", hint="", path=None, exit_code=2)
-    assert github.failure_line(failure) == "::error title=usage::50%25 of\\x0athat"
+    github.GitHubRenderer(Output()).failure(failure)
+    assert capsys.readouterr().out == "::error title=usage::50%25 of\\x0athat\n"
 
 
 def test_a_plan_without_reasons_has_no_legend() -> None:
