@@ -122,7 +122,7 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     elif command == f"{PROGRAM} convert" and (word := _target_among(words)) and message.startswith(_ONE_TOO_MANY):
         hint = f"did you mean: {retyped(PROGRAM, words, word, f'--to={word}')}"
     elif command == f"{PROGRAM} convert" and message.startswith(_ONE_TOO_MANY):
-        hint = f"convert takes one PATH; name the new file with --output: {hint}"
+        hint = f"convert takes one PATH; set the new file with --output: {hint}"
     elif command == PROGRAM and message.startswith("No such"):
         known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
         hint = with_command(PROGRAM, words, known)
@@ -142,7 +142,7 @@ def _bug(error: Exception) -> Failure:
     return Failure(
         kind="bug",
         message=f"{type(error).__name__}: {error}",
-        hint="this is a bug of ckptmove: please report it with the lines above",
+        hint="this is a bug in ckptmove: please report it with the lines above",
         path=None,
         exit_code=BUG,
     )
