@@ -146,8 +146,8 @@ def _(error: errors.EmptyDirectory) -> str:
     if error.is_cut:
         return f"it was cut off in transit: {_AGAIN}"
     return (
-        "known are directories of the HF Trainer, Accelerate, DeepSpeed, Megatron and mmengine, and files of torch.save "
-        "under any name"
+        "known are directories of the HF Trainer, Accelerate, DeepSpeed, Megatron and mmengine, and any file of "
+        "torch.save"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ckptmove.cli.render.answers import Summary
@@ -47,7 +49,7 @@ def test_the_verdict_says_what_fails_it(say, bench, monkeypatch, words, level, c
     for way in ((), ("-q",), ("--format", "github")):
         said = say("verify", *words, *way, "weights.pth")
         assert said.code == code
-        assert f"passed, cpu, {doubt}there is no optimizer state" in said.out.splitlines()[-1]
+        assert f"passed, cpu, {doubt}" in said.out.splitlines()[-1]
         assert said.out.splitlines()[-1].startswith(f"::{level} ") == ("github" in way)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -65,7 +67,8 @@ def test_the_last_line_has_the_color_of_the_worst(monkeypatch, capsys, good, unp
 
 def test_a_line_for_each_checkpoint_has_one_for_what_cannot_be_read(say, monkeypatch) -> None:
     words = ("inspect", "run.pth", "none.pth", "--select", "N")
-    assert say(*words, "-q").out == "run.pth: no findings\nnone.pth: unreadable\n1 of 2 fine\n"
+    first, second, last = say(*words, "-q").out.splitlines()
+    assert (first.partition(":")[0], second, last) == ("run.pth", "none.pth: unreadable", "1 of 2 fine")
     assert say("inspect", "none.pth", "-q").out == ""
     assert "unreadable" not in say(*words).out
 
@@ -77,11 +80,11 @@ def test_a_line_for_each_checkpoint_has_one_for_what_cannot_be_read(say, monkeyp
 
 
 def test_an_error_stands_apart_from_the_report_before_it(say) -> None:
-    hint = "hint: check the path; relative ones start at the working directory\n"
-    assert say("inspect", "run.pth", "none.pth", "--ignore", "D103").err.endswith(
-        f"next: ckptmove verify run.pth\n\nerror: none.pth: no such file\n{hint}"
-    )
-    assert say("inspect", "none.pth", "run.pth", "-q").err == f"error: none.pth: no such file\n{hint}"
+    first, empty, *error = say("inspect", "run.pth", "none.pth", "--ignore", "D103").err.splitlines()
+    assert (first.partition(":")[0], empty) == ("next", "")
+    assert say("inspect", "none.pth", "run.pth", "-q").err.splitlines() == error
+    assert [line.partition(": ")[0] for line in error] == ["error", "hint"]
+    assert error[0].startswith("error: none.pth: ")
 
 
 def test_verify_counts_what_it_could_not_prove(say, bench, simulates) -> None:
@@ -89,4 +92,5 @@ def test_verify_counts_what_it_could_not_prove(say, bench, simulates) -> None:
     torch.save({"weight": torch.ones(2)}, bench / "weights.pth")
     say("convert", "weights.pth", "--to", "cuda:3")
     out = say("verify", "weights.cuda3.pth", "run.pth", "dragged.pth", "--to", "cuda:3").out
-    assert out.endswith("\n\n2 of 3 passed, 1 of them not proven\n")
+    assert out.splitlines()[-2] == ""
+    assert [int(word) for word in re.findall(r"\d+", out.splitlines()[-1])] == [2, 3, 1]

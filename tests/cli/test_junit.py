@@ -72,11 +72,11 @@ def test_what_is_not_proven_is_skipped_or_with_strict_a_failure(say, verdicts, b
     verdicts("bare.pth", PASSED, SKIPPED, proven=False)
     assert say("verify", "bare.pth", "--junit", "report.xml", *(["--strict"] if strict else [])).code == int(strict)
     (suite,) = ET.parse(bench / "report.xml").getroot()
-    assert suite[1].find("skipped").text == "no optimizer state"
+    assert suite[1].find("skipped").text == SKIPPED[2]
     (outcome,) = suite[2]
     assert outcome.tag == ("failure" if strict else "skipped")
     by_strict = ", which --strict fails" if strict else ""
-    assert outcome.get("message").endswith(f"a resume is not proven{by_strict}: no optimizer state")
+    assert outcome.get("message").endswith(f"{by_strict}: {SKIPPED[2]}")
 
 
 @pytest.mark.parametrize("old", ["<?xml version='1.0'?><testsuites/>", ""])
@@ -96,11 +96,11 @@ def nothing_is_verified(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (("run.pth", "--junit", "./run.pth"), "a checkpoint that is to be verified"),
-        (("dragged.pth", "--junit", "link.pth", "run.pth"), "a checkpoint that is to be verified"),
-        (("dragged.pth", "--against", "run.pth", "--junit", "run.pth"), "a checkpoint that is to be verified"),
-        (("--junit", "run.pth", "dragged.pth"), "a file that is no XML"),
-        (("dragged.pth", "--junit", "notes.txt"), "a file that is no XML"),
+        (("run.pth", "--junit", "./run.pth"), "checkpoint"),
+        (("dragged.pth", "--junit", "link.pth", "run.pth"), "checkpoint"),
+        (("dragged.pth", "--against", "run.pth", "--junit", "run.pth"), "checkpoint"),
+        (("--junit", "run.pth", "dragged.pth"), "XML"),
+        (("dragged.pth", "--junit", "notes.txt"), "XML"),
     ],
 )
 def test_no_checkpoint_is_replaced_by_a_report(ask, bench, words, found):
@@ -109,7 +109,7 @@ def test_no_checkpoint_is_replaced_by_a_report(ask, bench, words, found):
     before = {path: path.read_bytes() for path in bench.iterdir()}
     error = ask("verify", *words)["error"]
     assert (error["kind"], error["exit_code"]) == ("output-is-no-report", 4)
-    assert error["message"] == f"the JUnit report would replace {found}"
+    assert found in error["message"]
     assert {path: path.read_bytes() for path in bench.iterdir()} == before
 
 
@@ -153,5 +153,5 @@ def test_what_cannot_be_read_is_not_replaced_by_a_report(ask, bench, monkeypatch
     monkeypatch.setattr("ckptmove.cli.verify_command.open", refuse, raising=False)
     (bench / "report.xml").write_text("mine")
     error = ask("verify", "run.pth", "--junit", "report.xml")["error"]
-    assert (error["exit_code"], error["message"]) == (5, "could not write: Permission denied")
+    assert (error["exit_code"], error["message"]) == (5, f"could not write: {os.strerror(errno.EACCES)}")
     assert (bench / "report.xml").read_text() == "mine"

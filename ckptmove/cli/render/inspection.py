@@ -93,7 +93,7 @@ def brief_line(answer: InspectAnswer) -> str:
     expectation = answer.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
     counted = f"{_counts(findings) or 'no findings'}{_unread(answer)}"
-    unchecked = "; without CRCs to check" if answer.inspection.unchecked else ""
+    unchecked = "; no CRCs" if answer.inspection.unchecked else ""
     return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
 
 
