@@ -57,11 +57,11 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nto = 1", "'to' in [tool.ckptmove] is not a string"),
         ("[tool.ckptmove]\ncase = 1", "'case' in [tool.ckptmove] is not a string"),
-        ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is neither true nor false"),
+        ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is not a boolean"),
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
-        ("[tool", "is not TOML: "),
-        (b"\xff", "is not TOML: "),
-        ("a = " + "[" * 5000, "is not TOML: "),
+        ("[tool", "not valid TOML: "),
+        (b"\xff", "not valid TOML: "),
+        ("a = " + "[" * 5000, "not valid TOML: "),
     ],
 )
 def test_what_makes_no_sense_is_said(project, text, message) -> None:

@@ -29,11 +29,11 @@ def test_a_file_and_its_copy(check) -> None:
     check(
         "diff", "run.pth", "run.pth",
         code=0,
-        human="run.pth -> run.pth\n\nthe same: 16 tensors bit for bit, with every stored device, and all else\n",
-        quiet="run.pth -> run.pth: the same: 16 tensors bit for bit, with every stored device, and all else\n",
+        human="run.pth -> run.pth\n\nthe same: 16 tensors bit for bit, all stored devices, and everything else\n",
+        quiet="run.pth -> run.pth: the same: 16 tensors bit for bit, all stored devices, and everything else\n",
         github=(
             "::notice file=run.pth,title=diff::run.pth -> run.pth: "
-            "the same: 16 tensors bit for bit, with every stored device, and all else\n"
+            "the same: 16 tensors bit for bit, all stored devices, and everything else\n"
         ),
         document={"command": "diff", "ok": True, "same": True, "added": [], "removed": [], "changed": []},
     )  # fmt: skip
@@ -41,7 +41,7 @@ def test_a_file_and_its_copy(check) -> None:
 
 def test_a_file_and_what_it_was_converted_to(say, check) -> None:
     say("convert", "run.pth", "--to", "cpu", "-o", "cpu.pth")
-    answer = "they differ: device 12; every value is the same bit for bit"
+    answer = "they differ: device 12; all values are equal bit for bit"
     annotations = say("diff", "run.pth", "cpu.pth", "--format", "github").out
     check(
         "diff", "run.pth", "cpu.pth",
@@ -260,7 +260,7 @@ def test_two_files_are_needed(say) -> None:
 
 def test_no_device_is_said_to_be_the_same_where_none_is_stored(say) -> None:
     path = str(Path(__file__).parents[2] / "sample_ckpts" / "weights.safetensors")
-    answer = "the same: 4 tensors bit for bit, with every stored device, and all else"
+    answer = "the same: 4 tensors bit for bit, all stored devices, and everything else"
     assert say("diff", path, path).out.splitlines()[-1] == answer
 
 

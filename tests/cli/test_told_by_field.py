@@ -20,13 +20,13 @@ from ckptmove.text import Command
     ("error", "hint"),
     [
         (NothingToUndo("a", "never", "safetensors"), "it stores no device"),
-        (NothingToUndo("a", "never", "directory"), "what it was made from is as it was"),
-        (NothingToUndo("a", "never", "archive"), "what it was made from is as it was"),
+        (NothingToUndo("a", "never", "directory"), "its original is unchanged"),
+        (NothingToUndo("a", "never", "archive"), "its original is unchanged"),
         (NothingToUndo("a", "it is a directory of sorts", "pickle"), "convert it back"),
-        (EmptyDirectory("a", 1, "some files", "tar", is_cut=True), "it was cut off on its way"),
-        (EmptyDirectory("a", 1, "a tar without its end", "tar"), "looked for what torch.save writes"),
-        (EmptyDirectory("a", 1, "some files", "tar", inner="b"), "unpack it, and take that: python -m tarfile"),
-        (EmptyDirectory("a", 1, "a tar of a zip", "zip", inner="b"), "unpack it, and take that: python -m zipfile"),
+        (EmptyDirectory("a", 1, "some files", "tar", is_cut=True), "it was cut off in transit"),
+        (EmptyDirectory("a", 1, "a tar without its end", "tar"), "known are directories"),
+        (EmptyDirectory("a", 1, "some files", "tar", inner="b"), "unpack it, and use that file: python -m tarfile"),
+        (EmptyDirectory("a", 1, "a tar of a zip", "zip", inner="b"), "unpack it, and use that file: python -m zipfile"),
     ],
 )
 def test_hints(error, hint) -> None:

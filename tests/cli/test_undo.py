@@ -59,8 +59,8 @@ def test_other_names_of_the_file_are_told(ask, bench, more) -> None:
     ("name", "hint"),
     [
         ("hf-trainer-cuda3", "take that; to see where this one lies: ckptmove inspect {}"),
-        ("weights.safetensors", "it stores no device, so that no conversion has changed it"),
-        ("legacy-adamw-cuda1.pth", "convert it back to where it was: ckptmove convert {} --to DEVICE"),
+        ("weights.safetensors", "it stores no device, so no conversion has changed it"),
+        ("legacy-adamw-cuda1.pth", "convert it back: ckptmove convert {} --to DEVICE"),
     ],
 )
 def test_where_nothing_can_be_undone_there_is_another_way_back(say, name, hint) -> None:
