@@ -54,9 +54,7 @@ def inspect(
     check: Annotated[bool, typer.Option("--check", help="Read every record and compare its CRC.")] = False,
     expect: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEV", help="Exit 1 unless convert --to DEV would leave every tensor.", show_default=False
-        ),
+        typer.Option(metavar="DEV", help="Exit 1 unless every tensor that should move is on DEV.", show_default=False),
     ] = None,
     devices: options.Devices = None,
     strict: options.Strict = False,
@@ -229,7 +227,7 @@ def verify(
         typer.Option(
             metavar="N",
             min=1,
-            help="Check N parameters of each optimizer and N other tensors, and no CRC.",
+            help="Check only N parameters per optimizer and N other tensors; skip CRCs.",
             show_default="all",
         ),
     ] = None,

@@ -72,9 +72,7 @@ Strict = Annotated[
 ]
 LimitFactor = Annotated[
     int,
-    typer.Option(
-        metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust (see exit code 4)."
-    ),
+    typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Form = Annotated[

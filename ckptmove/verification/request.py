@@ -1,7 +1,4 @@
-"""What ``verify`` is asked, and how the question reaches the child process.
-
-Never opens a file and never imports torch.
-"""
+"""The options of ``verify``, and their JSON for the child process."""
 
 from __future__ import annotations
 
@@ -12,24 +9,24 @@ from ckptmove.limits import Limits
 
 
 class VerifyRequest(NamedTuple):
-    """What the user asked ``verify`` for.
+    """The options of ``verify`` for one checkpoint.
 
     Attributes:
-        path: a checkpoint: a file or a directory.
-        to: tag of the target, or None for the device where most of the model lies.
-        against: the original that the values must equal, or None.
-        optimizer: class to use in place of the one that the keys point to, of ``torch.optim`` by its name or any other
-            as ``pkg.mod:CLASS``, or None.
+        path: a file, a directory or an archive.
+        to: target device, or None for the device of most of the model.
+        against: checkpoint whose values must be equal, or None.
+        optimizer: optimizer class to step with: the name of one of ``torch.optim``, or ``pkg.mod:CLASS``; None to
+            detect it.
         require_device: whether a simulated target is a failure.
-        seed: of the gradient.
-        ignore: codes of findings that are no failure.
-        keep: globs of tensor names that may lie where they are.
-        devices: how many devices the target machine has, or None for as many as ``to`` and the file name.
+        seed: seed of the gradients and of the sample.
+        ignore: codes of findings that are not failures.
+        keep: globs of tensor names that may stay on another device.
+        devices: number of devices of the target machine, or None for as many as ``to`` and the file name.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
-        timeout: seconds that the child may take, or None for as many as it needs.
-        sample: how many parameters of each optimizer, and how many other tensors, are looked at; None for all.
-        limits: what each file may ask for.
-        nbytes: size of all files, of the original's too: the memory of the child follows it.
+        timeout: longest time of the child process in seconds, or None.
+        sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
+        limits: resource limits for reading each file.
+        nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
     """
 
     path: str
@@ -53,7 +50,7 @@ class VerifyRequest(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:
-        """The request of a document that :meth:`to_json` made."""
+        """Parse the result of :meth:`to_json`."""
         facts = json.loads(text)
         globs, codes = tuple(facts["keep"]), tuple(facts["ignore"])
         return cls(**{**facts, "ignore": codes, "keep": globs, "limits": Limits(**facts["limits"])})
