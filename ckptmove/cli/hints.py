@@ -102,8 +102,8 @@ def _(error: errors.CaseUnusable) -> str:
     if error.known:
         return f"its functions are {', '.join(error.known)}: --case {quoted(f'{error.path}:{error.known[-1]}')}"
     return (
-        "point --case at a function that returns ckptmove.Case(model, optimizer, criterion, batch): FILE.py:FUNC or "
-        "pkg.mod:FUNC"
+        "point it at a function that returns ckptmove.Case(model, optimizer, criterion, batch): --case FILE.py:FUNC "
+        "or --case pkg.mod:FUNC"
     )
 
 

@@ -52,7 +52,10 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.ckptmove]\ncheckpoint = []", "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, case, ignore"),
+        (
+            "[tool.ckptmove]\ncheckpoint = []",
+            "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, case, ignore",
+        ),
         ("[tool.ckptmove]\ncheckpoints = 'a'", "'checkpoints' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nto = 1", "'to' in [tool.ckptmove] is not a string"),

@@ -114,7 +114,7 @@ def test_strings_move_when_asked(ask, bench) -> None:
 def test_one_checkpoint_at_a_time(ask) -> None:
     error = ask("convert", "*.pth", "--to", "cpu")["error"]
     assert error["kind"] == "usage"
-    assert error["message"].endswith("there are 2: dragged.pth, run.pth")
+    assert error["message"].endswith(" 2: dragged.pth, run.pth")
 
 
 def test_a_damaged_source_leaves_nothing(ask, bench) -> None:

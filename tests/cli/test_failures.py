@@ -79,7 +79,7 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
         (("convert", "run.pth", "--map", "cuda:0"), "is not a mapping of devices", ""),
         (("convert", "run.pth", "--to", "gpu"), "'gpu' is not a device", "ckptmove convert run.pth --to cuda:0"),
         (("convert", "run.pth", "--map=gpu=cpu"), "'gpu' is not a device", "ckptmove convert run.pth --map=cuda:0=cpu"),
-        (("inspect", "run.pth", "--expect", "%%"), "'%%' is not a device", "torch's devices are named cpu"),
+        (("inspect", "run.pth", "--expect", "%%"), "'%%' is not a device", "devices: cpu, cuda:0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

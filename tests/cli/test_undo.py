@@ -58,7 +58,7 @@ def test_other_names_of_the_file_are_told(ask, bench, more) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("hf-trainer-cuda3", "take that; to see where this one lies: ckptmove inspect {}"),
+        ("hf-trainer-cuda3", "to see the devices of this one: ckptmove inspect {}"),
         ("weights.safetensors", "it stores no device, so no conversion has changed it"),
         ("legacy-adamw-cuda1.pth", "convert it back: ckptmove convert {} --to DEVICE"),
     ],
