@@ -27,15 +27,15 @@ SLOW = """
 import sys, time
 from ckptmove import api
 
-real = api.inspect
+real = api.inspect_checkpoint
 
-def slow(path, **options):
-    if path == "dragged.pth":
+def slow(request, progress):
+    if request.path == "dragged.pth":
         print("ready", file=sys.stderr, flush=True)
         time.sleep(60)
-    return real(path, **options)
+    return real(request, progress)
 
-api.inspect = slow
+api.inspect_checkpoint = slow
 """
 #: The child of verify never ends, and says who it is.
 CHILD = """

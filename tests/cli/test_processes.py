@@ -74,7 +74,7 @@ def test_a_bug_leaves_with_70(environment) -> None:
     code = (
         "import sys\n"
         "from ckptmove import api\n"
-        "api.inspect = None\n"
+        "api.inspect_checkpoint = None\n"
         "sys.argv[1:] = ['inspect', 'run.pth', '--json']\n"
         "from ckptmove.cli.app import main\n"
         "main()\n"
@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_with_130(environment) -> None:
         "def slow(*args, **options):\n"
         "    print('ready', file=sys.stderr, flush=True)\n"
         "    time.sleep(60)\n"
-        "api.inspect = slow\n"
+        "api.inspect_checkpoint = slow\n"
         "sys.argv[1:] = ['inspect', 'run.pth', '--json']\n"
         "from ckptmove.cli.app import main\n"
         "main()\n"
