@@ -11,6 +11,7 @@ import pytest
 from ckptmove.cli import verify_command
 from ckptmove.model import Finding, Severity
 from ckptmove.testing import assert_resumes
+from ckptmove.verification import run
 from ckptmove.verification.evidence import VerifyResult, fails_run
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
@@ -30,7 +31,8 @@ def verdict(monkeypatch):
             path="run.pth", target="cuda:0", mode="simulated", passed=True, proven=proven, checks=(),
             findings=tuple(map(finding, severities)),
         )  # fmt: skip
-        monkeypatch.setattr(verify_command, "verify_checkpoint", lambda _request, **_callbacks: result)
+        for module in (verify_command, run):
+            monkeypatch.setattr(module, "verify_checkpoint", lambda _request, **_callbacks: result)
         return result
 
     return verdict
