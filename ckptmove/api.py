@@ -1,14 +1,14 @@
-"""The use-cases: ``inspect``, ``convert``, ``undo``, ``verify``, ``diff``; scripts, tests and the CLI call them.
+"""The functions ``inspect``, ``convert``, ``undo``, ``verify`` and ``diff``.
 
-They take a path as ``str`` or ``Path``, and a device as ``str`` or ``torch.device``, as torch does.
+A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as in torch.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UsageError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.case import Case
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.comparison.differences import DiffResult
+    from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
@@ -51,21 +52,34 @@ class DeviceLike(Protocol):
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
 Device: TypeAlias = "str | DeviceLike"
-#: As ``torch.load`` takes it, but no function: a file has no loaded storages to give it. One is refused with a reason.
+#: As in ``torch.load``, except a function, which needs loaded storages and is refused.
 MapLocation: TypeAlias = "Device | Mapping[str, Device]"
+
+
+class InspectRequest(NamedTuple):
+    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there."""
+
+    path: str
+    target: str | None = None
+    expect: str | None = None
+    device_count: int | None = None
+    check: bool = False
+    outline: bool = False
+    keep_going: bool = False
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(OneLine):
-    """What ``inspect`` found.
+    """The result of ``inspect``.
 
     Attributes:
-        inventory: what the checkpoint holds.
-        findings: what is wrong with it.
-        outline: its tree, where that was asked for.
-        plan: what ``convert`` would change to bring it to the device that was expected, where one was.
-        unchecked: paths of the file, or of those in it, that have no CRCs to compare, where that was asked for.
-        unreadable: errors of the files of a directory or an archive that cannot be read; the others are in all else.
+        inventory: content of the checkpoint.
+        findings: problems of the checkpoint.
+        outline: the tree, with ``outline=True``.
+        plan: what ``convert`` would change for the device of ``expect``, or None.
+        unchecked: with ``check=True``, paths of files that have no CRCs to compare.
+        unreadable: errors of the files of a directory or an archive that cannot be read and were left out.
     """
 
     inventory: Inventory
@@ -76,12 +90,11 @@ class Inspection(OneLine):
     unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
 
     def __str__(self) -> str:
-        """How much was found, in one line."""
+        """The path, the number of tensors and the codes of findings, in one line."""
         held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
         return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
 
 
-@collector_paused()
 def inspect(
     path: FilePath,
     *,
@@ -98,44 +111,61 @@ def inspect(
 
     Args:
         path: a file, or a directory or an archive of files, which is read as one checkpoint.
-        target: device that the findings judge the file for; without it, the device that is expected, and without
-            that, the device where the model lies.
-        expect: device where everything that should move is expected to be; without it, there is no plan.
-        device_count: how many devices of one type the target machine has; None where that is not known.
+        target: target device of the findings (default: ``expect``, or else the device of the model).
+        expect: device on which every tensor that should move is expected; the result then has a plan.
+        device_count: number of devices of the target machine, or None if unknown.
         check: whether to read every record and compare its CRC.
-        outline: whether to make the outline too.
-        keep_going: whether files of a directory or an archive that cannot be read are left out; their errors are then
-            in ``unreadable``, and no finding rests on what these files may hold. Otherwise, or where all of them are
-            left out, the first of them is raised.
-        progress: told of bytes checked and bytes in all.
-        limits: what the file may ask for.
+        outline: whether to build the outline too.
+        keep_going: whether to leave out files of a directory or an archive that cannot be read. Their errors are in
+            ``unreadable``, and no finding depends on their content. The first error is raised if no file is left.
+        progress: called with the bytes checked so far and the total.
+        limits: resource limits for reading it.
 
     Raises:
-        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: it asks for more than the limits allow.
-        UnknownDevice: torch knows no such target.
+        UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if it needs more than the limits allow.
+        UnknownDevice: if torch does not know the target device.
     """
+    request = InspectRequest(
+        path=os.fspath(path),
+        target=_text(target),
+        expect=_text(expect),
+        device_count=device_count,
+        check=check,
+        outline=outline,
+        keep_going=keep_going,
+        limits=limits or Limits(),
+    )
+    return inspect_checkpoint(request, progress)
+
+
+@collector_paused()
+def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None) -> Inspection:
+    """Run a request of :func:`inspect`."""
     from ckptmove.findings.context import Context  # noqa: PLC0415  # convert does not wait for it
     from ckptmove.findings.registry import find_all  # noqa: PLC0415  # convert does not wait for it
 
-    path, limits = os.fspath(path), limits or Limits()
-    target = target if target is not None else expect
-    context = Context(target=parse_target(str(target)) if target is not None else None, device_count=device_count)
+    target = request.target if request.target is not None else request.expect
+    context = Context(parse_target(target) if target is not None else None, request.device_count)
     with open_checkpoint(
-        path, limits, keep_going=keep_going, check=check, outline=outline, progress=progress
+        request.path,
+        request.limits,
+        keep_going=request.keep_going,
+        check=request.check,
+        outline=request.outline,
+        progress=progress,
     ) as checkpoint:
-        unchecked = checkpoint.without_checksums if check else ()
+        unchecked = checkpoint.without_checksums if request.check else ()
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
-    if expect is not None:
+    if request.expect is not None:
         from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
 
-        plan = plan_for(inventory, str(expect))
+        plan = plan_for(inventory, request.expect)
     findings = find_all(inventory, context)
     return Inspection(inventory, findings, checkpoint.outline, plan, unchecked, checkpoint.unreadable)
 
 
-@collector_paused()
 def convert(
     path: FilePath,
     *,
@@ -153,52 +183,42 @@ def convert(
     settle: Callable[[], None] = do_nothing,
     limits: Limits | None = None,
 ) -> ConvertResult:
-    """Rewrite a checkpoint for another device: the pickle is edited, the tensors' bytes are copied as they are.
+    """Rewrite a checkpoint for another device: the pickle is edited, the bytes of tensors are copied unchanged.
 
-    Where no device stands in the file (safetensors, say) only an ``output`` that is asked for is written: a copy.
+    A format without devices, for example safetensors, is copied if ``output`` is given; otherwise nothing is written.
 
     Args:
-        path: a file, or a directory or an archive of files, which becomes a new one: whole, or not at all.
-        to: device that everything goes to, save what has to stay (RNG states, ``step``).
-        map_location: as of ``torch.load``: a device for everything, as ``to`` is, or a dict of source globs and their
-            devices, which is applied before ``to``; the first glob that matches counts.
-        keep: globs of tensor names that stay where they are.
-        output: the new file or directory; by default the name of ``path`` with the device in it.
-        in_place: whether the file itself is changed, in a time that does not hang on its size; :func:`undo` takes that
-            back.
-        force: whether an existing output is replaced.
+        path: a file, or a directory or an archive of files, which is written completely or not at all.
+        to: target device of all tensors, except those that have to stay (RNG states, ``step``).
+        map_location: as in ``torch.load``: a target device, as ``to``, or a dict from globs of devices to devices,
+            applied before ``to``; the first match counts.
+        keep: globs of tensor names that stay on their device.
+        output: the new file or directory (default: the name of ``path`` with the device in it).
+        in_place: whether to change the file itself, in a time independent of its size; :func:`undo` restores it.
+        force: whether to replace an existing output.
         dry_run: whether to stop after the plan.
-        cast: whether dtypes that the target lacks are cast down.
+        cast: whether to cast dtypes that the target lacks to smaller ones.
         rewrite_strings: whether device strings in configs follow their tensors.
-        check: whether the bytes that are copied are compared with their CRCs; without, the kernel copies them.
-        progress: told of bytes done and bytes in all; of a directory, in other threads, one call at a time.
-        settle: called before the last step, which cannot be taken back: an exception of a signal comes too late then.
-        limits: what the file may ask for.
+        check: whether to compare copied bytes with their CRCs; without it, the kernel copies them.
+        progress: called with the bytes done so far and the total; for a directory from other threads, one at a time.
+        settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
+        limits: resource limits for reading it.
 
     Raises:
-        UsageError: neither ``to`` nor ``map_location``, two targets, a function as ``map_location``, an unknown device,
-            or an output, ``force`` or ``check=False`` besides ``in_place``.
-        UnreadableInput: the source cannot be read, is damaged, or is no checkpoint.
-        Refused: the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
+        UsageError: if there is no target or there are two, ``map_location`` is a function, a device is unknown, or
+            ``in_place`` is combined with ``output``, ``force`` or ``check=False``.
+        UnreadableInput: if the source cannot be read, is damaged, or is not a checkpoint.
+        Refused: if the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
             made in place.
-        WriteFailed: the output could not be written; nothing is left of it, and a file to be changed is what it was.
+        WriteFailed: if the output cannot be written; the partial file is removed, and the source is unchanged.
     """
-    path = os.fspath(path)
-    to, mapping = _targets(to, map_location)
-    if in_place and output:
-        raise UsageError("a file that is converted in place has no other output: --in-place, or --output")
-    if in_place and (force or not check):
-        raise UsageError(
-            "--in-place replaces no other file and reads no tensor: it goes without --force and --no-check"
-        )
     from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # inspect does not wait for it
-    from ckptmove.conversion.convert import convert as convert_checkpoint  # noqa: PLC0415  # inspect does not wait for it
 
+    to, mapping = _targets(to, map_location)
     request = ConvertRequest(
-        path=path,
-        move=_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
+        path=os.fspath(path),
+        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
         output=os.fspath(output) if output else None,
-        default_output=default_output(path, "moved" if to is None else parse_target(to).replace(":", "")),
         in_place=in_place,
         force=force,
         dry_run=dry_run,
@@ -210,21 +230,34 @@ def convert(
     return convert_checkpoint(request)
 
 
+@collector_paused()
+def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
+    """Run a request of :func:`convert`."""
+    if request.in_place and request.output:
+        raise UsageError("--in-place changes the file itself and takes no --output")
+    if request.in_place and (request.force or not request.check):
+        raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
+    from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # inspect does not wait for it
+
+    tag = parse_target(request.move.to).replace(":", "") if request.move.to else "moved"
+    return carry_out(replace(request, default_output=default_output(request.path, tag)))
+
+
 def undo(
     path: FilePath, *, dry_run: bool = False, settle: Callable[[], None] = do_nothing, limits: Limits | None = None
 ) -> UndoResult:
-    """Make a file what it was before it was first converted in place, byte for byte.
+    """Restore a file from before its first conversion in place, byte for byte.
 
     Args:
         path: the file.
-        dry_run: whether to stop before it is changed.
-        settle: as of :func:`convert`.
-        limits: what the file may ask for.
+        dry_run: whether to stop before the change.
+        settle: as in :func:`convert`.
+        limits: resource limits for reading it.
 
     Raises:
-        UnreadableInput: the file cannot be read, is damaged, or is no checkpoint.
-        Refused: it does not say what it was, or another process is converting it.
-        WriteFailed: it could not be changed; it is as it is.
+        UnreadableInput: if the file cannot be read, is damaged, or is not a checkpoint.
+        Refused: if the file has no record of a conversion in place, or another process is converting it.
+        WriteFailed: if the file cannot be changed; it stays unchanged.
     """
     from ckptmove.conversion.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
 
@@ -253,31 +286,31 @@ def verify(
 
     Args:
         path: a file, or a directory or an archive of files, which is one checkpoint.
-        to: the target; by default every tensor stays on its device, and the step is made where the model is.
-        against: the original that the values must equal, in whichever of these forms.
-        optimizer: class to use in place of the one that the keys point to: of ``torch.optim`` by its name, or any other
-            as ``pkg.mod:CLASS``, which is imported and run in a process of its own.
+        to: target device (default: every tensor stays on its device, and the step is made on the model's).
+        against: checkpoint whose values must be equal; a file, a directory or an archive.
+        optimizer: optimizer class to step with (default: detected): the name of one of ``torch.optim``, or
+            ``pkg.mod:CLASS``, which another process imports and runs.
         require_device: whether a simulated target is a failure.
-        seed: of the gradient.
-        ignore: codes of findings that are no failure.
-        keep: globs of tensor names that may lie where they are.
-        devices: how many devices the target machine has; by default as many as ``to`` and the file name.
-        case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``:
-            your model is stepped from the stored state, too. Another process imports the function by its name.
-        timeout: seconds that torch may take for its checks; by default as many as they need.
-        sample: look at so many parameters of each optimizer, with their state, and at so many other tensors, which
-            ``seed`` chooses; by default at all of them.
-        limits: what each file may ask for.
-        progress: told of bytes checked and bytes in all.
-        stage: then told what torch does next.
+        seed: seed of the gradients and of ``sample``.
+        ignore: codes of findings that are not failures.
+        keep: globs of tensor names that may stay on another device.
+        devices: number of devices of the target machine (default: as many as ``to`` and the file name).
+        case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
+            Your model is then stepped from the stored state too. Another process imports the function by its name.
+        timeout: longest time of the checks with torch, in seconds (default: unlimited).
+        sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
+            all); ``seed`` selects them.
+        limits: resource limits for reading each file.
+        progress: called with the bytes checked so far and the total.
+        stage: called with the name of each check with torch, when it starts.
 
     Raises:
-        TorchMissing: torch is not installed.
-        TorchBroken: it cannot be imported.
-        UsageError: an unknown device or optimizer, a case that is none, an original with none of the same tensors, or
-            no time at all.
-        UnreadableInput: it cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: it asks for more than a limit allows.
+        TorchMissing: if torch is not installed.
+        TorchBroken: if torch cannot be imported.
+        UsageError: if the device or the optimizer is unknown, the case is not usable, ``against`` has none of the
+            tensors, or ``timeout`` is not positive.
+        UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if it needs more than a limit allows.
     """
     from ckptmove.verification.case.name import name_of  # noqa: PLC0415  # the only command that pays for this room
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
@@ -307,16 +340,17 @@ def diff(
 ) -> DiffResult:
     """Compare two checkpoints: structure, devices, dtypes and values, bit for bit.
 
-    Nothing is unpickled. Without torch it is not said how far differing values lie apart.
+    Nothing is unpickled. Without torch, the sizes of differences between values are unknown.
 
     Args:
         first: a file, a directory or an archive of files.
-        second: another one.
-        progress: told of bytes of tensors compared and bytes in all.
-        limits: what each of them may ask for.
+        second: the checkpoint to compare with.
+        progress: called with the bytes of tensors compared so far and the total.
+        limits: resource limits for reading each of them.
 
     Raises:
-        UnreadableInput, LimitExceeded: as :func:`inspect`, for either of them.
+        UnreadableInput: if one of them cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if one of them needs more than the limits allow.
     """
     from ckptmove.comparison.compare import compare  # noqa: PLC0415  # the other commands do not wait for it
 
@@ -338,14 +372,14 @@ def _text(device: Device | None) -> str | None:
     return None if device is None else str(device)
 
 
-def _request(
-    to: str | None,
-    map_location: Mapping[str, str],
-    keep: Sequence[str],
-    *,
-    cast: bool,
-    rewrite_strings: bool,
+def move_request(
+    to: str | None, map_location: Mapping[str, str], keep: Sequence[str], *, cast: bool, rewrite_strings: bool
 ) -> MoveRequest:
+    """The moves of a conversion, with its devices checked.
+
+    Raises:
+        UsageError: if there is no target, or a device is unknown.
+    """
     from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for it
 
     if to is None and not map_location:

@@ -1,7 +1,4 @@
-"""Assertions for the tests of those who train: that a checkpoint resumes.
-
-Never prints, and never passes where nothing was proven, unless it is told to.
-"""
+"""Assert in a test that a checkpoint resumes."""
 
 from __future__ import annotations
 
@@ -34,27 +31,26 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     require_proof: bool = True,
     strict: bool = False,
 ) -> VerifyResult:
-    """Verify a checkpoint, and fail the test that calls this where it does not resume.
+    """Verify a checkpoint, and fail the calling test if it does not resume.
 
     Args:
         path: the checkpoint.
-        to: the target; by default the device where the model lies.
-        against: the original that the values must equal.
-        optimizer: class of the optimizer in place of the one that the keys point to.
-        devices: how many devices the target machine has; by default as many as ``to`` and the file name.
+        to: target device (default: the device of the model).
+        against: checkpoint whose values must be equal.
+        optimizer: optimizer class to step with (default: detected).
+        devices: number of devices of the target machine (default: as many as ``to`` and the file name).
         case: a function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
-        keep: globs of tensor names that may lie where they are.
-        ignore: codes of findings that are no failure.
+        keep: globs of tensor names that may stay on another device.
+        ignore: codes of findings that are not failures.
         require_device: whether a simulated target is a failure.
-        require_proof: whether it is a failure, too, where no step could be made: without optimizer state for example.
-        strict: as ``--strict`` of every command: warnings are a failure too, and what is not proven.
+        require_proof: whether an unproven resume is a failure, for example of a file without optimizer state.
+        strict: as ``--strict``: whether warnings, and an unproven resume, are failures.
 
     Returns:
-        The verdict, for whoever wants its figures.
+        The verdict, with its evidence.
 
     Raises:
-        AssertionError: it does not resume; every check that failed is in the message, and with ``strict`` every
-            warning.
+        AssertionError: if it does not resume. The message has every failed check, and with ``strict`` every warning.
         CkptMoveError: as :func:`ckptmove.api.verify`.
     """
     __tracebackhide__ = True
@@ -71,7 +67,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
             require_device=require_device,
         )
     except CkptMoveError as error:
-        raise error.with_traceback(None) from None  # where in here it was seen says nothing to the test
+        raise error.with_traceback(None) from None  # frames of this package do not help the test
     if result.fails(strict=strict) or (require_proof and not result.proven):
         failed = [f"  {check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
         warnings = [one for one in result.findings if strict and one.severity is Severity.WARNING]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.api import Inspection
+from ckptmove.api import Inspection, InspectRequest
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.cli.render import conversion, document, github, inspection
@@ -115,17 +115,22 @@ def show_inventory(inventory: Inventory, lines: tuple[OutlineLine, ...]) -> None
     """What ``inspect`` prints, in every format."""
     findings = find_all(inventory, Context(target=None, device_count=1))
     answer = InspectAnswer(
-        inspection=Inspection(inventory, findings, lines), tensors=inventory.tensors, expectation=None, exit_code=1
+        request=InspectRequest("input"),
+        inspection=Inspection(inventory, findings, lines),
+        tensors=inventory.tensors,
+        expectation=None,
+        exit_code=1,
+        detail=_DETAIL,
     )
-    require_printable(inspection.inspection_lines(PAGE, answer, _DETAIL))
+    require_printable(inspection.inspection_lines(PAGE, answer))
     require_printable(github.inspection_lines(answer))
-    require_printable([document.dumps(document.inspect_document([answer], 1, []))])
+    require_printable([document.dumps(document.checkpoint(answer))])
 
 
 def show_result(result: ConvertResult) -> None:
     """What ``convert`` prints, in every format."""
     require_printable(conversion.conversion_lines(PAGE, "input", result, verbose=True))
-    require_printable([document.dumps(document.convert_document(result))])
+    require_printable([document.dumps(document.conversion(result))])
 
 
 def in_each_way(convert_one: Callable[[MoveRequest], None]) -> None:

@@ -58,7 +58,7 @@ def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: Verify
     )  # fmt: skip
     require_printable(verification.verification_lines(PAGE, result, verbose=True))
     require_printable(github.verification_lines(result))
-    require_printable([document.dumps(document.verify_document([result], 1, []))])
+    require_printable([document.dumps(document.verdict(result))])
 
 
 def _plan_steps(whole: OpenCheckpoint) -> None:

@@ -1,1 +1,1 @@
-"""The command line: the only home of Typer, of exit codes and of hints."""
+"""The command line: Typer, exit codes, hints and reports."""

@@ -1,14 +1,11 @@
-"""The commands as Typer sees them: signatures and help.
-
-Never does the work of a command: each one hands over at once.
-"""
+"""The commands as Typer sees them: options, help, and the request that each command runs."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,11 +13,10 @@ from ckptmove.cli import options  # noqa: TC001  # Typer reads the annotations a
 from ckptmove.cli.config import load_config
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
-from ckptmove.cli.render.answers import Detail
+from ckptmove.cli.render.registry import open_report
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
-from ckptmove.cli.streams import Format, Output, write_answer
-from ckptmove.errors import UsageError
+from ckptmove.cli.streams import write_answer
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
@@ -31,13 +27,13 @@ app = typer.Typer(
     cls=GuardedGroup,
     context_settings={"help_option_names": []},  # each command has its own: options.Help
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its panels double the time of --help, and swallow what stands in brackets
+    rich_markup_mode=None,  # rich panels double the time of --help, and drop text in brackets
 )
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context, _version: options.Version = False, _help: options.Help = False) -> None:
-    """Inspect, convert and verify PyTorch checkpoints that have to move to another device.
+    """Inspect, convert and verify PyTorch checkpoints that move to another device.
 
     Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 unreadable input, 4 refused, 5 could not write, 70 a bug.
     """
@@ -49,12 +45,17 @@ def start(context: typer.Context, _version: options.Version = False, _help: opti
 @app.command()
 def inspect(
     paths: options.Paths = None,
-    tensors: options.Tensors = False,
-    tree: options.Tree = False,
-    match: options.Match = None,
-    names: options.Globals = False,
-    check: options.Check = False,
-    expect: options.Expect = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Print the structure of the whole file.")] = False,
+    match: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="List the tensors whose name matches.", show_default=False)
+    ] = None,
+    names: Annotated[bool, typer.Option("--globals", help="List the names that the pickle imports.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read every record and compare its CRC.")] = False,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="DEV", help="Exit 1 unless every tensor that should move is on DEV.", show_default=False),
+    ] = None,
     devices: options.Devices = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
@@ -67,42 +68,74 @@ def inspect(
     _version: options.Version = False,
     _help: options.Help = False,
 ) -> None:
-    """Show what is inside, where it lies, what is wrong with it.
+    """List tensors, their devices, and problems.
 
-    Needs no torch and no GPU, and executes nothing. Exits 1 where a finding is an error (a resume fails).
+    Needs no torch and no GPU, and never executes the file. Exits 1 if a finding is an error, which breaks a resume.
     """
-    from ckptmove.cli import inspect_command  # noqa: PLC0415  # --help does not wait for it
+    from ckptmove.api import InspectRequest  # noqa: PLC0415  # --help does not need it
+    from ckptmove.cli.inspect_command import run_inspect  # noqa: PLC0415  # --help does not need it
+    from ckptmove.cli.render.answers import Detail  # noqa: PLC0415  # --help does not need it
 
     config = load_config(Path())
-    asked = inspect_command.InspectOptions(
-        target=config.to,
-        expect=expect,
-        device_count=devices,
-        limits=Limits().times(limit_factor),
-        match=match,
-        check=check,
-        strict=strict or config.strict,
-        selection=selection(select or (), (*config.ignore, *(ignore or ()))),
-        detail=Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=verbose),
-    )
-    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
-    raise typer.Exit(inspect_command.run_inspect(checkpoint_paths(paths or (), config, "inspect"), asked, out))
+    reported = selection(select or (), (*config.ignore, *(ignore or ())))
+    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
+    requests = [
+        InspectRequest(
+            path=path,
+            target=config.to if expect is None else None,
+            expect=expect,
+            device_count=devices,
+            check=check,
+            outline=tree,
+            keep_going=True,
+            limits=Limits().times(limit_factor),
+        )
+        for path in checkpoint_paths(paths or (), config, "inspect")
+    ]
+    detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=verbose)
+    is_strict = strict or config.strict
+    raise typer.Exit(run_inspect(requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail))
 
 
 @app.command()
 def convert(
     path: options.Path = None,
     to: options.To = None,
-    maps: options.Map = None,
+    maps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="SRC=DST",
+            help="Move tensors from one device to another: 'cuda:*=cuda:0'. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     keep: options.Keep = None,
-    output: options.OutputFile = None,
-    in_place: options.InPlace = False,
-    undo: options.Undo = False,
-    dry_run: options.DryRun = False,
-    force: options.Force = False,
-    cast: options.Cast = False,
-    rewrite_strings: options.RewriteStrings = False,
-    no_check: options.NoCheck = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="New file (default: model.cuda0.pth for model.pth; model.moved.pth with --map alone).",
+            show_default=False,
+        ),
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Change the file itself; writes kilobytes, whatever its size.")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore the file from before --in-place.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    cast: Annotated[
+        bool, typer.Option("--cast", help="Cast dtypes that the device lacks, for example float64 on mps.")
+    ] = False,
+    rewrite_strings: Annotated[
+        bool, typer.Option("--rewrite-strings", help="Also change device names in configs.")
+    ] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not compare CRCs; the kernel copies the bytes.")
+    ] = False,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
@@ -112,55 +145,97 @@ def convert(
     _version: options.Version = False,
     _help: options.Help = False,
 ) -> None:
-    """Rewrite it for another device.
+    """Rewrite a checkpoint for another device.
 
-    As map_location should have: tensors, optimizer state, RNG states, flags. Needs no torch, no GPU and no such device.
-    A new file is written, also where nothing has to change; of what stores no device (safetensors, directories of
-    torch.distributed.checkpoint) only with --output, as a copy. With --in-place, it is the file itself that is changed.
-    """
-    from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not wait for it
+    Moves tensors, optimizer state, RNG states and optimizer options, as map_location should. Needs no torch, no GPU
+    and no target device.
+
+    Writes a new file, even if nothing changes, or with --in-place changes the file itself. A format without devices
+    (safetensors, torch.distributed.checkpoint) is copied, and only with --output.
+    """  # fmt: skip
+    from ckptmove.api import move_request  # noqa: PLC0415  # --help does not need it
+    from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not need it
+    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # --help does not need it
+    from ckptmove.torch_facts.devices import parse_mapping  # noqa: PLC0415  # --help does not need it
 
     config = load_config(Path())
-    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
+    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     limits = Limits().times(limit_factor)
     if undo:
-        asked_besides = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check, strict)
-        convert_command.require_alone(*asked_besides)
+        others = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check, strict)
+        convert_command.require_alone(*others)
         named = single_path(path, config, "convert")
-        raise typer.Exit(convert_command.run_undo(named, out, dry_run=dry_run, limits=limits))
-    asked = convert_command.ConvertOptions(
-        to=to if to is not None or maps else config.to,
-        maps=tuple(maps or ()),
-        keep=tuple(keep or ()),
+        raise typer.Exit(convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits))
+    request = ConvertRequest(
+        path=single_path(path, config, "convert"),
+        move=move_request(
+            to if to is not None or maps else config.to,
+            dict(map(parse_mapping, maps or ())),
+            keep or (),
+            cast=cast,
+            rewrite_strings=rewrite_strings,
+        ),
         output=None if output is None else as_operand(output),
         in_place=in_place,
-        dry_run=dry_run,
         force=force,
-        cast=cast,
-        rewrite_strings=rewrite_strings,
+        dry_run=dry_run,
         check=not no_check,
-        strict=strict or config.strict,
-        strict_from="" if strict or config.path is None else config.path,
         limits=limits,
     )
-    raise typer.Exit(convert_command.run_convert(single_path(path, config, "convert"), asked, out))
+    strict_from = "" if strict or config.path is None else config.path
+    is_strict = strict or config.strict
+    raise typer.Exit(convert_command.run_convert(request, renderer, strict=is_strict, strict_from=strict_from))
 
 
 @app.command()
 def verify(
     paths: options.Paths = None,
     to: options.To = None,
-    against: options.Against = None,
-    optimizer: options.Optimizer = None,
-    require_device: options.RequireDevice = False,
-    seed: options.Seed = 0,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ORIGINAL", help="Checkpoint whose values must be equal.", show_default=False),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|pkg.mod:CLASS", help="Optimizer class to step with (default: detected).", show_default=False
+        ),
+    ] = None,
+    require_device: Annotated[bool, typer.Option("--require-device", help="Fail if the device is simulated.")] = False,
+    # As torch.Generator.manual_seed, without negative seeds: torch maps those to other seeds.
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Seed of the gradients and of --sample.")
+    ] = 0,
     keep: options.Keep = None,
     devices: options.Devices = None,
-    case: options.Case = None,
-    timeout: options.Timeout = None,
-    sample: options.Sample = None,
+    case: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNC",
+            help="Step your own model too: a function, FILE.py:FUNC or pkg.mod:FUNC, that returns a ckptmove.Case.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Fail if the checks with torch take longer, and end them.", show_default="none"
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Check only N parameters per optimizer and N other tensors; skip CRCs.",
+            show_default="all",
+        ),
+    ] = None,
     strict: options.Strict = False,
-    junit: options.JUnit = None,
+    junit: Annotated[
+        str | None,
+        typer.Option("--junit", metavar="FILE", help="Also write the verdicts as JUnit XML.", show_default=False),
+    ] = None,
     limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
     form: options.Form = None,
@@ -171,38 +246,43 @@ def verify(
     _version: options.Version = False,
     _help: options.Help = False,
 ) -> None:
-    """Prove that it resumes: one optimizer step on the target.
+    """Prove that a checkpoint resumes: one optimizer step on the target.
 
-    Needs torch. A device that is not here is simulated on the CPU, and the verdict says so. Exits 1 where a check
+    Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
-    from ckptmove.cli import verify_command  # noqa: PLC0415  # --help does not wait for it
+    from ckptmove.cli.verify_command import run_verify  # noqa: PLC0415  # --help does not need it
+    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # --help does not need it
 
     config = load_config(Path())
-    asked = verify_command.VerifyOptions(
-        to=to if to is not None else config.to,
-        against=None if against is None else as_operand(against),
-        optimizer=optimizer,
-        require_device=require_device,
-        seed=seed,
-        keep=tuple(keep or ()),
-        devices=devices,
-        case=case if case is not None else config.case,
-        timeout=timeout,
-        sample=sample,
-        limits=Limits().times(limit_factor),
-        strict=strict or config.strict,
-        junit=junit,
-        selection=selection(select or (), (*config.ignore, *(ignore or ()))),
-    )
-    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
-    raise typer.Exit(verify_command.run_verify(checkpoint_paths(paths or (), config, "verify"), asked, out))
+    reported = selection(select or (), (*config.ignore, *(ignore or ())))
+    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
+    requests = [
+        VerifyRequest(
+            path=path,
+            to=to if to is not None else config.to,
+            against=None if against is None else as_operand(against),
+            optimizer=optimizer,
+            require_device=require_device,
+            seed=seed,
+            ignore=reported.ignored,
+            keep=tuple(keep or ()),
+            devices=devices,
+            case=case if case is not None else config.case,
+            timeout=timeout,
+            sample=sample,
+            limits=Limits().times(limit_factor),
+        )
+        for path in checkpoint_paths(paths or (), config, "verify")
+    ]
+    is_strict = strict or config.strict
+    raise typer.Exit(run_verify(requests, renderer, selection=reported, strict=is_strict, junit=junit))
 
 
 @app.command()
 def diff(
-    first: options.First,
-    second: options.Second,
+    first: Annotated[str, typer.Argument(metavar="A", help="A file, a directory or an archive.", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare with.", show_default=False)],
     limit_factor: options.LimitFactor = 1,
     as_json: options.Json = False,
     form: options.Form = None,
@@ -213,20 +293,24 @@ def diff(
 ) -> None:
     """Show what differs between two checkpoints.
 
-    Tensors, devices, dtypes, values, and all else; values bit for bit, and nothing is executed. Torch, where it is
-    installed, says how far they lie apart.
-    Directories and archives are compared file by file; a model that is cut into other files goes by its own names.
-    Exits 1 where anything differs.
-    """
-    from ckptmove.cli import diff_command  # noqa: PLC0415  # --help does not wait for it
+    Compares tensors, devices, dtypes, values (bit for bit) and everything else, and never executes a file. If torch is
+    installed, the size of the differences is shown too.
 
-    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
-    raise typer.Exit(diff_command.run_diff(as_operand(first), as_operand(second), out, Limits().times(limit_factor)))
+    Files of directories and archives are matched by path. Tensors of a sharded model are matched by name. Exits 1 if
+    anything differs.
+    """
+    from ckptmove.cli.diff_command import run_diff  # noqa: PLC0415  # --help does not need it
+
+    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
+    raise typer.Exit(run_diff(as_operand(first), as_operand(second), renderer, Limits().times(limit_factor)))
 
 
 @app.command()
 def rules(
-    code: options.Code = None,
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE", help="A code, the first letters of codes (D), or a name.", show_default=False),
+    ] = None,
     as_json: options.Json = False,
     form: options.Form = None,
     quiet: options.Quiet = False,
@@ -235,25 +319,24 @@ def rules(
     _help: options.Help = False,
 ) -> None:
     """Explain what each finding means, and how to fix it."""
-    from ckptmove.cli import rules_command  # noqa: PLC0415  # --help does not wait for it
+    from ckptmove.cli.rules_command import run_rules  # noqa: PLC0415  # --help does not need it
 
-    out = Output(_one_format(as_json, form), quiet=quiet, verbose=verbose)
-    raise typer.Exit(rules_command.run_rules(code, out))
+    raise typer.Exit(run_rules(code, open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)))
 
 
 def main(*, ends: bool = False) -> None:
-    """The program.
+    """Run the program.
 
     Args:
-        ends: whether the process ends with it.
+        ends: whether the process exits afterwards.
     """
-    with signals_raised(ends=ends), _only_the_command(sys.argv[1:2]):
+    with signals_raised(ends=ends), _only_typed_command(sys.argv[1:2]):
         app()
 
 
 @contextmanager
-def _only_the_command(words: list[str]) -> Iterator[None]:
-    """Leave out all commands but the one that is named: making the others takes a fifteenth of an ``inspect``."""
+def _only_typed_command(words: list[str]) -> Iterator[None]:
+    """Register only the command that is typed: building all commands takes a fifteenth of an ``inspect``."""
     commands = app.registered_commands
     named = [one for one in commands if one.callback is not None and one.callback.__name__ in words]
     app.registered_commands = named or commands
@@ -261,13 +344,3 @@ def _only_the_command(words: list[str]) -> Iterator[None]:
         yield
     finally:
         app.registered_commands = commands
-
-
-def _one_format(as_json: bool, form: Format | None) -> Format:
-    if not as_json:
-        return form or Format.HUMAN
-    if form not in {None, Format.JSON}:
-        raise UsageError(
-            f"--json is short for --format json, and --format {form.value} is another one: type one of them"
-        )
-    return Format.JSON

@@ -1,7 +1,4 @@
-"""The project's own defaults: ``[tool.ckptmove]`` in the nearest ``pyproject.toml``.
-
-Never looks for a checkpoint: it says which globs to look for, and where they start.
-"""
+"""Defaults of a project: ``[tool.ckptmove]`` in the nearest ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -10,23 +7,21 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ckptmove.errors import UsageError, reason_of
-from ckptmove.findings.codes import codes_of
-from ckptmove.torch_facts.devices import parse_target
 
 _NAME: Final = "pyproject.toml"
 _KEYS: Final = ("checkpoints", "to", "case", "ignore", "strict")
 
 
 class Config(NamedTuple):
-    """What a project says once, so that nobody has to type it.
+    """Values of ``[tool.ckptmove]``.
 
     Attributes:
-        path: the file that says so; None where there is none.
-        checkpoints: globs, as seen from the working directory.
-        to: the device that checkpoints are for, or None.
-        case: the function that returns the project's case, its file as seen from the working directory; or None.
-        ignore: codes of findings that do not count here.
-        strict: whether warnings, and a resume that is not proven, fail every command that has ``--strict``.
+        path: the ``pyproject.toml``, or None if there is none.
+        checkpoints: globs, relative to the working directory.
+        to: target device, or None.
+        case: default of ``--case``, with its file relative to the working directory; or None.
+        ignore: codes of findings not to report.
+        strict: default of ``--strict``.
     """
 
     path: str | None = None
@@ -38,41 +33,43 @@ class Config(NamedTuple):
 
 
 def load_config(folder: Path) -> Config:
-    """Read ``[tool.ckptmove]`` of the nearest ``pyproject.toml``, from a folder upwards.
+    """Read ``[tool.ckptmove]`` of the nearest ``pyproject.toml``, in a folder or above it.
 
     Args:
-        folder: where to begin; the globs are returned as seen from there.
+        folder: first folder of the search; globs are returned relative to it.
 
     Returns:
-        Its values; all empty where there is no such file, or no such table in it.
+        The values; all empty if there is no file or no table.
 
     Raises:
-        UsageError: the file cannot be read, is no TOML, or its table does not make sense: a device that torch does not
-            know (UnknownDevice), or a code that no finding has.
+        UsageError: if the file cannot be read, is not TOML, or its table has a wrong key, type, device
+            (UnknownDevice) or code.
     """
     try:
         folder = folder.absolute()
     except FileNotFoundError:
-        return Config()  # the working directory has been removed: nothing is above it
+        return Config()  # the working directory was removed
     paths = (home / _NAME for home in (folder, *folder.parents))
-    # Path.is_file raises PermissionError where a folder may not be searched: whatever is in it is not for this user.
-    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    # Path.is_file raises PermissionError for a folder that this user may not search.
+    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # os.path.isfile returns False for it
     if found is None:
         return Config()
     table = _table(found)
     unknown = sorted(table.keys() - set(_KEYS))
     if unknown:
-        raise UsageError(f"[tool.ckptmove] has no '{unknown[0]}'; it knows {', '.join(_KEYS)}", path=str(found))
+        raise UsageError(
+            f"unknown key '{unknown[0]}' in [tool.ckptmove]; the keys are {', '.join(_KEYS)}", path=str(found)
+        )
     to, case = _string(table, "to", found), _string(table, "case", found)
     strict = table.get("strict", False)
     if not isinstance(strict, bool):
-        raise UsageError("'strict' in [tool.ckptmove] is neither true nor false", path=str(found))
+        raise UsageError("'strict' in [tool.ckptmove] is not a boolean", path=str(found))
     start = os.path.relpath(found.parent, folder)
     config = Config(
         path=str(found),
         checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
         to=to,
-        case=None if case is None else _seen_from(start, case),
+        case=None if case is None else _relative_case(start, case),
         strict=strict,
         ignore=_strings(table, "ignore", found),
     )
@@ -81,7 +78,10 @@ def load_config(folder: Path) -> Config:
 
 
 def _check(config: Config) -> None:
-    """Read what a command would read later, when nobody knows any more that it was not typed."""
+    """Check the device and the codes here, where the error can name the file."""
+    from ckptmove.findings.codes import codes_of  # noqa: PLC0415  # most folders have no such file
+    from ckptmove.torch_facts.devices import parse_target  # noqa: PLC0415  # most folders have no such file
+
     try:
         if config.to is not None:
             parse_target(config.to)
@@ -99,8 +99,8 @@ def _table(path: Path) -> dict[str, object]:
     except OSError as error:
         raise UsageError(f"cannot be read: {reason_of(error)}", path=str(path)) from error
     except (UnicodeDecodeError, tomli.TOMLDecodeError, RecursionError) as error:
-        # RecursionError: tomli's own limit on nested arrays.
-        raise UsageError(f"is not TOML: {error}", path=str(path)) from error
+        # tomli raises RecursionError for deeply nested arrays.
+        raise UsageError(f"not valid TOML: {error}", path=str(path)) from error
     tools = document.get("tool", {})
     table = tools.get("ckptmove", {}) if isinstance(tools, dict) else {}
     if not isinstance(table, dict):
@@ -115,8 +115,8 @@ def _string(table: dict[str, object], key: str, path: Path) -> str | None:
     return value
 
 
-def _seen_from(start: str, case: str) -> str:
-    """A case with the path of its file as seen from elsewhere; a module's name is the same everywhere."""
+def _relative_case(start: str, case: str) -> str:
+    """Make the file of a case relative to another folder; the name of a module stays."""
     home, colon, function = case.rpartition(":")
     return f"{os.path.normpath(Path(start, home))}{colon}{function}" if home.endswith(".py") else case
 

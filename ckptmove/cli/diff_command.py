@@ -1,7 +1,4 @@
-"""``diff``, between its arguments and its report.
-
-Never compares anything itself: the use-case does.
-"""
+"""The ``diff`` command."""
 
 from __future__ import annotations
 
@@ -10,29 +7,22 @@ from typing import TYPE_CHECKING
 from ckptmove import api
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.render import difference, document, github
-from ckptmove.cli.streams import Format
+from ckptmove.cli.render.answers import Summary
 
 if TYPE_CHECKING:
-    from ckptmove.cli.streams import Output
+    from ckptmove.cli.render.renderer import Renderer
     from ckptmove.limits import Limits
 
 
-def run_diff(first: str, second: str, out: Output, limits: Limits) -> int:
-    """Compare two checkpoints and report on it.
+def run_diff(first: str, second: str, renderer: Renderer, limits: Limits) -> int:
+    """Compare two checkpoints, write the differences, and return the exit code.
 
     Raises:
         CkptMoveError: as :func:`ckptmove.api.diff`.
     """
-    with ProgressBar(wanted=out.is_watched) as progress:
+    with ProgressBar(wanted=renderer.shows_progress) as progress:
         result = api.diff(first, second, progress=progress, limits=limits)
     code = YES if result.same else NO
-    if out.format is Format.JSON:
-        out.document(document.diff_document(result, code))
-    elif out.format is Format.GITHUB:
-        out.lines(github.difference_lines(result))
-    elif out.quiet:
-        out.lines([difference.brief_line(result)])
-    else:
-        out.report(difference.difference_lines(out.page, result, verbose=out.verbose))
+    renderer.diff(result)
+    renderer.finish(Summary("diff", code))
     return code

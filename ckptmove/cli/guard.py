@@ -1,14 +1,11 @@
-"""The rim of the program: whatever goes wrong becomes one line, one hint and an exit code.
-
-Never lets an exception out, and never hides a bug: that one keeps its traceback.
-"""
+"""Turn every exception into one error line, one hint and an exit code. A bug also prints its traceback."""
 
 from __future__ import annotations
 
 import sys
 import traceback
 import warnings
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -16,10 +13,11 @@ from typer.core import TyperGroup
 
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
-from ckptmove.cli.render.answers import Failure
+from ckptmove.cli.render.answers import Failure, Summary
+from ckptmove.cli.render.registry import open_default_report, open_error_report
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.signals import Terminated, settle
-from ckptmove.cli.streams import Format, Output, open_closed_streams, say
+from ckptmove.cli.streams import open_closed_streams, say
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UnknownDevice, UnsupportedDtype
 from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
@@ -32,15 +30,16 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
-#: What other programs call the target.
+#: Start of Typer's message for a second positional argument.
 _ONE_TOO_MANY: Final = "Got unexpected extra argument"
+#: Names of ``--to`` in other programs.
 _MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
-#: Typer's own error of usage. It exports only this child of it, and the module of the parent has moved before.
+#: Base class of Typer's usage errors. Typer exports only this subclass, and its base has moved between modules.
 _TyperUsageError: Final[type[Any]] = typer.BadParameter.__mro__[1]
 
 
 class GuardedGroup(TyperGroup):
-    """The group of commands, guarded wherever it is called from: the entry point, ``python -m`` and tests."""
+    """The group of commands; exits with the exit code of the command, however it is called."""
 
     def main(
         self,
@@ -51,29 +50,29 @@ class GuardedGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command that the words name, and leave the process with its exit code."""
-        del prog_name, standalone_mode  # the name is ours, and the guard stands alone
+        """Run a command line, and exit with its exit code."""
+        del prog_name, standalone_mode  # always our name, and always standalone
         words = sys.argv[1:] if args is None else list(args)
         run = super().main
         code: int | None = None
         try:
             open_closed_streams()
-            with collector_paused(), warnings.catch_warnings():  # a command is over before a cycle matters
+            with collector_paused(), warnings.catch_warnings():  # a command ends before reference cycles matter
                 for category in (RolledBack, LeftoversRemoved):
                     warnings.simplefilter("always", category)
                 warnings.showwarning = _show
                 code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
                 settle()
-        except (KeyboardInterrupt, Terminated) as error:  # between two lines of ours: an answer that is there stands
+        except (KeyboardInterrupt, Terminated) as error:  # after the answer: it stays valid
             settle()
-            code = _tell(interruption(error), words) if code is None else code
+            code = _report(interruption(error), words) if code is None else code
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C ends it as an exception, for the exit code that Typer makes of it may be an answer.
+        """Run the command. Ctrl-C becomes an exception, because Typer's exit code for it could be an answer.
 
         Raises:
-            Abort: of Typer.
+            Abort: if the command was interrupted.
         """
         try:
             return super().invoke(ctx)
@@ -82,7 +81,7 @@ class GuardedGroup(TyperGroup):
 
 
 def _show(message: Warning | str, *_where: object, **_more: object) -> None:
-    """Say a warning as a line of ours, without the line of code that it comes from."""
+    """Write a warning to stderr, without the line of code that it comes from."""
     say(f"warning: {sentence(clean(str(message)))}")
 
 
@@ -94,26 +93,26 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         failure = failure_of(error)
         if isinstance(error, UnknownDevice) and error.suggestion is not None:
             failure = failure._replace(hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
-        elif type(error) is UnsupportedDtype and words[0] == "convert":  # what cannot be cast is another error
+        elif type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
             cast = command_line([PROGRAM, "convert", "--cast", *words[1:]])
             failure = failure._replace(hint=f"{failure.hint}: {cast}")
     except _TyperUsageError as error:
         failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:
         failure = interruption(error)
-    except MemoryError:  # what the command holds is let go with the exception: only then is there room for words
+    except MemoryError:  # the exception's traceback holds the memory: the message is built after it is released
         failure = None
-    except Exception as error:  # noqa: BLE001  # the one place where a bug is caught: it has to become an exit code
+    except Exception as error:  # noqa: BLE001  # the one place that catches bugs, for their exit code
         failure = _bug(error)
     else:
         return code if isinstance(code, int) else 0
-    return _tell(failure or failure_of(OutOfMemory()), words)
+    return _report(failure or failure_of(OutOfMemory()), words)
 
 
 def _usage(error: Any, words: Sequence[str]) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
     message = " ".join(error.format_message().split())
-    if command == PROGRAM and message.startswith("Option "):  # one of the command's, which was not parsed yet
+    if command == PROGRAM and message.startswith("Option "):  # an option of the command, which Typer has not parsed yet
         command = f"{PROGRAM} {words[0]}"
     hint = f"{command} --help"
     option = getattr(error, "option_name", None)
@@ -123,7 +122,7 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     elif command == f"{PROGRAM} convert" and (word := _target_among(words)) and message.startswith(_ONE_TOO_MANY):
         hint = f"did you mean: {retyped(PROGRAM, words, word, f'--to={word}')}"
     elif command == f"{PROGRAM} convert" and message.startswith(_ONE_TOO_MANY):
-        hint = f"convert takes one PATH; name the new file with --output: {hint}"
+        hint = f"convert takes one PATH; set the new file with --output: {hint}"
     elif command == PROGRAM and message.startswith("No such"):
         known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
         hint = with_command(PROGRAM, words, known)
@@ -131,7 +130,7 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
 
 
 def _target_among(words: Sequence[str]) -> str | None:
-    """The one word that is a device with its index, or mps, and no value of an option."""
+    """The one word that is a device and not the value of an option."""
     before = ["", *words]
     devices = [word for last, word in zip(before, words, strict=False) if is_device_string(word) and last[:1] != "-"]
     return devices[0] if len(devices) == 1 and "--to" not in words else None
@@ -143,30 +142,20 @@ def _bug(error: Exception) -> Failure:
     return Failure(
         kind="bug",
         message=f"{type(error).__name__}: {error}",
-        hint="this is a bug of ckptmove: please report it with the lines above",
+        hint="this is a bug in ckptmove: please report it with the lines above",
         path=None,
         exit_code=BUG,
     )
 
 
-def _tell(failure: Failure, words: Sequence[str]) -> int:
-    """Say what went wrong, in the format that was asked for, although the command did not get to say it itself."""
-    # An answer that stdout did not take cannot be replaced by another one there.
-    out = Output(Format.HUMAN if failure.kind == StdoutFailed.kind else _format(words))
+def _report(failure: Failure, words: Sequence[str]) -> int:
+    """Write an error that ended the command, in the format of the command line, and return its exit code."""
+    # If stdout has failed, an error in another format cannot be written there either.
+    renderer = open_default_report() if failure.kind == StdoutFailed.kind else open_error_report(words)
+    command = next((word for word in words if word in _COMMANDS), None)
     try:
-        out.failure(failure)
-        if out.format is Format.JSON:
-            from ckptmove.cli.render.document import envelope  # noqa: PLC0415  # only what goes wrong is told so
-
-            command = next((word for word in words if word in _COMMANDS), None)
-            out.document(envelope(command, failure.exit_code, [failure]))
+        renderer.failure(failure)
+        renderer.finish(Summary(command, failure.exit_code, (failure,)))
     except StdoutFailed as error:
-        return _tell(failure_of(error), words)
+        return _report(failure_of(error), words)
     return failure.exit_code
-
-
-def _format(words: Sequence[str]) -> Format:
-    if "--json" in words:
-        return Format.JSON
-    pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
-    return next((form for form in Format if f"--format={form.value}" in pairs), Format.HUMAN)

@@ -1,7 +1,4 @@
-"""What whoever typed a command line without a command, or a path that is not there, may have meant by it.
-
-Never opens a file: whether one is there is all that it asks.
-"""
+"""Guess the command or the path that a mistyped command line means."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ckptmove.text import command_line
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-#: What other programs call the commands.
+#: Names of the commands in other programs.
 _SYNONYMS: Final[dict[str, str]] = {
     **dict.fromkeys(("check", "show", "info", "list", "ls", "scan", "view", "dump"), "inspect"),
     **dict.fromkeys(("move", "map", "remap", "load", "to", "cast"), "convert"),
@@ -25,25 +22,25 @@ _SYNONYMS: Final[dict[str, str]] = {
     **dict.fromkeys(("explain", "codes", "findings"), "rules"),
 }
 
-#: Entries of a folder that are looked at for a path that was mistyped, and how much of it has to be right.
+#: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
 
 
 def with_command(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
-    """What to type in place of words that do not begin with a command.
+    """Correct a command line that does not start with a command.
 
     Args:
-        program: the name of the program.
-        words: what was typed behind it; one at least.
+        program: name of the program.
+        words: its arguments; at least one.
         commands: each command with its options.
 
     Returns:
-        A whole command line to type, or the names of the commands where nobody can tell.
+        A hint with a whole command line, or with the names of all commands.
     """
     first, rest = words[0], list(words[1:])
     if first.startswith("-"):
-        return _behind(program, words, commands)
+        return _options_last(program, words, commands)
     close = difflib.get_close_matches(first.lower(), commands, n=1)
     name = "--help" if first == "help" else _SYNONYMS.get(first.lower()) or (close[0] if close else "")
     if _is_path(first):
@@ -55,8 +52,8 @@ def with_command(program: str, words: Sequence[str], commands: Mapping[str, Coll
     return f"did you mean: {command_line([program, name, *rest])}"
 
 
-def _behind(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
-    """An option before the command: the same behind it."""
+def _options_last(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
+    """Correct an option before the command: move it after the command."""
     typed = next((name for name in commands if name in words), None)
     if typed is not None:
         at = words.index(typed)
@@ -64,17 +61,17 @@ def _behind(program: str, words: Sequence[str], commands: Mapping[str, Collectio
     takers = [name for name in _takers(words, commands) if typed in {None, name}]
     if not takers or all(word.startswith("-") for word in words):
         return f"{program} --help"
-    return f"options stand behind the command: {command_line([program, takers[0], *words])}"
+    return f"options come after the command: {command_line([program, takers[0], *words])}"
 
 
 def _takers(words: Sequence[str], commands: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """The commands that have every option among some words."""
+    """The commands that have all options among the words."""
     typed = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
     return (name for name, options in commands.items() if typed.issubset(options))
 
 
-def beside(path: str) -> str:
-    """The one path in the same folder that a path which is not there is nearly; empty where there is none."""
+def similar_path(path: str) -> str:
+    """The path in the same folder with the most similar name; empty if none is similar."""
     folder, name = os.path.split(path)
     try:
         with os.scandir(folder or ".") as entries:
@@ -85,9 +82,9 @@ def beside(path: str) -> str:
 
 
 def link_target(path: str) -> str:
-    """Where a symbolic link leads, as it says; empty for what is none."""
+    """The target of a symbolic link, as stored; empty for other paths."""
     try:
-        return os.readlink(path)  # noqa: PTH115  # it is told as it stands in the link
+        return os.readlink(path)  # noqa: PTH115  # a Path would normalize the target
     except OSError:
         return ""
 

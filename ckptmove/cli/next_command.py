@@ -1,25 +1,99 @@
-"""The command that verifies a checkpoint, for the machine that it was judged for.
-
-Never opens a file: what is in it has been read.
-"""
+"""The command to type after ``inspect`` and ``convert``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import posixpath
+from typing import TYPE_CHECKING, Final
 
-from ckptmove.text import command_line
+from ckptmove import api
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.cli.render.text import sentence
+from ckptmove.errors import CkptMoveError, UsageError
+from ckptmove.formats.opening import container_class
+from ckptmove.model import Severity
+from ckptmove.text import Command, command_line
+from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
+    from ckptmove.model import Inventory
+
+#: Findings that no other command helps with: bytes are lost, or loading the file is an attack.
+_HOPELESS: Final = frozenset({"F801", "F802", "S702"})
 
 
-def verify_command(path: str, options: Sequence[str] = (), *, devices: int | None = None) -> str:
-    """The command line.
+def after_inspection(answer: InspectAnswer) -> str:
+    """The command after ``inspect``; empty if none helps."""
+    request, inventory = answer.request, answer.inspection.inventory
+    path = inventory.path
+    findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
+    if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
+        return ""
+    if answer.expectation is not None and answer.expectation.misplaced:
+        from ckptmove.findings.context import Context, available_device  # noqa: PLC0415  # convert does not need it
 
-    Args:
-        path: of the checkpoint.
-        options: words that follow it.
-        devices: how many devices the machine has, where the user said so.
+        target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
+        return command_line(["ckptmove", "convert", path, "--to", target])
+    if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
+        return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
+    fix = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
+    judged = request.expect or request.target
+    devices = [] if request.device_count is None else ["--devices", str(request.device_count)]
+    return fix or command_line(["ckptmove", "verify", path, *(["--to", judged] if judged else []), *devices])
+
+
+def after_conversion(answer: ConvertAnswer) -> Iterator[str]:
+    """How to load the new file, and the command that verifies it; nothing if no file was written.
+
+    ``verify`` needs the ``--keep`` of the conversion too.
     """
-    count = ["--devices", str(devices)] if devices is not None else []
-    return command_line(["ckptmove", "verify", path, *options, *count])
+    result = answer.result
+    if result.output is None:
+        return
+    request = result.plan.request
+    targets = (request.to, *(target for _, target in request.mapping))
+    # Other formats hold no optimizer, or torch.load does not read them. A note names what weights_only mode refuses.
+    is_loadable = container_class(result.container).is_torch_save and not result.is_refused
+    if is_loadable and any(target is not None and is_accelerator(target) for target in targets):
+        # map_location would move the RNG states and step counters again, which the conversion has just fixed.
+        yield f"load it without map_location: {sentence(f'torch.load({result.output!r}, weights_only=True)')}"
+    command = _after_moving(answer, result.output)
+    if command:
+        yield f"next: {sentence(command)}"
+
+
+def _after_moving(answer: ConvertAnswer, output: str) -> str:
+    request = answer.result.plan.request
+    unmatched = {(one.option, one.glob) for one in answer.result.unmatched}
+    kept = [glob for glob in request.keep if ("keep", glob) not in unmatched]
+    options = [word for glob in kept for word in ("--keep", glob)]
+    if request.to and all(
+        target == request.to for source, target in request.mapping if ("map", source) not in unmatched
+    ):
+        return command_line(["ckptmove", "verify", output, "--to", request.to, *options])
+    # Tensors that no mapping matches have stayed on their device: only the new file tells which one.
+    try:
+        inventory = api.inspect(output, limits=answer.request.limits).inventory
+    except CkptMoveError:
+        return ""  # the file was removed meanwhile: the conversion has succeeded all the same
+    if _is_in_place(inventory, kept):
+        return command_line(["ckptmove", "verify", output, *options])
+    return command_line(["ckptmove", "inspect", output])  # it shows what is on several devices
+
+
+def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
+    """Whether ``verify`` would pass the placement of every tensor, with the device of the model as target."""
+    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # only a mapping needs it
+    from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # only a mapping needs it
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a mapping needs it
+
+    try:
+        home = parse_target(target_device(inventory, Context()) or "cpu")
+    except UsageError:  # the tag in the file is not a valid target
+        return False
+    # verify ignores a metric on the CPU, because training does not compute with it.
+    idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other" and not is_accelerator(tensor.device)}
+    plan = plan_move(inventory, MoveRequest(to=home, keep=tuple(keep), cast=True))
+    return not plan.flags and all(idle.issuperset(edit.names) for edit in plan.edits)

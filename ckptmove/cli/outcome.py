@@ -1,7 +1,4 @@
-"""From errors to what the command line says and leaves with: exit code and one line.
-
-Never prints, and never catches anything.
-"""
+"""The exit code, the message and the hint of each error."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ USAGE: Final = 2
 REFUSED: Final = 4
 BUG: Final = 70
 INTERRUPTED: Final = 130
-#: What a shell adds to the number of a signal that ends a program.
+#: A shell adds this to the number of a signal that ends a program.
 _SIGNALLED: Final = 128
 
-#: Exit codes of the families; every error belongs to one.
+#: Exit codes of the families of errors; every error belongs to one.
 _EXIT_CODES: Final = {
     errors.UsageError: USAGE,
     errors.UnreadableInput: 3,
@@ -39,7 +36,7 @@ _EXIT_CODES: Final = {
 
 
 def failure_of(error: errors.CkptMoveError) -> Failure:
-    """An error of ours, as it is told."""
+    """The exit code, message and hint of an error."""
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,
@@ -51,13 +48,13 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
 
 
 def _fact(error: errors.CkptMoveError) -> str:
-    """What an error says; of a link, for which there is something at the path, that it leads nowhere."""
+    """The message of an error. A dangling link gets its own message, because something exists at the path."""
     target = link_target(error.path or "") if isinstance(error, errors.MissingFile) else ""
     return f"a link to {target}, which does not exist" if target else error.message
 
 
 def interruption(error: BaseException) -> Failure:
-    """An interruption from outside, as it is told: Ctrl-C, SIGTERM or SIGHUP, with the code that a shell gives it."""
+    """The failure for Ctrl-C, SIGTERM or SIGHUP, with the exit code that a shell uses for it."""
     message, code = "interrupted", INTERRUPTED
     if isinstance(error, Terminated):
         message, code = f"ended by {Signals(error.number).name}", _SIGNALLED + error.number
@@ -65,7 +62,7 @@ def interruption(error: BaseException) -> Failure:
 
 
 def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
-    """The command again, with a device or an option corrected; only that, where it was not typed but configured."""
+    """The command line with one device or option corrected; only the correction, if it was not typed but configured."""
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
     corrected = [pattern.sub(right, word) for word in words]
     return command_line([program, *corrected]) if corrected != [*words] else right

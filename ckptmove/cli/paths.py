@@ -1,7 +1,4 @@
-"""Which checkpoints a command is about: what was typed, or what the project says.
-
-Never opens one.
-"""
+"""The paths of a command: typed, or from ``[tool.ckptmove]``."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tuple[str, ...]:
-    """The paths of a command, each once, patterns expanded where the shell did not.
+    """The paths of a command without duplicates, with globs expanded.
 
-    A pattern that matches nothing stays as it is, so that it is reported like any other file that is not there.
+    A glob without a match is kept, and later reported as a missing file.
 
     Raises:
-        UsageError: none was typed, and the project names none.
-        NothingConfigured: none was typed, and nothing of what the project names is there.
+        UsageError: if no path was typed and none is configured.
+        NothingConfigured: if no path was typed and no configured one exists.
     """
     patterns = tuple(words) or config.checkpoints
     if not patterns:
         raise UsageError(
-            f"no checkpoint was named: type 'ckptmove {command} PATH', or name them in pyproject.toml: "
+            f"no checkpoint given: type 'ckptmove {command} PATH', or set in pyproject.toml: "
             '[tool.ckptmove] checkpoints = ["runs/*/last.pth"]'
         )
     paths = tuple(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
@@ -39,22 +36,20 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
 
 
 def single_path(word: str | None, config: Config, command: str) -> str:
-    """The path of a command that takes one.
+    """The path of a command that takes exactly one.
 
     Raises:
-        UsageError: there is none, or there are several.
+        UsageError: if there is not exactly one.
+        NothingConfigured: if no path was typed and no configured one exists.
     """
     paths = checkpoint_paths([] if word is None else [word], config, command)
     if len(paths) > 1:
-        raise UsageError(f"{command} takes one checkpoint at a time, and there are {len(paths)}: {', '.join(paths)}")
+        raise UsageError(f"{command} takes one checkpoint, not {len(paths)}: {', '.join(paths)}")
     return paths[0]
 
 
 def as_operand(word: str) -> str:
-    """A path that no program takes for an option: ``./-x.pth`` for ``-x.pth``, which every command named later has.
-
-    A ``-`` alone stays: whoever types it means a stream.
-    """
+    """Prefix a path that looks like an option: ``./-x.pth`` for ``-x.pth``. A single ``-`` stays: it means a stream."""
     return f"./{word}" if word.startswith("-") and word != "-" else word
 
 
@@ -62,5 +57,5 @@ def _expand(pattern: str) -> Sequence[str]:
     pattern = as_operand(pattern)
     if os.path.lexists(pattern) or not has_magic(pattern):
         return [pattern]
-    # Path.glob takes no absolute pattern before Python 3.13, and loses a leading `./`.
+    # Path.glob rejects absolute patterns before Python 3.13, and drops a leading `./`.
     return sorted(glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob cannot take every pattern

@@ -1,7 +1,4 @@
-"""The progress bar: bytes done of long work, or the stage that it has come to, on a terminal, on stderr.
-
-Never shows itself for work that is done within about a second, and never off a terminal.
-"""
+"""The progress bar on stderr: bytes, or the current stage. Only on a terminal, and only after a second."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _PATIENCE_SECONDS: Final = 1.0
 
 
 class ProgressBar:
-    """A callback of :data:`ckptmove.io.contracts.Progress`, and the time during which its bar may be seen."""
+    """A progress bar; callable as :data:`ckptmove.io.contracts.Progress`, and a context manager that removes it."""
 
     __slots__ = ("_bar", "_due", "_has_stages", "_wanted")
 
@@ -29,17 +26,17 @@ class ProgressBar:
         self._has_stages = False
 
     def __enter__(self) -> ProgressBar:  # noqa: PYI034  # Self came with Python 3.11
-        """Begin to wait."""
+        """Start."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far it is, in bytes."""
+        """Show the bytes done and the total."""
         if not self._is_due():
             return
         if self._bar is None:
@@ -47,7 +44,7 @@ class ProgressBar:
         self._bar.update(self._bar.task_ids[0], completed=done)
 
     def stage(self, name: str) -> None:
-        """Show, in place of bytes, what is done now: nobody knows how long it takes."""
+        """Show the name of a stage of unknown length."""
         if not self._is_due():
             return
         if self._bar is None or not self._has_stages:
@@ -64,7 +61,7 @@ class ProgressBar:
 
 
 def _byte_columns() -> list[ProgressColumn]:
-    from rich import progress  # noqa: PLC0415  # only long work pays for it
+    from rich import progress  # noqa: PLC0415  # only long work needs it
 
     return [
         progress.BarColumn(),
@@ -75,14 +72,14 @@ def _byte_columns() -> list[ProgressColumn]:
 
 
 def _stage_columns() -> list[ProgressColumn]:
-    from rich import progress  # noqa: PLC0415  # only long work pays for it
+    from rich import progress  # noqa: PLC0415  # only long work needs it
 
     return [progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()]
 
 
 def _open_bar(columns: list[ProgressColumn], name: str, total: int | None) -> Progress:
-    from rich.console import Console  # noqa: PLC0415  # only long work pays for it
-    from rich.progress import Progress  # noqa: PLC0415  # only long work pays for it
+    from rich.console import Console  # noqa: PLC0415  # only long work needs it
+    from rich.progress import Progress  # noqa: PLC0415  # only long work needs it
 
     bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
     bar.add_task(name, total=total)

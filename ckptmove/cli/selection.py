@@ -1,14 +1,8 @@
-"""Which findings count: ``--select`` and ``--ignore``.
-
-Never judges a finding: it leaves some out.
-"""
+"""The findings to report: ``--select`` and ``--ignore``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
-
-from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.findings.codes import codes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,27 +11,33 @@ if TYPE_CHECKING:
 
 
 class Selection(NamedTuple):
-    """The codes that count.
+    """The findings to report.
 
     Attributes:
-        codes: stable codes.
+        codes: their codes.
+        ignored: all other codes of the catalogue, sorted.
     """
 
     codes: frozenset[str]
+    ignored: tuple[str, ...] = ()
 
     def among(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """The findings that count, in their order."""
+        """The selected findings, in their order."""
         return tuple(finding for finding in findings if finding.code in self.codes)
 
 
 def selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
-    """What is left of the catalogue.
+    """Select findings of the catalogue.
 
     Args:
-        select: codes, beginnings of codes (``D``) or names, also with commas between them; all where there are none.
-        ignore: likewise; these do not count.
+        select: codes, first letters of codes (``D``) or names, separated by commas too; empty for all.
+        ignore: likewise; removed from ``select``.
 
     Raises:
-        UsageError: there is no such code.
+        UsageError: if a code is unknown.
     """
-    return Selection((codes_of(select) or frozenset(CATALOGUE)) - codes_of(ignore))
+    from ckptmove.findings.catalogue import CATALOGUE  # noqa: PLC0415  # --help does not need it
+    from ckptmove.findings.codes import codes_of  # noqa: PLC0415  # --help does not need it
+
+    codes = (codes_of(select) or frozenset(CATALOGUE)) - codes_of(ignore)
+    return Selection(codes, tuple(sorted(CATALOGUE.keys() - codes)))

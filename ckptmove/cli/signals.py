@@ -1,8 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP made exceptions, so that whatever is open is cleaned up, until it is too late for them.
+"""Raise Ctrl-C, SIGTERM and SIGHUP as exceptions, so that open files are cleaned up.
 
-Never takes a signal away from whoever started the program and has it ignored.
-
-A cluster's scheduler or a CI job sends SIGTERM, a terminal that is closed SIGHUP.
+A scheduler or a CI job sends SIGTERM, a closed terminal SIGHUP. A signal that the parent process ignores stays ignored.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ if TYPE_CHECKING:
 _SIGNALS: Final = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-    if hasattr(signal, name)  # Windows has no SIGHUP, and Ctrl-Break alone has SIGBREAK
+    if hasattr(signal, name)  # Windows has no SIGHUP; only Windows has SIGBREAK
 )
 
 
 class Terminated(BaseException):
-    """A signal has come; as with KeyboardInterrupt, nothing but the rim of the program catches it.
+    """A signal was received. Like KeyboardInterrupt, only :mod:`ckptmove.cli` catches it.
 
     Attributes:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -35,10 +33,10 @@ class Terminated(BaseException):
 
 @contextmanager
 def signals_raised(*, ends: bool = False) -> Iterator[None]:
-    """Raise in the main thread what would have ended the process: KeyboardInterrupt, or :class:`Terminated` once.
+    """Raise signals that would end the process in the main thread: KeyboardInterrupt, or :class:`Terminated` once.
 
     Args:
-        ends: whether the process ends with it: what was settled then stays so while Python leaves.
+        ends: whether the process exits afterwards; settled signals then stay ignored while Python exits.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     taken = {number: found for number, found in before.items() if found in _ENDING}
@@ -48,29 +46,29 @@ def signals_raised(*, ends: bool = False) -> Iterator[None]:
         yield
     finally:
         for number, found in taken.items():
-            is_settled = ends and signal.getsignal(number) is _pass_over
+            is_settled = ends and signal.getsignal(number) is _ignore_once
             signal.signal(number, signal.SIG_IGN if is_settled else found)
 
 
 def settle() -> None:
-    """Pass over the next signal of each kind: what was asked for is done, or is about to be, and will be told."""
+    """Ignore the next signal of each kind: the work is done, and its report follows."""
     for number in _SIGNALS:
         if signal.getsignal(number) is _raise:
-            signal.signal(number, _pass_over)
+            signal.signal(number, _ignore_once)
 
 
 def _raise(number: int, frame: object) -> None:
     del frame
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    signal.signal(number, signal.SIG_IGN)  # a second one must not break off the cleaning up
+    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the cleanup
     raise Terminated(number)
 
 
-def _pass_over(number: int, frame: object) -> None:
+def _ignore_once(number: int, frame: object) -> None:
     del frame
-    signal.signal(number, signal.SIG_DFL)  # who insists is heard
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process
 
 
-#: What the handlers are where a signal ends the process.
+#: Handlers with which a signal ends the process.
 _ENDING: Final = (signal.SIG_DFL, signal.default_int_handler)

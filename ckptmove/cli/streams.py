@@ -1,7 +1,4 @@
-"""The one door to the terminal: the answer on stdout, everything else on stderr.
-
-Never decides what to say, and never writes to a reader who has gone.
-"""
+"""Standard output for answers, standard error for everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import io
 import os
 import signal
 import sys
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.page import Page
@@ -22,90 +18,59 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from ckptmove.cli.render.answers import Failure
-    from ckptmove.cli.render.document import Json
 
-_SIGNS: Final = "✓✗–…"  # noqa: RUF001  # what reports are written with
-#: What a closed pipe says to who writes to it; Windows, which has no SIGPIPE, says EINVAL.
+_SIGNS: Final = "✓✗–…"  # noqa: RUF001  # characters of reports
+#: Errors of a write to a closed pipe: EPIPE, and on Windows, which has no SIGPIPE, also EINVAL.
 _READER_GONE: Final = frozenset({errno.EPIPE} if hasattr(signal, "SIGPIPE") else {errno.EPIPE, errno.EINVAL})
 
 
-class Format(str, Enum):
-    """How the answer is written."""
-
-    HUMAN = "human"
-    JSON = "json"
-    GITHUB = "github"
-
-
 class Output:
-    """What one command says.
+    """Standard output and standard error of one command.
 
     Attributes:
-        format: how the answer is written.
-        quiet: whether people get one line a file, and no hints.
-        verbose: whether they get everything.
+        quiet: whether ``--quiet`` was typed.
+        verbose: whether ``--verbose`` was typed, without ``--quiet``.
     """
 
-    __slots__ = ("_has_reported", "_page", "format", "quiet", "verbose")
+    __slots__ = ("_has_reported", "_page", "quiet", "verbose")
 
-    def __init__(self, form: Format, *, quiet: bool = False, verbose: bool = False) -> None:
-        self.format = form
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet = quiet
         self.verbose = verbose and not quiet
         self._page: Page | None = None
         self._has_reported = False
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # A name that the encoding lacks must not end the report.
+                # A name may have characters that the encoding lacks.
                 stream.reconfigure(errors="backslashreplace")
 
     @property
-    def is_watched(self) -> bool:
-        """Whether people wait for the answer, and want to see how far it is."""
-        return self.format is Format.HUMAN and not self.quiet
-
-    @property
     def page(self) -> Page:
-        """What stdout can show."""
+        """Width, color and character set of stdout."""
         if self._page is None:
             self._page = page_of(sys.stdout)
         return self._page
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Write the answer.
+        """Write lines to stdout.
 
         Raises:
-            StdoutFailed: stdout does not take it.
+            StdoutFailed: if stdout cannot be written.
         """
         write_answer("".join(f"{line}\n" for line in lines))
 
     def report(self, lines: Iterable[str]) -> None:
-        """Write a report of several lines, apart from the one before it.
+        """Write a report to stdout, with an empty line between reports.
 
         Raises:
-            StdoutFailed: stdout does not take it.
+            StdoutFailed: if stdout cannot be written.
         """
         self.lines([""] if self._has_reported else [])
         self._has_reported = True
         self.lines(lines)
 
-    def document(self, value: Json) -> None:
-        """Write the one document of ``--json``: in one line for programs, indented for a terminal.
-
-        Raises:
-            StdoutFailed: stdout does not take it.
-        """
-        from ckptmove.cli.render.document import dumps  # noqa: PLC0415  # people do not wait for what programs read
-
-        self.lines([dumps(value, indent=2 if sys.stdout.isatty() else None)])
-
     def failure(self, failure: Failure) -> None:
-        """Say what went wrong, and what to do next; in ``--json`` the document says it too."""
-        if self.format is Format.GITHUB:
-            from ckptmove.cli.render.github import failure_line  # noqa: PLC0415  # only an annotation is written with it
-
-            self.lines([failure_line(failure)])
-            return
+        """Write an error and its hint to stderr."""
         if self._has_reported:
             say("")
         path = f"{clean(failure.path)}: " if failure.path else ""
@@ -115,7 +80,7 @@ class Output:
 
 
 def page_of(stream: TextIO) -> Page:
-    """What a stream can show; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` count, as rich reads them."""
+    """Width, color and character set of a stream; rich reads ``NO_COLOR``, ``FORCE_COLOR``, ``TERM``, ``COLUMNS``."""
     try:
         _SIGNS.encode(getattr(stream, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -124,34 +89,34 @@ def page_of(stream: TextIO) -> Page:
         has_signs = True
     if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
         return Page(unicode=has_signs)
-    from rich.console import Console  # noqa: PLC0415  # a pipe should not wait for what only a terminal has
+    from rich.console import Console  # noqa: PLC0415  # only a terminal needs it
 
     console = Console(file=stream)
     return Page(
         columns=console.width if stream.isatty() else None,
-        # An old console of Windows would show the codes of colours as text.
+        # An old Windows console shows color codes as text.
         color=console.color_system is not None and not console.no_color and not console.legacy_windows,
         unicode=has_signs,
     )
 
 
 def open_closed_streams() -> None:
-    """Give the streams that the shell has closed, as with ``2>&-``, somewhere to go: nobody wants what they say.
+    """Open the null device for each stream that the shell has closed, for example with ``2>&-``.
 
-    In this order each gets its own descriptor, so that no file that is opened later takes the place of one.
+    In this order each stream gets its own descriptor. A file that is opened later cannot take that descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # for as long as the process lives
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # open until the process ends
 
 
 def suggest(command: str) -> None:
-    """Name the next command to type."""
+    """Write the next command to type to stderr."""
     say(f"next: {sentence(command)}")
 
 
 def say(line: str) -> None:
-    """Write a line to stderr; where nobody takes it, it is lost."""
+    """Write a line to stderr. If stderr cannot be written, the line is lost."""
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -160,23 +125,23 @@ def say(line: str) -> None:
 
 
 def write_answer(text: str) -> None:
-    """Write to stdout; where the reader has gone, it is lost.
+    """Write to stdout. If the reader has closed the pipe, the text is lost.
 
     Raises:
-        StdoutFailed: stdout does not take it.
+        StdoutFailed: if stdout cannot be written for another reason.
     """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
         _silence(sys.stdout)
-        # As with `| head`: whoever read has seen enough, and the exit code still tells the truth.
+        # A reader like `| head` stops early: that is no error, and the exit code stays.
         if error.errno not in _READER_GONE:
             raise StdoutFailed(reason_of(error)) from error
 
 
 def _silence(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere, so that the interpreter does not fail on it at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Send the buffered rest to the null device, so that the interpreter does not fail on it at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

@@ -13,6 +13,7 @@ from ckptmove.errors import DamagedArchive, OutputSuffix
 from ckptmove.io.locations import exists, split_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
+from ckptmove.limits import Limits
 from ckptmove.model import LACKING
 from ckptmove.moves import ConvertResult
 from ckptmove.pickles.edits import apply_plan
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import Progress, Segment
-    from ckptmove.limits import Limits
     from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan, MoveRequest
     from ckptmove.pickles.state import Machine
@@ -63,15 +63,15 @@ class ConvertRequest:
 
     path: str
     move: MoveRequest
-    output: str | None
-    default_output: str
+    output: str | None = None
+    default_output: str = ""
     in_place: bool = False
-    force: bool
-    dry_run: bool
-    check: bool
-    progress: Progress | None
+    force: bool = False
+    dry_run: bool = False
+    check: bool = True
+    progress: Progress | None = None
     settle: Callable[[], None] = do_nothing
-    limits: Limits
+    limits: Limits = field(default_factory=Limits)
     began: float = field(default_factory=time.perf_counter)
 
     @property

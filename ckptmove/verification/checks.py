@@ -62,7 +62,7 @@ def skipped(name: str, reason: str, **evidence: object) -> CheckResult:
 
 
 def check_to_json(check: CheckResult) -> dict[str, object]:
-    """Convert a check result to the JSON object that the child sends."""
+    """A check as JSON, for ``--json`` and for the parent process."""
     return {"name": check.name, "status": check.status, "detail": check.detail, "evidence": dict(check.evidence)}
 
 
@@ -77,13 +77,13 @@ def check_from_json(value: Mapping[str, Any]) -> CheckResult:
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
-    """Convert a finding to the JSON object that the child sends."""
+    """A finding as JSON, for ``--json`` and for the parent process."""
     return {
         "code": finding.code,
         "name": finding.name,
         "severity": finding.severity.value,
         "message": finding.message,
-        "where": finding.where,
+        "where": list(finding.where),
         "fix": finding.fix,
     }
 

@@ -1,4 +1,4 @@
-"""The options of one ``verify`` run, and their JSON form for the child process."""
+"""The options of ``verify``, and their JSON for the child process."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from ckptmove.limits import Limits
 
 
 class VerifyRequest(NamedTuple):
-    """Options of one ``verify`` run.
+    """The options of ``verify`` for one checkpoint.
 
     Attributes:
-        path: checkpoint file or directory.
-        to: device tag of the target; None for the device of most of the model.
-        against: path of the original to compare values with, or None.
-        optimizer: optimizer class to use instead of the detected one: a name of ``torch.optim`` or ``pkg.mod:CLASS``.
-        require_device: whether a simulated target fails the step.
-        seed: seed of the gradients.
-        ignore: finding codes that fail nothing.
-        keep: globs of tensor names that may stay on their device.
-        devices: number of devices of the target machine; None for as many as ``to`` and the file name.
+        path: a file, a directory or an archive.
+        to: target device, or None for the device of most of the model.
+        against: checkpoint whose values must be equal, or None.
+        optimizer: optimizer class to step with: the name of one of ``torch.optim``, or ``pkg.mod:CLASS``; None to
+            detect it.
+        require_device: whether a simulated target is a failure.
+        seed: seed of the gradients and of the sample.
+        ignore: codes of findings that are not failures.
+        keep: globs of tensor names that may stay on another device.
+        devices: number of devices of the target machine, or None for as many as ``to`` and the file name.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
-        timeout: seconds that the child may run, or None for no limit.
+        timeout: longest time of the child process in seconds, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         limits: resource limits for reading each file.
-        nbytes: total size of the files, including the original's; the memory limit of the child depends on it.
+        nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
     """
 
     path: str
@@ -49,7 +50,7 @@ class VerifyRequest(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:
-        """Read the document of :meth:`to_json`."""
+        """Parse the result of :meth:`to_json`."""
         facts = json.loads(text)
         globs, codes = tuple(facts["keep"]), tuple(facts["ignore"])
         return cls(**{**facts, "ignore": codes, "keep": globs, "limits": Limits(**facts["limits"])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import ckptmove.cli.render
 from ckptmove.cli.app import app
+from ckptmove.cli.guard import PROGRAM
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 SCHEMA = json.loads((Path(ckptmove.cli.render.__file__).parent / "schema.json").read_text(encoding="utf-8"))
@@ -47,6 +49,22 @@ class Said:
     code: int
     out: str
     err: str
+
+    @property
+    def next(self) -> list[str]:
+        """The words of the command to type next; empty without one."""
+        lines = [line for line in self.err.splitlines() if line.startswith("next: ")]
+        assert len(lines) <= 1
+        program, *words = shlex.split(lines[0].removeprefix("next: ")) if lines else [PROGRAM]
+        assert program == PROGRAM
+        return words
+
+    @property
+    def only_next(self) -> list[str]:
+        """As ``next``, where stderr holds nothing else."""
+        assert self.err.count("\n") == bool(self.err)
+        assert self.err.startswith("next: ") or not self.err
+        return self.next
 
 
 @pytest.fixture(autouse=True)

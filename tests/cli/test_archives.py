@@ -36,7 +36,7 @@ def test_people_see_every_member_with_its_role(say, model) -> None:
     ]
     assert "archive (4)" in lines
     assert "\x1b[2J" not in said.out
-    assert said.err == "next: ckptmove convert model.zip --to cuda:0\n"
+    assert said.only_next == ["convert", "model.zip", "--to", "cuda:0"]
 
 
 def test_programs_see_them_too(ask, bench, model) -> None:
@@ -58,7 +58,7 @@ def test_an_archive_is_converted_and_looked_at(say, ask, model) -> None:
     said = say("convert", "model.zip", "--to", "cpu")
     assert said.code == 0
     assert "wrote model.cpu.zip: " in said.out
-    assert said.err == "next: ckptmove verify model.cpu.zip --to cpu\n"
+    assert said.only_next == ["verify", "model.cpu.zip", "--to", "cpu"]
     assert say("inspect", "model.cpu.zip", "--expect", "cpu", "--ignore", "D103").code == 0
     document = ask("convert", "model.zip", "--to", "cpu", "--force")
     assert document["output"] == "model.cpu.zip"
@@ -85,9 +85,11 @@ def test_a_password_is_asked_for_by_unzip(say, bench, model) -> None:
     model.write_bytes(data)
     said = say("inspect", "model.zip")
     error, hint = said.err.splitlines()
-    assert (said.code, error) == (3, "error: model.zip: must be unpacked first: member 'best/policy.pth' is encrypted")
+    assert (said.code, error.split(": ")[:2]) == (3, ["error", "model.zip"])
+    assert "'best/policy.pth' is encrypted" in error
     unzip = "unzip model.zip -d model.zip.unpacked && ckptmove inspect model.zip.unpacked"
-    assert hint == f"hint: unpack it, and take the directory: {unzip}"
+    assert hint.startswith("hint: ")
+    assert hint.endswith(f": {unzip}")
 
 
 @pytest.mark.parametrize("form", ["zip", "tar"])
@@ -96,7 +98,7 @@ def test_a_healthy_archive_is_verified_next(say, bench, form) -> None:
     with zipfile.ZipFile(path, "w") if form == "zip" else tarfile.open(path, "w") as archive:
         (archive.write if form == "zip" else archive.add)(bench / "run.pth", "run.pth")
     said = say("inspect", path.name, "--select", "O")
-    assert (said.code, said.err) == (0, f"next: ckptmove verify {path.name}\n")
+    assert (said.code, said.only_next) == (0, ["verify", path.name])
 
 
 @pytest.mark.parametrize("form", ["zip", "tar"])

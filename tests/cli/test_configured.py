@@ -48,7 +48,7 @@ def test_a_wrong_device_in_the_project_is_named(ask, configure) -> None:
         error = ask(command)["error"]
         assert error["kind"] == "unknown-device"
         assert error["path"].endswith("pyproject.toml")
-        assert error["hint"] == "did you mean: cuda:0"
+        assert error["hint"].endswith(": cuda:0")
 
 
 @pytest.mark.parametrize(

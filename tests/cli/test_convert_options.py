@@ -35,7 +35,8 @@ def test_an_existing_output_is_refused(say, ask, bench) -> None:
     assert (bench / "out.pth").read_bytes() == b"dear"
     os.mkfifo(bench / "pipe")
     hint = ask(*words[:-1], "pipe")["error"]["hint"]
-    assert hint == "it is no regular file, which nothing replaces: name another one with --output"
+    assert "--output" in hint
+    assert "--force" not in hint
     assert say(*words, "--force").code == 0
     assert (bench / "out.pth").read_bytes() != b"dear"
 
@@ -48,8 +49,8 @@ def test_the_source_is_never_the_output(ask) -> None:
 def test_nothing_to_change_is_said_and_copied(say, bench) -> None:
     said = say("convert", "run.pth", "--to", "cuda:3", "--output", "same.pth")
     assert said.code == 0
-    assert "\nnothing to change: no tensor has to move\n" in said.out
-    assert said.out.endswith(", copied as it was\n")
+    assert "nothing to change" in said.out
+    assert said.out.splitlines()[-1].startswith("wrote ")
     tensors = [(tensor.name, tensor.device) for tensor in api.inspect("same.pth").inventory.tensors]
     assert tensors == [(tensor.name, tensor.device) for tensor in api.inspect("run.pth").inventory.tensors]
 
@@ -74,18 +75,19 @@ def test_maps_and_flags_and_verbose(say, ask, bench) -> None:
     shutil.copy(SAMPLES / "capturable-adam-cuda0.pt", "graph.pt")
     out = say("convert", "graph.pt", "--map", "cuda:*=cpu", "--dry-run", "-v").out
     assert "set optimizer.param_groups.0.capturable: True -> False (group-flag)\n" in out
-    assert "\ngroup-flag        the optimizer refuses this option on the device of its parameters\n" in out
+    assert "\ngroup-flag        " in out
     document = ask("convert", "graph.pt", "--map", "cuda:*=cpu", "--output", "cpu.pt")
     assert document["plan"]["flags"][0]["to"] == "False"
-    assert say("convert", "graph.pt", "--map", "cuda:*=cpu", "-o", "cpu.pt", "--force").err == (
-        "next: ckptmove verify cpu.pt\n"
-    )
+    assert say("convert", "graph.pt", "--map", "cuda:*=cpu", "-o", "cpu.pt", "--force").only_next == [
+        "verify", "cpu.pt",
+    ]  # fmt: skip
 
 
 def test_kept_tensors_are_named_when_asked(say) -> None:
     words = ("convert", "dragged.pth", "--to", "mps", "--keep", "model.*", "--dry-run")
-    assert "stay on cuda:0: 4 tensors (keep)\n\nkeep " in say(*words).out
-    assert "stay on cuda:0: 4 tensors (keep)\n  model.0.weight\n" in say(*words, "-v").out
+    stays = "cuda:0: 4 tensors (keep)\n"
+    assert f"{stays}\nkeep " in say(*words).out
+    assert f"{stays}  model.0.weight\n" in say(*words, "-v").out
 
 
 def test_a_cast_has_to_be_asked_for(ask, say, bench) -> None:
@@ -97,7 +99,7 @@ def test_a_cast_has_to_be_asked_for(ask, say, bench) -> None:
         edit["cast"] for edit in ask("convert", "double.pt", "--to", "mps", "--cast", "--dry-run")["plan"]["edits"]
     ]
     assert {"from": "float64", "to": "float32"} in casts
-    assert "mps as float32" in say("convert", "double.pt", "--to", "mps", "--cast", "--dry-run").out
+    assert "as float32" in say("convert", "double.pt", "--to", "mps", "--cast", "--dry-run").out
     assert ask("inspect", "double.pt", "--expect", "mps")["checkpoints"][0]["expected"]["met"] is False
 
 
@@ -112,7 +114,7 @@ def test_strings_move_when_asked(ask, bench) -> None:
 def test_one_checkpoint_at_a_time(ask) -> None:
     error = ask("convert", "*.pth", "--to", "cpu")["error"]
     assert error["kind"] == "usage"
-    assert error["message"].endswith("there are 2: dragged.pth, run.pth")
+    assert error["message"].endswith(" 2: dragged.pth, run.pth")
 
 
 def test_a_damaged_source_leaves_nothing(ask, bench) -> None:
@@ -130,7 +132,7 @@ def test_an_output_that_is_a_folder_is_refused(ask, bench, output, force) -> Non
     (bench / "link").symlink_to("there")
     error = ask("convert", "run.pth", "--to", "cpu", "-o", output, *force)["error"]
     assert (error["kind"], error["path"], error["exit_code"]) == ("output-is-folder", output, 4)
-    assert error["hint"] == f"name a file in it: --output {output.rstrip('/')}/run.cpu.pth"
+    assert error["hint"].endswith(f": --output {output.rstrip('/')}/run.cpu.pth")
     assert not list((bench / "there").iterdir())
     assert not (bench / "new").exists()
 
@@ -152,8 +154,8 @@ def test_a_folder_that_is_not_there(ask) -> None:
     [
         (("run.pth", "cuda:0"), "did you mean: ckptmove convert run.pth --to=cuda:0"),
         (("cuda:0", "run.pth", "--force"), "did you mean: ckptmove convert --to=cuda:0 run.pth --force"),
-        (("run.pth", "other.pth"), "name the new file with --output"),
-        (("run.pth", "cuda:1", "--to", "cuda:0"), "name the new file with --output"),
+        (("run.pth", "other.pth"), "--output"),
+        (("run.pth", "cuda:1", "--to", "cuda:0"), "--output"),
     ],
 )
 def test_a_device_without_its_option_is_given_it(say, words, meant) -> None:
@@ -162,17 +164,14 @@ def test_a_device_without_its_option_is_given_it(say, words, meant) -> None:
     assert meant in said.err
 
 
-def test_the_help_says_when_nothing_is_written(say, bench) -> None:
+def test_the_help_says_when_nothing_is_written(say, ask, bench) -> None:
     told = " ".join(say("convert", "--help").out.split())
-    assert "A new file is written, also where nothing has to change;" in told
-    assert (
-        "of what stores no device (safetensors, directories of torch.distributed.checkpoint) only with --output" in told
-    )
+    assert "(safetensors, torch.distributed.checkpoint) is copied, and only with --output" in told
     say("convert", "run.pth", "--to", "cpu", "-o", "here.pth")
-    assert "copied as it was" in say("convert", "here.pth", "--to", "cpu").out
+    assert ask("convert", "here.pth", "--to", "cpu")["plan"]["edits"] == []
     (bench / "w.safetensors").write_bytes((SAMPLES / "weights.safetensors").read_bytes())
     before = sorted(path.name for path in bench.iterdir())
-    assert "nothing was written" in say("convert", "w.safetensors", "--to", "cpu").out
+    assert ask("convert", "w.safetensors", "--to", "cpu")["output"] is None
     assert sorted(path.name for path in bench.iterdir()) == before
     say("convert", "w.safetensors", "--to", "cpu", "-o", "copy.safetensors")
     assert (bench / "copy.safetensors").read_bytes() == (bench / "w.safetensors").read_bytes()
@@ -183,11 +182,11 @@ def test_what_stays_is_named_where_something_moves_or_was_to_be_kept(say) -> Non
     assert stays in say("convert", "run.pth", "--to", "cuda:1", "--dry-run").out
     for more, is_named in (((), False), (("--verbose",), True)):
         said = say("convert", "run.pth", "--to", "cuda:3", "--dry-run", *more).out
-        assert "nothing to change: no tensor has to move\n" in said
+        assert "nothing to change" in said
         assert (stays in said, "optimizer-scalar  " in said) == (is_named, is_named)
     kept = say("convert", "run.pth", "--to", "cpu", "--keep", "*", "--dry-run").out
-    assert "stay on cuda:3: 12 tensors (keep)\n" in kept
-    assert "nothing to change: no tensor has to move\n" in kept
+    assert "cuda:3: 12 tensors (keep)\n" in kept
+    assert "nothing to change" in kept
 
 
 @pytest.mark.parametrize(

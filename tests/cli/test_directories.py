@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import warnings
 import zipfile
@@ -42,13 +43,13 @@ def test_people_see_every_file_with_its_role(say, run) -> None:
         "epoch_2.pth model, optimizer, scheduler plain cuda:3, cpu 16 6.8 KiB",
     ]
     assert "  at  epoch_1.pth.rng.torch" in lines
-    assert "2 checkpoints of their own are in it, taken as one here: name one" in lines
+    assert any("2 separate checkpoints" in line for line in lines)
     assert "D101" not in said.out  # nobody uses both in one forward pass
     assert say("convert", "run.pth", "--to", "cpu", "--keep", "model.0*", "-o", "run/epoch_3.pth").code == 0
     assert "D101" in say("inspect", "run").out  # but of these, one has its model on two devices
     (run / "epoch_3.pth").unlink()
     assert lines[-1] == "1 error, 1 warning, 1 note"
-    assert said.err == "next: ckptmove inspect run/epoch_2.pth\n"
+    assert said.only_next == ["inspect", "run/epoch_2.pth"]
 
 
 def test_programs_see_them_too(ask, run) -> None:
@@ -91,7 +92,7 @@ def test_a_healthy_directory_is_verified_next(say, bench) -> None:
     (bench / "ok").mkdir()
     shutil.copy(bench / "run.pth", bench / "ok")
     said = say("inspect", "ok", "--select", "O")
-    assert (said.code, said.err) == (0, "next: ckptmove verify ok\n")
+    assert (said.code, said.only_next) == (0, ["verify", "ok"])
 
 
 def test_the_tree_has_every_file(say, run) -> None:
@@ -108,10 +109,10 @@ def test_what_is_refused_is_one_line_and_a_hint(ask, say, bench, run) -> None:
     os.mkfifo(run / "pipe")
     said = say("inspect", "run")
     assert (said.code, said.out) == (3, "")
-    assert said.err.splitlines() == [
-        "error: run/pipe: not a checkpoint: a named pipe",
-        "hint: nothing was read from it: name a regular file, or take it out of the directory",
-    ]
+    error, hint = said.err.splitlines()
+    assert error.startswith("error: run/pipe: ")
+    assert error.endswith(": a named pipe")
+    assert hint.startswith("hint: ")
 
 
 def test_several_checkpoints_in_a_directory_are_said_to_be_so(say, bench) -> None:
@@ -119,13 +120,13 @@ def test_several_checkpoints_in_a_directory_are_said_to_be_so(say, bench) -> Non
         (bench / "runs" / f"checkpoint-{step}").mkdir(parents=True)
         shutil.copy(bench / "run.pth", bench / "runs" / f"checkpoint-{step}")
     said = say("inspect", "runs")
-    assert "3 checkpoints of their own are in it, taken as one here: name one" in said.out.splitlines()
-    assert said.err == "next: ckptmove inspect runs/checkpoint-1000\n"
+    assert "3 separate checkpoints" in said.out
+    assert said.only_next == ["inspect", "runs/checkpoint-1000"]
     for step in (500, 99):
         shutil.rmtree(bench / "runs" / f"checkpoint-{step}")
     said = say("inspect", "runs")
-    assert "of their own" not in said.out
-    assert said.err == "next: ckptmove verify runs\n"
+    assert "separate" not in said.out
+    assert said.only_next == ["verify", "runs"]
 
 
 @pytest.fixture
@@ -144,10 +145,9 @@ def shards(bench):
 def test_an_index_points_to_its_directory(say, shards, words) -> None:
     said = say(*words, "sh/model.safetensors.index.json")
     assert said.code == 3
-    assert said.err.splitlines() == [
-        "error: sh/model.safetensors.index.json: not a checkpoint: an index of a model in several files",
-        "hint: name its directory: ckptmove inspect sh",
-    ]
+    error, hint = said.err.splitlines()
+    assert error.startswith("error: sh/model.safetensors.index.json: ")
+    assert hint.endswith(": ckptmove inspect sh")
     assert say("inspect", "sh").code == 0
 
 
@@ -155,10 +155,10 @@ def test_a_shard_that_is_missing_is_asked_for(say, shards) -> None:
     (shards / "model-00002-of-00002.safetensors").unlink()
     said, index = say("inspect", "sh"), "sh/model.safetensors.index.json"
     assert said.code == 3
-    assert said.err.split("\n")[-3:-1] == [
-        f"error: {index}: a file that its index names is missing: 'model-00002-of-00002.safetensors'",
-        "hint: copy or download that file too, into sh; if it was never saved, go back to an earlier checkpoint",
-    ]
+    error, hint = said.err.split("\n")[-3:-1]
+    assert error.startswith(f"error: {index}: ")
+    assert error.endswith(": 'model-00002-of-00002.safetensors'")
+    assert " into sh; " in hint
 
 
 # --- convert ----------------------------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ def test_a_directory_is_converted_and_looked_at(say, run) -> None:
     said = say("convert", "run", "--to", "cpu")
     assert said.code == 0
     assert said.out.splitlines()[-1].startswith("wrote run.cpu: ")
-    assert said.err == "next: ckptmove verify run.cpu --to cpu\n"
+    assert said.only_next == ["verify", "run.cpu", "--to", "cpu"]
     assert say("inspect", "run.cpu", "--expect", "cpu", "--select", "D").code == 0
-    assert say("convert", "run", "--map", "cuda:*=mps", "-o", "mapped").err == "next: ckptmove verify mapped\n"
+    assert say("convert", "run", "--map", "cuda:*=mps", "-o", "mapped").only_next == ["verify", "mapped"]
 
 
 def test_programs_get_one_plan(ask, run, bench) -> None:
@@ -232,8 +232,8 @@ def test_no_device_is_stored_in_a_distributed_checkpoint_and_people_are_told(say
     lines = said.out.splitlines()
     assert lines[1].startswith("dcp, dcp, ")
     assert " ".join(lines[4].split()).startswith("__0_0.distcp model dcp unknown 1 ")
-    assert "unknown: no device is stored with them" in lines
-    assert said.err == "next: ckptmove verify fsdp\n"
+    assert any(line.startswith("unknown: ") for line in lines)
+    assert said.only_next == ["verify", "fsdp"]
 
 
 def test_there_is_nothing_to_convert_in_a_distributed_checkpoint(say, distributed) -> None:
@@ -248,15 +248,15 @@ def test_a_directory_with_a_distributed_part_is_verified_as_a_whole(say, bench, 
     shutil.copy(bench / "run.pth", bench / "both")
     distributed.rename(bench / "both" / "fsdp")
     said = say("inspect", "both", "--select", "O")
-    assert said.err == "next: ckptmove verify both\n"
-    assert say("convert", "both", "--to", "mps").err.endswith("next: ckptmove verify both.mps --to mps\n")
+    assert said.only_next == ["verify", "both"]
+    assert say("convert", "both", "--to", "mps").next == ["verify", "both.mps", "--to", "mps"]
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
 def test_a_file_of_a_distributed_checkpoint_points_to_its_directory(say, distributed, name) -> None:
     said = say("inspect", f"fsdp/{name}")
     assert said.code == 3
-    assert said.err.endswith("hint: name its directory: ckptmove inspect fsdp\n")
+    assert said.err.endswith(": ckptmove inspect fsdp\n")
 
 
 def test_programs_read_a_distributed_checkpoint(ask, distributed) -> None:
@@ -296,8 +296,8 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> N
     assert said.code == 3
     assert "epoch_2.pth" in said.out
     assert "next:" not in said.err
-    assert said.out.splitlines()[-1].endswith("; 2 files not read")
-    assert say("inspect", "run", "-q").out.splitlines()[0].endswith("; 2 files not read (D103)")
+    assert "; 2 files" in said.out.splitlines()[-1]
+    assert re.search(r"; 2 files .*\(D103\)$", say("inspect", "run", "-q").out.splitlines()[0])
     for command in (("convert", "run", "--to", "cpu"), ("verify", "run"), ("diff", "run", "run")):
         assert ask(*command)["error"]["path"] == "run/epoch_1.pth"
 

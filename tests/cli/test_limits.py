@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_every_command_takes_it(say, deep, words) -> None:
         pytest.importorskip("torch")
     refused = say(*words, deep)
     assert refused.code == 4
-    assert "error: deep.pkl: the file exceeds the limit on the depth of a pickle: 10001 > 10000" in refused.err
+    assert re.search(r"^error: deep.pkl: .*: 10001 > 10000$", refused.err, re.MULTILINE)
     assert "--limit-factor 10" in refused.err
     raised = say(*words, deep, "--limit-factor", "2")
     assert "limit" not in raised.err

@@ -23,11 +23,12 @@ def test_a_link_to_nowhere(ask, bench, words) -> None:
     (bench / "dang.pth").symlink_to("nowhere.pth")
     error = ask(*words)["error"]
     assert (error["kind"], error["path"], error["exit_code"]) == ("missing-file", "dang.pth", 3)
-    assert error["message"] == "a link to nowhere.pth, which does not exist"
-    assert error["hint"] == "bring that file back, or lead the link elsewhere: ln -sfn FILE dang.pth"
+    assert "nowhere.pth" in error["message"]
+    assert error["hint"].endswith(": ln -sfn FILE dang.pth")
 
 
 def test_what_is_not_there_at_all_is_no_link(ask, bench) -> None:
     (bench / "dang.pth").symlink_to("run.pth")
     error = ask("inspect", "danq.pth")["error"]
-    assert (error["message"], error["hint"]) == ("no such file", "did you mean dang.pth?")
+    assert (error["kind"], error["hint"].split()[-1]) == ("missing-file", "dang.pth?")
+    assert "nowhere.pth" not in error["message"]

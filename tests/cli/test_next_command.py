@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,34 +26,34 @@ def test_no_command_helps_a_file_whose_bytes_are_lost(tmp_path, say):
     data = bytearray(path.read_bytes())
     data[span.start] ^= 1
     path.write_bytes(data)
-    assert "next: ckptmove verify" in say("inspect", str(path)).err
-    assert "next:" not in say("inspect", "--check", str(path)).err
+    assert say("inspect", str(path)).next[0] == "verify"
+    assert not say("inspect", "--check", str(path)).next
 
 
 def test_what_is_not_where_it_was_expected_is_converted(say):
     path = str(SAMPLES / "tutorial-sgd-cpu.pth")
     said = say("inspect", path, "--expect", "cuda:0")
     assert said.code == 1
-    assert f"next: ckptmove convert {path} --to cuda:0" in said.err
+    assert said.next == ["convert", path, "--to", "cuda:0"]
 
 
 def test_an_output_that_is_taken_away_at_once_has_no_next_command(tmp_path, monkeypatch, say):
     path = shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth")
-    real = api.convert
+    real = api.convert_checkpoint
 
-    def taken_away(*given, **options):
-        result = real(*given, **options)
+    def taken_away(request):
+        result = real(request)
         Path(result.output).unlink()
         return result
 
-    monkeypatch.setattr(api, "convert", taken_away)
+    monkeypatch.setattr(api, "convert_checkpoint", taken_away)
     said = say("convert", str(path), "--map", "cuda:3=cpu")
     assert said.code == 0
     assert "next:" not in said.err
 
 
 def test_a_name_that_no_tensor_has(say):
-    assert "no tensor of that name" in say("inspect", str(SAMPLES / "adam-mps.pt"), "--match", "zzz*").out
+    assert "(--tensors lists all)" in say("inspect", str(SAMPLES / "adam-mps.pt"), "--match", "zzz*").out
 
 
 @pytest.mark.parametrize(
@@ -116,11 +117,12 @@ def test_an_option_that_meets_nothing_is_a_warning_and_not_repeated(say, more):
     )
     assert said.code == 0
     kept, mapped, *rest = said.err.splitlines()
-    assert kept == "warning: --keep modle.* matches no whole name; the file has model.*, optimizer.*"
-    assert mapped == "warning: --map cuda:7=... matches no device of the file, which has cpu, cuda:3"
+    assert re.match(r"warning: --keep modle\.\* .*model\.\*, optimizer\.\*$", kept)
+    assert re.match(r"warning: --map cuda:7=\.\.\. .*cpu, cuda:3$", mapped)
     assert "modle" not in said.out or "--json" in more
     new = {(): "run.cpu.pth", ("--in-place",): "run.pth"}.get(more)
-    assert rest == ([f"next: ckptmove verify {new} --to cpu --keep 'model.*'"] if new else [])
+    assert len(rest) == bool(new)
+    assert said.next == (["verify", new, "--to", "cpu", "--keep", "model.*"] if new else [])
 
 
 def test_an_option_that_meets_nothing_stands_in_json_and_in_annotations(say):
@@ -134,34 +136,34 @@ def test_an_option_that_meets_nothing_stands_in_json_and_in_annotations(say):
 
 def test_a_name_that_begins_as_an_option_can_be_typed_as_it_is_shown(say, bench):
     (bench / "run.pth").rename(bench / "-x.pth")
-    assert "fix ckptmove convert ./-x.pth --to cuda:0" in say("inspect", "--", "-x.pth").out
+    assert " convert ./-x.pth --to cuda:0\n" in say("inspect", "--", "-x.pth").out
     for words, new in (("--to", "cpu"), "./-x.cpu.pth"), (("--to", "cpu", "--output=-y.pth"), "./-y.pth"):
         said = say("convert", *words, "--", "-x.pth")
-        assert said.err == f"next: ckptmove verify {new} --to cpu\n"
+        assert said.only_next == ["verify", new, "--to", "cpu"]
         assert (bench / new).is_file()
-    assert say("diff", "--", "-x.pth", "-z.pth").err.startswith("error: ./-z.pth: no such file")
-    assert say("verify", "--against=-z.pth", "--", "-y.pth").err.startswith("error: ./-z.pth: no such file")
-    assert say("inspect", "-").err.startswith("error: -: no such file")
+    assert say("diff", "--", "-x.pth", "-z.pth").err.startswith("error: ./-z.pth: ")
+    assert say("verify", "--against=-z.pth", "--", "-y.pth").err.startswith("error: ./-z.pth: ")
+    assert say("inspect", "-").err.startswith("error: -: ")
 
 
 def test_a_newline_in_a_name_does_not_break_a_command(say, bench):
     (bench / "run.pth").rename(bench / "a\nb.pth")
-    assert say("convert", "a\nb.pth", "--to", "cpu").err == "next: ckptmove verify $'a\\x0ab.cpu.pth' --to cpu\n"
+    assert say("convert", "a\nb.pth", "--to", "cpu").err.endswith(" verify $'a\\x0ab.cpu.pth' --to cpu\n")
     said = say("inspect", "a\nb.pth", "--devices", "1")
-    assert "  fix ckptmove convert $'a\\x0ab.pth' --to cuda:0\n" in said.out
-    assert said.err == "next: ckptmove convert $'a\\x0ab.pth' --to cuda:0\n"
+    assert " convert $'a\\x0ab.pth' --to cuda:0\n" in said.out
+    assert said.err.endswith(" convert $'a\\x0ab.pth' --to cuda:0\n")
 
 
 def test_what_has_to_be_cast_says_how_that_is_typed(say, bench):
     path = shutil.copy(SAMPLES / "float64-cpu.pt", bench / "a b.pt")
     hint = say("convert", path.name, "--to", "mps").err.splitlines()[1]
-    assert hint.endswith(" with --cast: ckptmove convert --cast 'a b.pt' --to mps")
+    assert hint.endswith(": ckptmove convert --cast 'a b.pt' --to mps")
     assert say("convert", "--cast", path.name, "--to", "mps").code == 0
 
 
 def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
     said = say("convert", str(SAMPLES / "bare-pickle-cuda2.pkl"), "--to", "cuda:0", "-o", str(tmp_path / "out.pkl"))
-    assert said.err.splitlines() == [f"next: ckptmove verify {tmp_path / 'out.pkl'} --to cuda:0"]
+    assert said.only_next == ["verify", str(tmp_path / "out.pkl"), "--to", "cuda:0"]
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])

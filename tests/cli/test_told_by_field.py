@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.api import Inspection
+from ckptmove.api import Inspection, InspectRequest
 from ckptmove.cli.hints import hint_for
-from ckptmove.cli.inspect_command import InspectOptions, _next_command
-from ckptmove.cli.render.answers import Detail, InspectAnswer
+from ckptmove.cli.next_command import after_inspection
+from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.conversion import conversion_lines
 from ckptmove.cli.render.page import Page
-from ckptmove.cli.selection import Selection
 from ckptmove.errors import EmptyDirectory, NothingToUndo
-from ckptmove.limits import Limits
 from ckptmove.model import Finding, Inventory, Severity
 from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
 from ckptmove.text import Command
@@ -22,13 +20,13 @@ from ckptmove.text import Command
     ("error", "hint"),
     [
         (NothingToUndo("a", "never", "safetensors"), "it stores no device"),
-        (NothingToUndo("a", "never", "directory"), "what it was made from is as it was"),
-        (NothingToUndo("a", "never", "archive"), "what it was made from is as it was"),
+        (NothingToUndo("a", "never", "directory"), "its original is unchanged"),
+        (NothingToUndo("a", "never", "archive"), "its original is unchanged"),
         (NothingToUndo("a", "it is a directory of sorts", "pickle"), "convert it back"),
-        (EmptyDirectory("a", 1, "some files", "tar", is_cut=True), "it was cut off on its way"),
-        (EmptyDirectory("a", 1, "a tar without its end", "tar"), "looked for what torch.save writes"),
-        (EmptyDirectory("a", 1, "some files", "tar", inner="b"), "unpack it, and take that: python -m tarfile"),
-        (EmptyDirectory("a", 1, "a tar of a zip", "zip", inner="b"), "unpack it, and take that: python -m zipfile"),
+        (EmptyDirectory("a", 1, "some files", "tar", is_cut=True), "it was cut off in transit"),
+        (EmptyDirectory("a", 1, "a tar without its end", "tar"), "known are directories"),
+        (EmptyDirectory("a", 1, "some files", "tar", inner="b"), "unpack it, and use that file: python -m tarfile"),
+        (EmptyDirectory("a", 1, "a tar of a zip", "zip", inner="b"), "unpack it, and use that file: python -m zipfile"),
     ],
 )
 def test_hints(error, hint) -> None:
@@ -64,5 +62,5 @@ def test_the_next_command_is_a_fix_that_is_one(fix) -> None:
     finding = Finding("D102", "optimizer-device", Severity.WARNING, "", (), fix)
     inventory = Inventory(path="a", container="torch-zip", layout="plain", size_bytes=1)
     expected = fix if isinstance(fix, Command) else "ckptmove verify a"
-    options = InspectOptions(None, None, None, Limits(), None, False, False, Selection(frozenset()), Detail())
-    assert _next_command(InspectAnswer(Inspection(inventory, (finding,)), (), None, 0), options) == expected
+    answer = InspectAnswer(InspectRequest("a"), Inspection(inventory, (finding,)), (), None, 0)
+    assert after_inspection(answer) == expected

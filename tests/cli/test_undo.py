@@ -20,7 +20,6 @@ def test_what_was_undone_already_is_as_it_was(ask, bench, original) -> None:
     ask("convert", "run.pth", "--undo")
     error = ask("convert", "run.pth", "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
-    assert "restored" in error["message"]
     assert (bench / "run.pth").read_bytes() == original
 
 
@@ -30,15 +29,15 @@ def test_what_another_program_has_added_to_was_converted_all_the_same(ask, bench
         archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/note.txt", "mine")
     error = ask("convert", "run.pth", "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
-    assert error["message"].endswith("another program has added to the file since it was converted")
+    assert "another program" in error["message"]
 
 
 def test_the_second_conversion_says_how_far_back_an_undo_goes(ask, bench, original) -> None:
     ask("convert", "run.pth", "--to", "cpu", "--in-place")
     document = ask("convert", "run.pth", "--to", "mps", "--in-place")
-    assert document["notes"] == [
-        "to take it back to what it was before its first conversion in place: ckptmove convert run.pth --undo"
-    ]
+    [note] = document["notes"]
+    assert "first" in note
+    assert note.endswith(" convert run.pth --undo")
     ask("convert", "run.pth", "--undo")
     assert (bench / "run.pth").read_bytes() == original
 
@@ -48,10 +47,9 @@ def test_other_names_of_the_file_are_told(ask, bench, more) -> None:
     (bench / "latest.pth").symlink_to("run.pth")
     (bench / "best.pth").hardlink_to("run.pth")
     linked, hard, *rest = ask("convert", "latest.pth", "--to", "cpu", "--in-place", *more)["notes"]
-    assert linked == (
-        f"it is a symbolic link: the change is one of the file that it leads to, {(bench / 'run.pth').resolve()}"
-    )
-    assert hard == "the file has 1 other name (hard links): the change is one under all of them"
+    assert linked.startswith("it is a symbolic link: ")
+    assert str((bench / "run.pth").resolve()) in linked
+    assert "1 other name (hard links)" in hard
     assert len(rest) == (0 if more else 1)
     assert (bench / "latest.pth").is_symlink()
     assert (bench / "best.pth").samefile("run.pth")
@@ -60,9 +58,9 @@ def test_other_names_of_the_file_are_told(ask, bench, more) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("hf-trainer-cuda3", "take that; to see where this one lies: ckptmove inspect {}"),
-        ("weights.safetensors", "it stores no device, so that no conversion has changed it"),
-        ("legacy-adamw-cuda1.pth", "convert it back to where it was: ckptmove convert {} --to DEVICE"),
+        ("hf-trainer-cuda3", "to see the devices of this one: ckptmove inspect {}"),
+        ("weights.safetensors", "it stores no device, so no conversion has changed it"),
+        ("legacy-adamw-cuda1.pth", "convert it back: ckptmove convert {} --to DEVICE"),
     ],
 )
 def test_where_nothing_can_be_undone_there_is_another_way_back(say, name, hint) -> None:
@@ -73,4 +71,4 @@ def test_where_nothing_can_be_undone_there_is_another_way_back(say, name, hint) 
 def test_an_archive_of_files_is_what_it_was(say, bench) -> None:
     with zipfile.ZipFile(bench / "a.zip", "w") as archive:
         archive.write(bench / "run.pth", "run.pth")
-    assert say("convert", "a.zip", "--undo").err.endswith(" lies: ckptmove inspect a.zip\n")
+    assert say("convert", "a.zip", "--undo").err.endswith(": ckptmove inspect a.zip\n")

@@ -212,7 +212,7 @@ def test_a_sample_of_all_parameters_and_not_of_all_tensors_proves_no_resume(tmp_
     result = verify(path, sample=2)
     (step,) = (dict(check.evidence) for check in result.checks if check.name == "step")
     assert (step["not_stepped"], step["proven"], result.proven) == (0, True, False)
-    assert outcome(result).endswith("a resume is not proven: only a sample was looked at")
+    assert outcome(result).endswith("a resume is not proven: only a sample was checked")
 
 
 @pytest.mark.parametrize("count", [0, -3])

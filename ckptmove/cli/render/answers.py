@@ -1,27 +1,27 @@
-"""The values that the command line adds to those of the use-cases: what was asked for besides, and what failed.
-
-Never makes a decision and never formats one.
-"""
+"""The answers of commands, as renderers receive them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ckptmove.api import Inspection
+    from ckptmove.api import Inspection, InspectRequest
+    from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.model import TensorRecord
-    from ckptmove.moves import StorageEdit
+    from ckptmove.moves import ConvertResult, StorageEdit
+    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.request import VerifyRequest
 
 
 class Failure(NamedTuple):
-    """An error as it is told: the fact, and what to do next.
+    """An error with its hint.
 
     Attributes:
-        kind: the error's kebab-case name.
-        message: the fact, in one line.
-        hint: what to do next; empty where there is nothing to say.
-        path: the file that it is about, or None.
-        exit_code: what the command leaves with because of it.
+        kind: kebab-case name of the error.
+        message: the error, in one line.
+        hint: what to do next; may be empty.
+        path: the checkpoint that failed, or None.
+        exit_code: exit code of the command.
     """
 
     kind: str
@@ -32,12 +32,12 @@ class Failure(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """The answer to ``--expect``.
+    """The result of ``--expect``.
 
     Attributes:
-        device: where everything that should move was expected.
-        misplaced: the moves that would bring it there; empty where the expectation is met.
-        unplaced: tensors with which no device is stored, so that whatever loads them decides.
+        device: the expected device.
+        misplaced: moves that would meet the expectation; empty if it is met.
+        unplaced: number of tensors that are stored without a device.
     """
 
     device: str
@@ -45,29 +45,13 @@ class Expectation(NamedTuple):
     unplaced: int
 
 
-class InspectAnswer(NamedTuple):
-    """What ``inspect`` has to say of one checkpoint.
-
-    Attributes:
-        inspection: what was found; of its findings, those that count.
-        tensors: those whose names match.
-        expectation: the answer to ``--expect``, or None.
-        exit_code: 0 or 1.
-    """
-
-    inspection: Inspection
-    tensors: tuple[TensorRecord, ...]
-    expectation: Expectation | None
-    exit_code: int
-
-
 class Detail(NamedTuple):
-    """How much of it people want to see.
+    """Optional parts of the report of ``inspect``.
 
     Attributes:
         tensors: a row for each tensor.
         tree: the outline.
-        globals: the names that the pickle would import.
+        globals: the names that the pickle imports.
         verbose: every place of every finding.
     """
 
@@ -77,14 +61,91 @@ class Detail(NamedTuple):
     verbose: bool = False
 
 
-class Share(NamedTuple):
-    """The tensors of one role on one device.
+class InspectAnswer(NamedTuple):
+    """The answer of ``inspect`` for one checkpoint.
 
     Attributes:
-        device: their tag.
-        role: what they are for.
-        tensors: how many there are.
-        nbytes: what they take; a tensor that has two names counts once.
+        request: the options of the command.
+        inspection: the inventory, and the findings that ``--select`` and ``--ignore`` leave.
+        tensors: the tensors that ``--match`` leaves.
+        expectation: the result of ``--expect``, or None.
+        exit_code: 0 or 1.
+        detail: optional parts of the report.
+    """
+
+    request: InspectRequest
+    inspection: Inspection
+    tensors: tuple[TensorRecord, ...]
+    expectation: Expectation | None
+    exit_code: int
+    detail: Detail = Detail()
+
+
+class ConvertAnswer(NamedTuple):
+    """The answer of ``convert``.
+
+    Attributes:
+        request: the options of the command.
+        result: the plan, and the output if one was written.
+        exit_code: 1 if ``--strict`` stopped the conversion, otherwise 0.
+        strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
+    """
+
+    request: ConvertRequest
+    result: ConvertResult
+    exit_code: int = 0
+    strict_from: str = ""
+
+
+class VerifyAnswer(NamedTuple):
+    """The answer of ``verify`` for one checkpoint.
+
+    Attributes:
+        request: the options of the command.
+        result: the checks, the findings and the verdict.
+        strict: whether warnings, and a resume that is not proven, are failures.
+    """
+
+    request: VerifyRequest
+    result: VerifyResult
+    strict: bool = False
+
+    @property
+    def fails(self) -> bool:
+        """Whether the exit code is 1."""
+        return self.result.fails(strict=self.strict)
+
+
+class Summary(NamedTuple):
+    """The outcome of a command.
+
+    Attributes:
+        command: name of the command, or None if the command line names no known one.
+        exit_code: the highest exit code of its checkpoints.
+        failures: errors, in the order in which they occurred.
+        checkpoints: number of checkpoints of the command.
+        good: number of checkpoints with the exit code 0.
+        unproven: how many of those are not proven to resume.
+        is_complete: False if an interruption left checkpoints out.
+    """
+
+    command: str | None
+    exit_code: int
+    failures: tuple[Failure, ...] = ()
+    checkpoints: int = 1
+    good: int = 0
+    unproven: int = 0
+    is_complete: bool = True
+
+
+class Share(NamedTuple):
+    """Number and size of the tensors of one role on one device.
+
+    Attributes:
+        device: device tag.
+        role: role in the checkpoint, as of :class:`ckptmove.model.TensorRecord`.
+        tensors: number of tensors.
+        nbytes: size in bytes; a tensor with two names counts once.
     """
 
     device: str
@@ -94,10 +155,10 @@ class Share(NamedTuple):
 
 
 def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
-    """How tensors lie on devices, by role, in the order of the file."""
+    """Count tensors by device and role, in the order of the file."""
     counts: dict[tuple[str, str], int] = {}
     nbytes: dict[tuple[str, str], int] = {}
-    # Most tensors have a storage for themselves: only those of the others are told apart as views.
+    # Most storages hold one tensor. Only tensors that share a storage are compared as views.
     first: dict[str | None, TensorRecord] = {}
     views: set[tuple[object, ...]] = set()
     for tensor in tensors:
@@ -114,6 +175,6 @@ def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
 
 
 def _view(tensor: TensorRecord) -> tuple[object, ...]:
-    """What two names of one tensor have in common."""
+    """A key that is equal for two names of one tensor."""
     numbers = tensor.storage_offset, tensor.dtype, tensor.shape, tensor.stride
     return tensor.device, tensor.role, tensor.storage, *numbers

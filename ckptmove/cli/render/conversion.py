@@ -1,7 +1,4 @@
-"""What ``convert`` shows to people: the plan, and what came of it.
-
-Never decides on a move, and never prints.
-"""
+"""The report of ``convert`` for people: the plan and the outcome."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from ckptmove.text import Command, amount
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.cli.render.answers import ConvertAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.io.changes import UndoResult
     from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
@@ -22,16 +20,16 @@ if TYPE_CHECKING:
 _REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
     rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION, MESH_TYPE)
 }
-#: The rule of ``--keep``.
+#: Name of the rule of ``--keep``.
 _KEEP: Final = "keep"
 _DEVICE: Final = "cyan"
-#: Seconds below which a rate says more of the start than of the disk.
+#: Shortest time in seconds for which a rate is shown: a shorter one measures the start, not the disk.
 _WORTH_A_RATE: Final = 1.0
 _NOTHING: Final = "nothing to change: no tensor has to move"
 
 
 def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:
-    """The plan, and the output where one was written."""
+    """The plan, and the output if one was written."""
     yield page.paint(clean(path), "bold")
     yield ""
     yield from plan_lines(page, result.plan, verbose=verbose)
@@ -42,8 +40,17 @@ def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: b
         yield from [line] if isinstance(note, Command) else page.wrap(line, 2)
 
 
+def unmatched_lines(answer: ConvertAnswer) -> Iterator[str]:
+    """A warning for each option without a match; with ``--strict`` an error, and a hint."""
+    for one in answer.result.unmatched:
+        yield f"{'error' if answer.exit_code else 'warning'}: {sentence(str(one))}"
+    if answer.exit_code:
+        remedy = f"set strict = false in {answer.strict_from}" if answer.strict_from else "leave out --strict"
+        yield f"hint: nothing was written because of strict: correct the option, or {sentence(remedy)}"
+
+
 def brief_line(path: str, result: ConvertResult) -> str:
-    """What was done, in one line."""
+    """The outcome, in one line."""
     if result.output is None:
         return f"{clean(path)}: {'nothing' if result.plan.is_empty else 'dry run, nothing'} was written"
     if result.in_place and result.plan.is_empty:
@@ -55,7 +62,7 @@ def brief_line(path: str, result: ConvertResult) -> str:
 
 
 def undo_line(result: UndoResult) -> str:
-    """What an undo did, in one line."""
+    """The outcome of ``--undo``, in one line."""
     path = clean(result.path)
     if not result.is_done:
         return f"{path}: dry run, {size(result.removed)} would be taken off"
@@ -63,18 +70,12 @@ def undo_line(result: UndoResult) -> str:
 
 
 def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
-    """Every change, alike ones in one row.
-
-    Args:
-        page: what it is written on.
-        plan: what is to change.
-        verbose: whether every storage has a row of its own.
-    """
+    """The changes, with similar ones in one row unless ``verbose``; and the tensors that stay, with reasons."""
     if plan.edits:
         yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
     for flag in plan.flags:
         yield page.cut(f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})")
-    # Where nothing moves, all stays: worth a word is what would have moved but for --keep.
+    # If nothing moves, only tensors that --keep holds back are worth a line.
     kept = tuple(one for one in plan.kept if verbose or not plan.is_empty or one.reason == _KEEP)
     yield from _kept(page, kept, verbose=verbose)
     if plan.is_empty:
@@ -84,7 +85,7 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
 
 
 def _legend(page: Page, used: set[str]) -> Iterator[str]:
-    """What the reasons mean, in the order in which the policy tries them: "everything else" is then true."""
+    """The meaning of each reason, in the order of the policy: the last one says "everything else"."""
     reasons = [reason for reason in _REASONS if reason in used]
     broad = max(map(len, reasons), default=0)
     if reasons:

@@ -1,7 +1,4 @@
-"""What ``diff`` shows to people: alike changes in one row, the largest first.
-
-Never decides what a difference is, and never prints.
-"""
+"""The report of ``diff`` for people: equal changes share a row, the largest first."""
 
 from __future__ import annotations
 
@@ -18,20 +15,14 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.page import Page
     from ckptmove.comparison.differences import Change, DiffResult, LoneNan
 
-#: Properties of which many tensors change alike: they share a row.
+#: Properties whose equal changes share a row.
 _SHARED: Final = frozenset({"device", "dtype", "role"})
-#: Rows of a list of which the rest is only counted.
+#: Rows of a list; further ones are counted.
 _SHOWN: Final = 20
 
 
 def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterator[str]:
-    """What differs, and the answer.
-
-    Args:
-        page: what it is written on.
-        result: the comparison.
-        verbose: whether every change has a row of its own.
-    """
+    """The differences, and the answer; every change has its own row if ``verbose``."""
     yield page.paint(f"{clean(result.first)} -> {clean(result.second)}", "bold")
     yield ""
     yield from _names(page, f"only in {clean(result.first)}", result.removed, verbose=verbose)
@@ -52,16 +43,16 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
 
 
 def brief_line(result: DiffResult) -> str:
-    """The answer in one line, with both names."""
+    """The answer in one line, with both paths."""
     return f"{clean(result.first)} -> {clean(result.second)}: {_answer(result)}"
 
 
 def _answer(result: DiffResult) -> str:
     if result.same:
-        rest = "and all else that was compared" if result.notes else "with every stored device, and all else"
+        rest = "and everything else that was compared" if result.notes else "all stored devices, and everything else"
         return f"the same: {amount(result.tensors, 'tensor')} bit for bit, {rest}"
     if result.uncompared and not (result.changed or result.added or result.removed):
-        return f"no difference was found, and {_uncompared(result)} could not be compared"
+        return f"no difference found, but {_uncompared(result)} could not be compared"
     counts: dict[str, int] = {}
     for change in result.changed:
         counts[change.what] = counts.get(change.what, 0) + 1
@@ -69,7 +60,7 @@ def _answer(result: DiffResult) -> str:
     parts += [f"added {len(result.added):,}"] if result.added else []
     parts += [f"removed {len(result.removed):,}"] if result.removed else []
     parts += [f"not compared {len(result.uncompared):,}"] if result.uncompared else []
-    alike = "; every value is the same bit for bit" if _only_moved(result) else ""
+    alike = "; all values are equal bit for bit" if _only_moved(result) else ""
     return f"they differ: {', '.join(parts)}{alike}"
 
 
@@ -118,7 +109,7 @@ def _alike(changes: Sequence[Change]) -> list[tuple[tuple[Change, ...], float]]:
 
 
 def _size(change: Change) -> float:
-    """What brings a change to the top: properties first, then how far values lie apart."""
+    """Sort key: properties first, then values by their largest difference."""
     if change.what != "value":
         return float("inf")
     return change.gap.max_abs if change.gap is not None else 0.0
@@ -136,12 +127,12 @@ def _row(group: tuple[Change, ...], *, measured: bool) -> tuple[str, ...]:
 
 
 def _nan(count: int, lone: LoneNan) -> list[str]:
-    """What is said on the side that has NaN where the other has numbers."""
+    """The count of NaN on one side where the other side has numbers."""
     return [f"NaN only here: {count:,} of {lone.elements:,}"] if count else []
 
 
 def apart_in_words(result: DiffResult, gap: Gap) -> str:
-    """How far values lie apart, in a sentence."""
+    """The difference of the values of a tensor, as a phrase."""
     lone = gap.lone_nan
     if lone is None:
         return f"differs by at most {gap.max_abs:.3g} (relative {gap.max_rel:.3g})"

@@ -1,9 +1,9 @@
-"""The JSON that programs read: version 1 of the contract, whose JSON Schema is ``schema.json`` beside this file.
+"""The JSON documents of all commands, version 1. Their JSON Schema is ``schema.json`` in this folder.
 
-Never leaves a key out: where there is nothing to say, it is empty or null.
+Every key of the schema is always present, empty or null if it does not apply.
 
-Prose (messages, hints, fixes, details, notes) has escapes in place of control characters, as people see it: a program
-prints it. Data (names, paths, devices, values) is exact: a program looks things up by it.
+Prose (messages, hints, fixes, details, notes) has escapes in place of control characters, because programs print it.
+Data (names, paths, devices, values) is exact, because programs look things up by it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.answers import shares
 from ckptmove.cli.render.text import escaped
+from ckptmove.verification.checks import check_to_json, finding_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.cli.render.answers import Expectation, Failure, InspectAnswer
@@ -35,17 +36,17 @@ SCHEMA_VERSION: Final = 1
 
 
 def dumps(document: Json, *, indent: int | None = None) -> str:
-    """A document as text: ASCII, so that no encoding and no lone surrogate can break it."""
+    """Serialize a document as ASCII, which every encoding can write, lone surrogates included."""
     return json.dumps(document, ensure_ascii=True, allow_nan=False, indent=indent)
 
 
 def envelope(command: str | None, exit_code: int, failures: Sequence[Failure]) -> Json:
-    """What every document begins with.
+    """The keys that every document has, and those of its command, without an answer.
 
     Args:
-        command: the command that ran; None where none was recognised.
-        exit_code: what the command leaves with.
-        failures: errors, in the order in which they were met.
+        command: name of the command, or None if the command line names no known one.
+        exit_code: exit code of the command.
+        failures: errors, in the order in which they occurred.
     """
     errors = [_failure(failure) for failure in failures]
     return {
@@ -61,7 +62,7 @@ def envelope(command: str | None, exit_code: int, failures: Sequence[Failure]) -
 
 
 def _own_keys(command: str | None) -> Json:
-    """The keys that only one command has, empty."""
+    """The keys of one command, empty."""
     if command == "convert":
         return {"plan": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0, "notes": []}
     if command == "diff":
@@ -69,16 +70,9 @@ def _own_keys(command: str | None) -> Json:
     return {"verify": {"results": []}, "rules": {"rules": []}}.get(command or "", {})
 
 
-def inspect_document(answers: Iterable[InspectAnswer], exit_code: int, failures: Sequence[Failure]) -> Json:
-    """The document of ``inspect``."""
-    document = envelope("inspect", exit_code, failures)
-    document["checkpoints"] = [_checkpoint(answer) for answer in answers]
-    return document
-
-
-def convert_document(result: ConvertResult, exit_code: int = 0) -> Json:
-    """The document of ``convert``."""
-    return envelope("convert", exit_code, ()) | {
+def conversion(result: ConvertResult) -> Json:
+    """The keys of ``convert``."""
+    return {
         "plan": _plan(result.plan),
         "output": result.output,
         "in_place": result.in_place,
@@ -88,9 +82,9 @@ def convert_document(result: ConvertResult, exit_code: int = 0) -> Json:
     }
 
 
-def undo_document(result: UndoResult) -> Json:
-    """The document of a ``convert --undo``: nothing is planned and nothing copied."""
-    return envelope("convert", 0, ()) | {
+def undone(result: UndoResult) -> Json:
+    """The keys of ``convert --undo``, which has no plan and copies nothing."""
+    return {
         "output": result.path if result.is_done else None,
         "in_place": True,
         "seconds": result.seconds,
@@ -98,16 +92,9 @@ def undo_document(result: UndoResult) -> Json:
     }
 
 
-def verify_document(results: Iterable[VerifyResult], exit_code: int, failures: Sequence[Failure]) -> Json:
-    """The document of ``verify``."""
-    document = envelope("verify", exit_code, failures)
-    document["results"] = [_result(result) for result in results]
-    return document
-
-
-def diff_document(result: DiffResult, exit_code: int) -> Json:
-    """The document of ``diff``."""
-    return envelope("diff", exit_code, ()) | {
+def difference(result: DiffResult) -> Json:
+    """The keys of ``diff``."""
+    return {
         "same": result.same,
         "added": list(result.added),
         "removed": list(result.removed),
@@ -136,22 +123,17 @@ def _lone_nan(gap: Gap | None) -> Json | None:
     return {"from": lone.first, "to": lone.second, "elements": lone.elements, **apart}
 
 
-def rules_document(entries: Iterable[Entry]) -> Json:
-    """The document of ``rules``."""
-    document = envelope("rules", 0, ())
-    document["rules"] = [
-        {
-            "code": entry.code,
-            "name": entry.name,
-            "severity": entry.severity.value,
-            "when": entry.when,
-            "why": entry.why,
-            "fix": entry.mend,
-            "found_by": entry.found_by,
-        }
-        for entry in entries
-    ]
-    return document
+def rule(entry: Entry) -> Json:
+    """One entry of ``rules``."""
+    return {
+        "code": entry.code,
+        "name": entry.name,
+        "severity": entry.severity.value,
+        "when": entry.when,
+        "why": entry.why,
+        "fix": entry.mend,
+        "found_by": entry.found_by,
+    }
 
 
 def _failure(failure: Failure) -> Json:
@@ -164,7 +146,8 @@ def _failure(failure: Failure) -> Json:
     }
 
 
-def _checkpoint(answer: InspectAnswer) -> Json:
+def checkpoint(answer: InspectAnswer) -> Json:
+    """One entry of ``checkpoints``, the answer of ``inspect``."""
     inventory = answer.inspection.inventory
     return {
         "path": inventory.path,
@@ -225,14 +208,7 @@ def _tensor(tensor: TensorRecord) -> Json:
 
 
 def _finding(finding: Finding) -> Json:
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "message": escaped(finding.message),
-        "where": list(finding.where),
-        "fix": escaped(finding.fix),
-    }
+    return finding_to_json(finding) | {"message": escaped(finding.message), "fix": escaped(finding.fix)}
 
 
 def _expected(expectation: Expectation) -> Json:
@@ -268,7 +244,8 @@ def _plan(plan: MovePlan) -> Json:
     }
 
 
-def _result(result: VerifyResult) -> Json:
+def verdict(result: VerifyResult) -> Json:
+    """One entry of ``results``, the answer of ``verify``."""
     return {
         "path": result.path,
         "target": result.target,
@@ -276,12 +253,8 @@ def _result(result: VerifyResult) -> Json:
         "passed": result.passed,
         "proven": result.proven,
         "checks": [
-            {
-                "name": check.name,
-                "status": check.status,
-                "detail": escaped(check.detail),
-                "evidence": {name: _plain(value) for name, value in check.evidence},
-            }
+            check_to_json(check)
+            | {"detail": escaped(check.detail), "evidence": {name: _plain(value) for name, value in check.evidence}}
             for check in result.checks
         ],
         "findings": [_finding(finding) for finding in result.findings],
@@ -290,7 +263,7 @@ def _result(result: VerifyResult) -> Json:
 
 
 def _plain(value: object) -> object:
-    """A figure as JSON has it; JSON has no NaN and no infinity, so those are words."""
+    """A value as JSON has it: NaN and infinities, which JSON lacks, become strings."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, str | int):

@@ -1,34 +1,67 @@
-"""Annotations for GitHub Actions: ``--format github``.
-
-Never prints, and never lets a text end its annotation or begin another one.
-"""
+"""``--format github``: annotations for GitHub Actions, escaped so that no text ends its annotation early."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render import conversion, difference, inspection
+from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean, sentence
-from ckptmove.cli.render.verification import outcome
-from ckptmove.model import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.answers import Failure, InspectAnswer
+    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, VerifyAnswer
+    from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
     from ckptmove.model import Finding
-    from ckptmove.moves import ConvertResult
     from ckptmove.verification.evidence import VerifyResult
 
-_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+#: Levels of annotations, by the severity of a finding.
+_LEVELS: Final = {"error": "error", "warning": "warning", "info": "notice"}
+#: Names that one annotation lists.
 _FIRST: Final = 3
 
 
+class GitHubRenderer(Renderer):
+    """Writes an annotation for each finding, failed check, difference and error."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        self._out.lines(inspection_lines(answer))
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        self._out.lines(conversion_lines(answer))
+
+    def undo(self, result: UndoResult) -> None:
+        from ckptmove.cli.render.conversion import undo_line
+
+        self._out.lines([_annotation("notice", result.path, "convert", undo_line(result))])
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        self._out.lines(verification_lines(answer.result, strict=answer.strict))
+
+    def diff(self, result: DiffResult) -> None:
+        self._out.lines(difference_lines(result))
+
+    def rules(self, entries: Sequence[Entry]) -> None:
+        self._out.lines(
+            _annotation("notice", None, f"{entry.code} {entry.name}", f"{entry.when}. {entry.mend}")
+            for entry in entries
+        )
+
+    def failure(self, failure: Failure) -> None:
+        message = f"{failure.message}; {failure.hint}" if failure.hint else failure.message
+        self._out.lines([_annotation("error", failure.path, failure.kind, message)])
+
+
 def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
-    """An annotation for each finding, one for an expectation that is not met, and one where only that fails the run."""
+    """An annotation for each finding, for an unmet expectation, and for a run that only ``--strict`` fails."""
+    from ckptmove.cli.render import inspection
+
     path = answer.inspection.inventory.path
     findings = answer.inspection.findings
     for finding in findings:
@@ -39,28 +72,28 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
     if expectation is not None and expectation.misplaced:
         names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
         yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
-    elif answer.exit_code and not any(finding.severity is Severity.ERROR for finding in findings):
+    elif answer.exit_code and not any(finding.severity == "error" for finding in findings):
         yield _annotation("error", path, "inspect", inspection.brief_line(answer))
 
 
-def conversion_lines(path: str, result: ConvertResult, *, strict: bool = False) -> Iterator[str]:
-    """A warning for each option that met nothing, which ``strict`` makes an error; a notice that says what was done."""
+def conversion_lines(answer: ConvertAnswer) -> Iterator[str]:
+    """A warning for each option without a match, an error with ``--strict``; and a notice with the outcome."""
+    from ckptmove.cli.render.conversion import brief_line
+
+    path, result = answer.request.path, answer.result
     for one in result.unmatched:
-        yield _annotation("error" if strict else "warning", path, f"convert --{one.option}", str(one))
-    yield _annotation("notice", result.output or path, "convert", conversion.brief_line(path, result))
-
-
-def undo_line(result: UndoResult) -> str:
-    """A notice that says what was undone."""
-    return _annotation("notice", result.path, "convert", conversion.undo_line(result))
+        yield _annotation("error" if answer.exit_code else "warning", path, f"convert --{one.option}", str(one))
+    yield _annotation("notice", result.output or path, "convert", brief_line(path, result))
 
 
 def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterator[str]:
-    """An annotation for each failed check, for each finding and for the verdict, which ``strict`` makes an error."""
+    """An annotation for each failed check, each finding and the verdict."""
+    from ckptmove.cli.render.verification import outcome
+
     for check in result.checks:
         if check.status == "failed":
-            told = dict(check.evidence)  # of a case, the line of the user's that failed
-            path, line = str(told.get("file") or result.path), told.get("line")
+            evidence = dict(check.evidence)  # the check of a case has the file and the line that failed
+            path, line = str(evidence.get("file") or result.path), evidence.get("line")
             yield _annotation("error", path, f"verify {check.name}", check.detail, line if type(line) is int else None)
     for finding in result.findings:
         yield _finding(result.path, finding)
@@ -69,7 +102,9 @@ def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterato
 
 
 def difference_lines(result: DiffResult) -> Iterator[str]:
-    """An annotation for each change, and one for the answer."""
+    """An annotation for each change and each note, and one for the answer."""
+    from ckptmove.cli.render import difference
+
     for change in result.changed:
         how = f"{change.source} -> {change.target}"
         if change.gap is not None:
@@ -80,22 +115,11 @@ def difference_lines(result: DiffResult) -> Iterator[str]:
     yield _annotation("notice" if result.same else "error", result.second, "diff", difference.brief_line(result))
 
 
-def failure_line(failure: Failure) -> str:
-    """An annotation for an error."""
-    message = f"{failure.message}; {failure.hint}" if failure.hint else failure.message
-    return _annotation("error", failure.path, failure.kind, message)
-
-
-def entry_line(entry: Entry) -> str:
-    """A notice that explains a code."""
-    return _annotation("notice", None, f"{entry.code} {entry.name}", f"{entry.when}. {entry.mend}")
-
-
 def _finding(path: str, finding: Finding) -> str:
     where = f" (at {_some(finding.where)})" if finding.where else ""
     fix = f"; fix: {finding.fix}" if finding.fix else ""
     return _annotation(
-        _LEVELS[finding.severity], path, f"{finding.code} {finding.name}", f"{finding.message}{where}{fix}"
+        _LEVELS[finding.severity.value], path, f"{finding.code} {finding.name}", f"{finding.message}{where}{fix}"
     )
 
 
@@ -111,10 +135,10 @@ def _annotation(level: str, path: str | None, title: str, message: str, line: in
 
 
 def _data(text: str) -> str:
-    """As ``escapeData`` of actions/toolkit; newlines are gone already."""
+    """Escape as ``escapeData`` of actions/toolkit; ``text`` has no newlines."""
     return text.replace("%", "%25")
 
 
 def _property(text: str) -> str:
-    """As ``escapeProperty`` of actions/toolkit."""
+    """Escape as ``escapeProperty`` of actions/toolkit."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

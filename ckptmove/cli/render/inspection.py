@@ -1,7 +1,4 @@
-"""What ``inspect`` shows to people.
-
-Never decides what a finding means, and never prints.
-"""
+"""The report of ``inspect`` for people."""
 
 from __future__ import annotations
 
@@ -21,27 +18,27 @@ if TYPE_CHECKING:
 
     from ckptmove.api import Inspection
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.cli.render.answers import Detail, Expectation, InspectAnswer
+    from ckptmove.cli.render.answers import Expectation, InspectAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
 
 STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _FIRST: Final = 3
-#: Files of a directory that are listed without -v: those of a run on one machine.
+#: Files of a directory that are listed without -v: enough for a run on one machine.
 _MOST_FILES: Final = 24
 _DEVICE: Final = "cyan"
-#: What is said of a name, and no more: a file of safe names may still hold wrong numbers, or too many of them.
+#: Meanings of verdicts. A verdict is about a name only: a file of safe names may still hold wrong or huge values.
 _VERDICTS: Final = {
-    "safe": "known here: checkpoints have it, and by itself it does no harm",
-    "unknown": "on no list here: whether it does harm, its own module decides",
-    "dangerous": "no checkpoint needs it, and it can do harm",
+    "safe": "a known name of checkpoints, harmless by itself",
+    "unknown": "not on a list of ckptmove: its module decides whether it is harmful",
+    "dangerous": "can do harm, and no checkpoint needs it",
 }
 
 
-def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
+def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     """The report on one checkpoint."""
-    inventory = answer.inspection.inventory
+    inventory, detail = answer.inspection.inventory, answer.detail
     yield from _header(page, inventory)
     if isinstance(inventory, DirectoryInventory):
         yield ""
@@ -49,13 +46,13 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
     if inventory.tensors:
         yield ""
         yield from _devices(page, inventory)
-    elif not detail.tensors:  # which says so itself
+    elif not detail.tensors:  # its table says so itself
         yield from ("", _none(inventory))
     if inventory.optimizers:
         yield ""
         for optimizer in inventory.optimizers:
             yield from page.wrap(_optimizer(optimizer), 2)
-    yield from asked_lines(page, answer, detail)
+    yield from optional_lines(page, answer)
     yield ""
     findings = answer.inspection.findings
     yield from finding_lines(page, findings, verbose=detail.verbose)
@@ -67,7 +64,7 @@ def inspection_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Itera
 
 
 def unchecked_line(inspection: Inspection) -> str:
-    """What ``--check`` had nothing to compare with."""
+    """The files without CRCs, for ``--check``."""
     names = inspection.unchecked
     if names == (inspection.inventory.path,):
         return "not checked: the file holds no CRCs to compare its bytes with"
@@ -75,8 +72,9 @@ def unchecked_line(inspection: Inspection) -> str:
     return f"not checked: no CRCs to compare the bytes with in {', '.join(map(clean, names[:_FIRST]))}{more}"
 
 
-def asked_lines(page: Page, answer: InspectAnswer, detail: Detail) -> Iterator[str]:
-    """What is shown only to those who ask for it, each part apart from what stands before it."""
+def optional_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
+    """The parts that need an option, each after an empty line."""
+    detail = answer.detail
     if detail.tensors:
         yield ""
         yield from _tensors(page, answer.tensors) if answer.tensors else (_none(answer.inspection.inventory),)
@@ -95,29 +93,23 @@ def brief_line(answer: InspectAnswer) -> str:
     expectation = answer.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
     counted = f"{_counts(findings) or 'no findings'}{_unread(answer)}"
-    unchecked = "; without CRCs to check" if answer.inspection.unchecked else ""
+    unchecked = "; no CRCs" if answer.inspection.unchecked else ""
     return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
 
 
 def _unread(answer: InspectAnswer) -> str:
-    """How many files the findings know nothing of, which the errors name."""
+    """The number of files that could not be read; an error names each."""
     count = len(answer.inspection.unreadable)
     return f"; {amount(count, 'file')} not read" if count else ""
 
 
 def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> Iterator[str]:
-    """Findings with their places and their fixes.
-
-    Args:
-        page: what they are written on.
-        findings: the gravest are shown first, otherwise in the order given.
-        verbose: whether every place is named, or only the first few.
-    """
-    gravity = list(Severity)
-    for finding in sorted(findings, key=lambda finding: gravity.index(finding.severity)):
+    """Findings with their places and fixes, the most severe first; every place if ``verbose``."""
+    order = list(Severity)
+    for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
         label = f"{finding.severity.value} {finding.code} {finding.name}"
         first, *rest = page.wrap(f"{label}: {sentence(finding.message)}", 2)
-        # Nothing wraps inside the label: it is short, and what follows it is not.
+        # The label never wraps: it is short.
         yield page.paint(first[: len(label)], STYLES[finding.severity]) + first[len(label) :]
         yield from rest
         yield from _places(page, finding.where, verbose=verbose)
@@ -126,9 +118,9 @@ def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> 
 
 
 def verdict(page: Page, findings: Sequence[Finding]) -> str:
-    """The number of findings by severity, in the colour of the gravest."""
-    gravest = next((severity for severity in Severity if any(f.severity is severity for f in findings)), None)
-    return page.paint(_counts(findings) or "no findings", STYLES[gravest] if gravest else "bold green")
+    """The number of findings by severity, in the color of the most severe."""
+    worst = next((severity for severity in Severity if any(f.severity is severity for f in findings)), None)
+    return page.paint(_counts(findings) or "no findings", STYLES[worst] if worst else "bold green")
 
 
 def _counts(findings: Sequence[Finding]) -> str:
@@ -191,7 +183,9 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
         yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
     if inventory.checkpoints:
         count = len(inventory.checkpoints)
-        yield from page.wrap(f"{count:,} checkpoints of their own are in it, taken as one here: name one", 0)
+        yield from page.wrap(
+            f"the directory holds {count:,} separate checkpoints, read as one here: name one of them", 0
+        )
 
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
@@ -208,13 +202,13 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
         rows.append(("", "total", f"{tensors:,}", size(nbytes)))
     yield from table(page, columns, rows)
     if any(part.device == NO_DEVICE for part in parts):
-        yield page.paint("unknown: no device is stored with them", "dim")
+        yield page.paint("unknown: the format stores no device", "dim")
 
 
 def _optimizer(optimizer: OptimizerRecord) -> str:
-    """Its path, class, groups, parameters, and its step where the pickle holds it as a number.
+    """Path, class, groups, parameters, and the step if the pickle stores it as a number.
 
-    Where the step is a tensor, as since torch 1.12, its value is among the bytes that are not read.
+    Since torch 1.12 the step is a tensor. ``inspect`` does not read the bytes of tensors.
     """
     names = " or ".join(optimizer.candidates) or "of no class in torch.optim"
     groups = "no groups (flat)" if optimizer.is_flat else amount(len(optimizer.groups), "group")
@@ -226,8 +220,8 @@ def _optimizer(optimizer: OptimizerRecord) -> str:
 
 
 def _none(inventory: Inventory) -> str:
-    """What stands in place of rows of tensors."""
-    return "no tensor of that name (--tensors lists them all)" if inventory.tensors else "there is no tensor in it"
+    """The line that replaces an empty table of tensors."""
+    return "no tensor matches (--tensors lists all)" if inventory.tensors else "no tensors"
 
 
 def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:
@@ -261,7 +255,7 @@ def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
 
 def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
     if not names:
-        yield "it would import nothing"
+        yield "imports nothing"
         return
     columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
     rows = [

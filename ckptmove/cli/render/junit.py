@@ -1,65 +1,88 @@
-"""The verdicts of ``verify`` as JUnit XML, which every CI system shows as a list of tests.
+"""``--junit FILE``: the verdicts of ``verify`` as JUnit XML, which CI systems show as a list of tests.
 
-Never opens a file: whoever asked for it writes it.
-
-The elements are those of Ant's JUnit task, which is all the specification that there is; a checkpoint is a suite, a
-check a case.
+The elements are those of Ant's JUnit task; no other specification exists. A checkpoint is a suite, a check is a case.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.render.verification import outcome, warned
+from ckptmove.errors import OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
+from ckptmove.io.locations import same_file
+from ckptmove.io.sink import FileSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.answers import Failure
-    from ckptmove.verification.evidence import CheckResult, VerifyResult
+    from ckptmove.cli.render.answers import Failure, Summary, VerifyAnswer
+    from ckptmove.verification.evidence import CheckResult
+
+#: First bytes of every JUnit report, and of no checkpoint.
+_XML: Final = b"<?xml"
 
 
-def junit_document(results: Iterable[VerifyResult], failures: Iterable[Failure], *, strict: bool) -> bytes:
-    """The XML of a run, as UTF-8.
+class JUnitRenderer(Renderer):
+    """Collects the verdicts of ``verify``, and writes them to a file at its end.
 
     Args:
-        results: the verdicts.
-        failures: of checkpoints that could not be verified: each is a suite with one case, in error.
-        strict: whether a resume that is not proven is a failure, of the case ``proven``, and a warning one of the
-            case ``warnings``.
+        path: the file; an earlier report is replaced.
+        checkpoints: paths that the command reads.
+
+    Raises:
+        UsageError: if ``path`` is ``-``.
+        OutputIsNoReport: if the file is one of the checkpoints, or is not XML.
+        ReportFailed: if the file cannot be written. It is tried at once, before hours are spent on checks.
     """
-    root = Element("testsuites", name="ckptmove verify")
-    for result in results:
-        suite = _suite(root, result.path)
+
+    def __init__(self, path: str, checkpoints: Sequence[str]) -> None:
+        _require_report(path, checkpoints)
+        self._path = path
+        self._root = Element("testsuites", name="ckptmove verify")
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        """Add a suite: a case for each check, ``proven``, and with ``--strict`` also ``warnings``."""
+        result = answer.result
+        name = clean(result.path)
+        suite = SubElement(self._root, "testsuite", name=name)
         for check in result.checks:
-            _case(suite, result.path, check)
-        proven = SubElement(suite, "testcase", classname=clean(result.path), name="proven")
+            _add_check(suite, name, check)
+        proven = SubElement(suite, "testcase", classname=name, name="proven")
         if not result.proven:
-            SubElement(proven, "failure" if strict else "skipped", message=outcome(result, strict=strict))
-        if strict:
+            message = outcome(result, strict=answer.strict)
+            SubElement(proven, "failure" if answer.strict else "skipped", message=message)
+        if answer.strict:
             codes = ", ".join(warned(result))
-            warnings = SubElement(suite, "testcase", classname=clean(result.path), name="warnings")
+            warnings = SubElement(suite, "testcase", classname=name, name="warnings")
             if codes:
                 SubElement(warnings, "failure", message=f"--strict fails on warnings: {codes}")
         _count(suite)
-    for failure in failures:
-        path = failure.path or "ckptmove"
-        suite = _suite(root, path)
-        case = SubElement(suite, "testcase", classname=clean(path), name="verify")
+
+    def failure(self, failure: Failure) -> None:
+        """Add a suite with one case in error, for a checkpoint that could not be verified."""
+        name = clean(failure.path or "ckptmove")
+        suite = SubElement(self._root, "testsuite", name=name)
+        case = SubElement(suite, "testcase", classname=name, name="verify")
         SubElement(case, "error", type=failure.kind, message=sentence(failure.message)).text = sentence(failure.hint)
         _count(suite)
-    _count(root)
-    return bytes(tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+    def finish(self, summary: Summary) -> None:
+        """Write the file as UTF-8; errors come after the verdicts."""
+        for failure in summary.failures:
+            self.failure(failure)
+        _count(self._root)
+        with _open_sink(self._path) as sink:
+            sink.write(bytes(tostring(self._root, encoding="utf-8", xml_declaration=True)) + b"\n")
+            sink.commit()
 
 
-def _suite(root: Element, path: str) -> Element:
-    return SubElement(root, "testsuite", name=clean(path))
-
-
-def _case(suite: Element, path: str, check: CheckResult) -> None:
-    case = SubElement(suite, "testcase", classname=clean(path), name=check.name)
+def _add_check(suite: Element, name: str, check: CheckResult) -> None:
+    case = SubElement(suite, "testcase", classname=name, name=check.name)
     if check.status != "passed":
         detail = sentence(check.detail)
         SubElement(case, "failure" if check.status == "failed" else "skipped", message=detail).text = detail
@@ -68,7 +91,38 @@ def _case(suite: Element, path: str, check: CheckResult) -> None:
 
 
 def _count(element: Element) -> None:
-    """How many cases there are below, and what came of them."""
+    """Set the numbers of cases, failures, errors and skipped cases below an element."""
     counts = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for name, tag in counts.items():
         element.set(name, str(sum(1 for _ in element.iter(tag))))
+
+
+def _require_report(path: str, checkpoints: Sequence[str]) -> None:
+    if path == "-":
+        raise UsageError("a JUnit report is not written to standard output; type ./- for a file named -")
+    if any(same_file(checkpoint, path) for checkpoint in checkpoints):
+        raise OutputIsNoReport("the JUnit report would replace a checkpoint of this command", path=path)
+    if not _is_replaceable(path):
+        raise OutputIsNoReport("the JUnit report would replace a file that is not XML", path=path)
+    with _open_sink(path):
+        pass  # an uncommitted sink leaves no file
+
+
+def _is_replaceable(path: str) -> bool:
+    """Whether the file is missing, empty, or an earlier report. A path that is no file fails when it is written."""
+    if not os.path.isfile(path):  # noqa: PTH113  # the path stays text
+        return True
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  # the path stays text
+            return file.read(len(_XML)) in {b"", _XML}
+    except OSError as error:
+        raise ReportFailed(path, reason_of(error)) from error
+
+
+@contextmanager
+def _open_sink(path: str) -> Iterator[FileSink]:
+    try:
+        with FileSink(path, force=True) as sink:
+            yield sink
+    except WriteFailed as error:
+        raise ReportFailed(path, error.reason) from error

@@ -1,7 +1,4 @@
-"""The page that a report is written on: how wide it is, and whether it takes colour and more than ASCII.
-
-Never asks a terminal: whoever makes a page does.
-"""
+"""Wrap, color and tabulate text for the width and the character set of a stream."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ if TYPE_CHECKING:
 
 _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # noqa: RUF001  # a dash: neither yes nor no
 _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
-#: A column that gives way to a narrow terminal keeps at least so much.
+#: Smallest width of a shortened column.
 _NARROWEST: Final = 12
 
 
 class Page(NamedTuple):
-    """What a stream can show.
+    """Width, color and character set of a stream.
 
     Attributes:
-        columns: width of the terminal; None where there is none: then nothing is wrapped or cut.
-        color: whether it takes ANSI colours.
-        unicode: whether its encoding has more than ASCII.
+        columns: width of the terminal, or None for other streams: then nothing is wrapped or shortened.
+        color: whether ANSI colors are shown.
+        unicode: whether the encoding has more than ASCII.
     """
 
     columns: int | None = None
@@ -33,29 +30,24 @@ class Page(NamedTuple):
     unicode: bool = True
 
     def paint(self, text: str, style: str) -> str:
-        """A text in a style of rich, for example ``bold red``; as it is where the page takes no colour."""
+        """Style a text if colors are shown; ``style`` is one of rich, for example ``bold red``."""
         if not self.color or not style or not text:
             return text
-        from rich.color import ColorSystem  # noqa: PLC0415  # colour is for terminals; pipes should not wait for it
-        from rich.style import Style  # noqa: PLC0415  # colour is for terminals; pipes should not wait for it
+        from rich.color import ColorSystem  # noqa: PLC0415  # only a terminal with colors needs it
+        from rich.style import Style  # noqa: PLC0415  # only a terminal with colors needs it
 
-        # The sixteen colours that every terminal has, and that its user has chosen.
+        # The 16 standard colors, which users choose in their terminal.
         return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
 
     def mark(self, status: str) -> str:
-        """The sign of a check's status; words where the encoding has no signs."""
+        """The sign of a status; a word if the encoding lacks the signs."""
         return _MARKS[status] if self.unicode else _ASCII_MARKS[status]
 
     def wrap(self, text: str, indent: int) -> list[str]:
-        """A paragraph in lines, every line after the first indented.
-
-        Args:
-            text: cleaned, and itself beginning where the first line begins.
-            indent: in columns.
-        """
+        """Wrap a cleaned text; lines after the first are indented by ``indent`` columns."""
         if self.columns is None:
             return [text]
-        # Names and commands stay whole, so that they can be copied.
+        # Names and commands are not broken, so that they can be copied.
         return textwrap.wrap(
             text,
             max(self.columns, indent + _NARROWEST),
@@ -65,7 +57,7 @@ class Page(NamedTuple):
         )
 
     def cut(self, text: str, indent: int = 0) -> str:
-        """A text in what an indented line leaves of the terminal."""
+        """Shorten a text to the width of the terminal, less ``indent`` columns."""
         return text if self.columns is None else shorten(text, max(self.columns - indent, _NARROWEST))
 
 
@@ -73,10 +65,10 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        title: its heading.
-        right: whether it holds figures, which stand at its right edge.
-        gives_way: whether it is cut where the terminal is too narrow, if its cells can then be told apart.
-        style: style of its cells.
+        title: heading.
+        right: whether cells are aligned right, as numbers are.
+        gives_way: whether cells are shortened on a narrow terminal, unless different cells would become equal.
+        style: style of the cells.
     """
 
     title: str
@@ -86,14 +78,9 @@ class Column(NamedTuple):
 
 
 def table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table.
+    """The lines of a table; ``rows`` holds cleaned cells, one for each column.
 
-    rich's own tables take minutes for a hundred thousand rows, and cut at the end, where names differ.
-
-    Args:
-        page: what it is written on.
-        columns: headings and manners.
-        rows: cleaned cells, one for each column.
+    A table of rich takes minutes for 100,000 rows, and cuts cells at the end, where names differ.
     """
     widths = [
         max(width(column.title), max((width(row[place]) for row in rows), default=0))
@@ -114,7 +101,7 @@ def table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) 
 
 
 def _stay_apart(cells: set[str], columns: int) -> bool:
-    """Whether cells that differ do so too when they are cut: names of layers and ranks differ by a number within."""
+    """Whether different cells stay different when shortened: names of layers differ by a number in the middle."""
     return len({shorten(cell, columns) for cell in cells}) == len(cells)
 
 

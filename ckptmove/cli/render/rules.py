@@ -1,7 +1,4 @@
-"""What ``rules`` shows to people: the catalogue of findings.
-
-Never words an entry itself: the catalogue does.
-"""
+"""The report of ``rules`` for people: the catalogue of findings."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def catalogue_lines(page: Page, entries: Sequence[Entry]) -> Iterator[str]:
-    """One paragraph for each code: sentences are wrapped where a table would cut them."""
+    """One paragraph for each code, wrapped; a table would cut the sentences."""
     names = max(len(entry.name) for entry in entries)
     for entry in entries:
         label = f"{entry.code}  {entry.name:<{names}}  {entry.severity.value:<7}  "
-        # The others are found by inspect as it is, or say themselves what they need.
+        # All others are found by a plain inspect, or their text names the option that they need.
         finder = "" if entry.found_by == "inspect" else f" (only {entry.found_by} finds it)"
         first, *rest = page.wrap(f"{label}{entry.when}{finder}", len(label))
         yield page.paint(entry.code, STYLES[entry.severity]) + first[len(entry.code) :]

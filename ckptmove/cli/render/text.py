@@ -1,32 +1,29 @@
-"""Words and figures as people read them, with nothing in them that a terminal would obey.
-
-Never trusts a text that comes from a file, and never prints.
-"""
+"""Escape, shorten and format text for people: text of a file must not control the terminal."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-#: Longer names are cut even where there is no terminal: nobody reads them, and a hostile file can hold gigabytes.
+#: Longest name in characters, on every stream: a name in a hostile file can have gigabytes.
 LONGEST_NAME: Final = 500
 _LONGEST_SENTENCE: Final = 4000
-#: What a line begins with that the runner of GitHub's or Azure's CI obeys.
+#: A line that starts with one of these is a command to the runners of GitHub or Azure.
 _COMMANDS: Final = frozenset({"::", "##"})
 _KIB: Final = 1024
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def clean(text: str, limit: int = LONGEST_NAME) -> str:
-    r"""A text that is safe to print on one line.
+    r"""Make a text safe to print on one line.
 
-    Whatever is not printable becomes an escape: control characters (``\x1b``), newlines (``\x0a``), bidirectional
-    controls and other invisible marks (``\u202e``), lone surrogates (``\udc80``). So does what begins a command of the
-    runners of CI, which look for ``::`` and ``##[`` at the start of every line.
+    Characters that are not printable become escapes: control characters (``\x1b``), newlines (``\x0a``), bidirectional
+    controls and other invisible marks (``\u202e``), lone surrogates (``\udc80``). The start of a command of CI runners,
+    which look for ``::`` and ``##[`` at the start of every line, is escaped too.
 
     Args:
-        text: from a file, a path or the command line.
-        limit: longest result in characters, escapes not counted; what is cut goes from the middle.
+        text: text from a file, a path or the command line.
+        limit: longest result in characters, without escapes. A longer text loses its middle.
     """
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
@@ -37,12 +34,12 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text with an escape in the place of each character that is not printable; of any length, for programs."""
+    """Replace characters that are not printable by escapes, for programs; the length is not limited."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def sentence(text: str) -> str:
-    """As :func:`clean`, for what is longer than a name: messages, and commands to copy."""
+    """As :func:`clean`, for texts longer than a name: messages, and commands to copy."""
     return clean(text, _LONGEST_SENTENCE)
 
 
@@ -62,16 +59,16 @@ def size(nbytes: float) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a cleaned text takes on a terminal."""
+    """The width of a cleaned text on a terminal, in columns."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # noqa: PLC0415  # not worth its import for plain names
+    from rich.cells import cell_len  # noqa: PLC0415  # plain names do not need it
 
     return cell_len(text)
 
 
 def shorten(text: str, columns: int) -> str:
-    """A cleaned text in at most so many columns: what does not fit goes from the middle, where names say least."""
+    """Shorten a cleaned text to some columns. It loses its middle, because names differ at their ends."""
     if width(text) <= columns:
         return text
     tail = max((columns - 1) // 2, 0)

@@ -1,7 +1,4 @@
-"""What ``verify`` shows to people.
-
-Never turns a check's outcome into another one, and never prints.
-"""
+"""The report of ``verify`` for people."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from ckptmove.model import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ckptmove.cli.render.answers import VerifyAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.verification.evidence import CheckResult, VerifyResult
 
@@ -21,11 +19,11 @@ _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim"
 
 
 def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, strict: bool = False) -> Iterator[str]:
-    """The report on one checkpoint: a line for each check, then the verdict; ``strict`` as of :func:`outcome`."""
+    """The report on one checkpoint: a line for each check, the findings, the verdict (see :func:`outcome`)."""
     yield f"{page.paint(clean(result.path), 'bold')} on {clean(result.target)}"
     broad = max((len(check.name) for check in result.checks), default=0)
     marks = {check.status: page.mark(check.status) for check in result.checks}
-    widest = max(map(len, marks.values()), default=0)  # where they are words, they differ in length
+    widest = max(map(len, marks.values()), default=0)  # as words they differ in length
     for check in result.checks:
         mark = f"{marks[check.status]:<{widest}}"
         label = f"{mark} {check.name:<{broad}}  "
@@ -36,7 +34,7 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
             for name, value in check.evidence:
                 yield f"{' ' * len(label)}{clean(name)} = {clean(str(value))}"
     if result.findings:
-        # A note says nothing about a resume that has just been tried.
+        # Notes are left out: the step itself shows whether the checkpoint resumes.
         shown = [finding for finding in result.findings if verbose or finding.severity is not Severity.INFO]
         yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
@@ -46,13 +44,13 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
 
 
 def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
-    """What a check says, fault by fault; a command stays in one line of its own, so that it can be copied."""
+    """The detail of a check, one failure per line. A fix stays on one line, so that it can be copied."""
     detail, _, fix = sentence(check.detail).partition("; fix: ")
-    faults = detail.split("; ") if check.status == "failed" else [detail]
+    failures = detail.split("; ") if check.status == "failed" else [detail]
     indent = " " * len(label)
-    yield from page.wrap(label + faults[0], len(label))
-    for fault in faults[1:]:
-        yield from page.wrap(indent + sentence(fault), len(label))
+    yield from page.wrap(label + failures[0], len(label))
+    for failure in failures[1:]:
+        yield from page.wrap(indent + sentence(failure), len(label))
     if fix:
         yield f"{indent}fix: {fix}"
 
@@ -64,29 +62,37 @@ def _status(result: VerifyResult, *, strict: bool) -> str:
 
 
 def brief_line(result: VerifyResult, *, strict: bool = False) -> str:
-    """The verdict on one checkpoint in one line, with the checks that failed; ``strict`` as of :func:`outcome`."""
+    """The verdict on one checkpoint in one line (see :func:`outcome`), with the names of the failed checks."""
     failed = ", ".join(check.name for check in result.checks if check.status == "failed")
     return f"{clean(result.path)}: {outcome(result, strict=strict)}{f' ({failed})' if failed else ''}"
 
 
+def needs_case(answer: VerifyAnswer) -> bool:
+    """Whether ``--case`` would prove a resume that this run does not."""
+    result = answer.result
+    is_whole = result.sample is None or result.sample.is_all
+    has_state = any(dict(check.evidence).get("with_state") for check in result.checks)
+    return result.passed and not result.proven and answer.request.case is None and is_whole and has_state
+
+
 def warned(result: VerifyResult) -> list[str]:
-    """The codes of the warnings among the findings."""
+    """The codes of the findings that are warnings."""
     return list(dict.fromkeys(one.code for one in result.findings if one.severity is Severity.WARNING))
 
 
 def outcome(result: VerifyResult, *, strict: bool = False) -> str:
-    """The verdict, which never leaves out where the step ran: ``passed, simulated cuda:0``.
+    """The verdict, always with the device of the step: ``passed, simulated cuda:0``.
 
     Args:
-        result: the checks, and what they come to.
-        strict: whether warnings, and a resume that is not proven, are a failure.
+        result: the checks and the verdict.
+        strict: whether warnings, and a resume that is not proven, are failures.
     """
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     if not result.passed:
         steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
         is_made = result.mode != "simulated" or all(dict(step.evidence).get("simulated") for step in steps)
         return f"failed, {place if is_made else clean(result.target)}"
-    if result.sample is not None:  # one of all, too: no CRC was compared
+    if result.sample is not None:  # also for a sample of everything: CRCs were not compared
         place = f"{place}, by a sample: {result.sample}"
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
     if result.proven:
@@ -98,13 +104,13 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
 
 
 def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
-    """Why a resume is not proven; ``reasons`` are those of the skipped checks."""
+    """Why a resume is not proven; ``reasons`` holds the details of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
     step, case = figures.get("step", {}), figures.get("case", {"proven": True})
     if step.get("proven") is True or ("step" in reasons and "case" in figures):
         if case.get("proven") is not True:
             return reasons.get("case") or str(case.get("unproven") or "the case does not prove it")
-        return "only a sample was looked at"
+        return "only a sample was checked"
     skipped = reasons.get("step") or reasons.get("fresh", "")
-    stood_in = "something stood in for what the file does not hold"
+    stood_in = "a value that the file lacks was replaced"
     return skipped.partition("; ")[0] or str(step.get("unproven") or stood_in)

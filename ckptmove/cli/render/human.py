@@ -1,0 +1,116 @@
+"""``--format human``: reports for people on stdout, hints on stderr."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.text import clean
+from ckptmove.cli.streams import say, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.streams import Output
+    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.findings.catalogue import Entry
+    from ckptmove.io.changes import UndoResult
+
+#: What the last line says of a checkpoint with the exit code 0, by command.
+_GOOD: Final = {"inspect": "fine", "verify": "passed"}
+
+
+class HumanRenderer(Renderer):
+    """Writes each answer as a report; with ``--quiet``, in one line."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self.shows_progress = not out.quiet
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        from ckptmove.cli.next_command import after_inspection
+        from ckptmove.cli.render import inspection
+
+        out = self._out
+        if out.quiet:
+            out.lines([inspection.brief_line(answer), *inspection.optional_lines(out.page, answer)])
+            return
+        out.report(inspection.inspection_lines(out.page, answer))
+        command = after_inspection(answer)
+        if command:
+            suggest(command)
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        from ckptmove.cli.next_command import after_conversion
+        from ckptmove.cli.render import conversion
+
+        out, path, result = self._out, answer.request.path, answer.result
+        for line in conversion.unmatched_lines(answer):  # --quiet does not hide them: as a rule a name is mistyped
+            say(line)
+        if out.quiet:
+            out.lines([conversion.brief_line(path, result)])
+            return
+        out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
+        for line in after_conversion(answer):
+            say(line)
+
+    def undo(self, result: UndoResult) -> None:
+        from ckptmove.cli.render import conversion
+
+        self._out.lines([conversion.undo_line(result)])
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        from ckptmove.cli.render import verification
+
+        out = self._out
+        if out.quiet:
+            out.lines([verification.brief_line(answer.result, strict=answer.strict)])
+            return
+        out.report(verification.verification_lines(out.page, answer.result, verbose=out.verbose, strict=answer.strict))
+        if verification.needs_case(answer):
+            say("hint: --case FILE.py:FUNC proves it with your own model and optimizer")
+
+    def diff(self, result: DiffResult) -> None:
+        from ckptmove.cli.render import difference
+
+        out = self._out
+        if out.quiet:
+            out.lines([difference.brief_line(result)])
+        else:
+            out.report(difference.difference_lines(out.page, result, verbose=out.verbose))
+
+    def rules(self, entries: Sequence[Entry]) -> None:
+        from ckptmove.cli.render import rules
+
+        out = self._out
+        if out.quiet:
+            out.lines(rules.brief_line(entry) for entry in entries)
+        elif len(entries) == 1 or out.verbose:
+            for entry in entries:
+                out.report(rules.entry_lines(out.page, entry))
+        else:
+            out.lines(rules.catalogue_lines(out.page, entries))
+            suggest("ckptmove rules CODE")
+
+    def failure(self, failure: Failure) -> None:
+        self._out.failure(failure)
+
+    def no_answer(self, path: str, exit_code: int) -> None:
+        """With ``--quiet``, write the one line of this checkpoint all the same."""
+        from ckptmove.cli.outcome import REFUSED
+
+        if self._out.quiet:
+            self._out.lines([f"{clean(path)}: {'refused' if exit_code == REFUSED else 'unreadable'}"])
+
+    def finish(self, summary: Summary) -> None:
+        """Write how many of several checkpoints have the exit code 0."""
+        if summary.checkpoints == 1 or not summary.is_complete:
+            return
+        doubt = f", {summary.unproven:,} of them not proven" if summary.unproven else ""
+        line = f"{summary.good:,} of {summary.checkpoints:,} {_GOOD[summary.command or '']}{doubt}"
+        if self._out.quiet:
+            self._out.lines([line])
+        else:
+            style = "red" if summary.good < summary.checkpoints else "yellow" if summary.unproven else "green"
+            self._out.report([self._out.page.paint(line, f"bold {style}")])

@@ -1,0 +1,71 @@
+"""``--format json``: one JSON document per command."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ckptmove.cli.render.renderer import Renderer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.document import Json
+    from ckptmove.cli.streams import Output
+    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.findings.catalogue import Entry
+    from ckptmove.io.changes import UndoResult
+
+
+class JsonRenderer(Renderer):
+    """Collects the answers of a command, and writes them as one document at its end."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._keys: Json = {}
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        from ckptmove.cli.render.document import checkpoint
+
+        self._keys.setdefault("checkpoints", []).append(checkpoint(answer))
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        from ckptmove.cli.render.conversion import unmatched_lines
+        from ckptmove.cli.render.document import conversion
+        from ckptmove.cli.streams import say
+
+        for line in unmatched_lines(answer):
+            say(line)
+        self._keys = conversion(answer.result)
+
+    def undo(self, result: UndoResult) -> None:
+        from ckptmove.cli.render.document import undone
+
+        self._keys = undone(result)
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        from ckptmove.cli.render.document import verdict
+
+        self._keys.setdefault("results", []).append(verdict(answer.result))
+
+    def diff(self, result: DiffResult) -> None:
+        from ckptmove.cli.render.document import difference
+
+        self._keys = difference(result)
+
+    def rules(self, entries: Sequence[Entry]) -> None:
+        from ckptmove.cli.render.document import rule
+
+        self._keys = {"rules": [rule(entry) for entry in entries]}
+
+    def failure(self, failure: Failure) -> None:
+        """Write the error to stderr, for people; the document has it too."""
+        self._out.failure(failure)
+
+    def finish(self, summary: Summary) -> None:
+        """Write the document: on one line for programs, indented on a terminal."""
+        from ckptmove.cli.render.document import dumps, envelope
+
+        document = envelope(summary.command, summary.exit_code, summary.failures) | self._keys
+        self._out.lines([dumps(document, indent=2 if sys.stdout.isatty() else None)])

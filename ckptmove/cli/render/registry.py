@@ -1,0 +1,56 @@
+"""The report formats, by the names that ``--format`` takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cli.render.github import GitHubRenderer
+from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.render.json_report import JsonRenderer
+from ckptmove.cli.streams import Output
+from ckptmove.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckptmove.cli.render.renderer import Renderer
+
+#: All formats. Their modules import what they need when they write an answer: ``--help`` imports them too.
+RENDERERS: Final[dict[str, Callable[[Output], Renderer]]] = {
+    "human": HumanRenderer,
+    "json": JsonRenderer,
+    "github": GitHubRenderer,
+}
+DEFAULT: Final = "human"
+#: The format of ``--json``.
+_JSON: Final = "json"
+
+
+def open_report(form: str | None, *, as_json: bool, quiet: bool, verbose: bool) -> Renderer:
+    """Start the report of a command.
+
+    Args:
+        form: value of ``--format``, or None.
+        as_json: whether ``--json`` was typed.
+        quiet: whether ``--quiet`` was typed.
+        verbose: whether ``--verbose`` was typed.
+
+    Raises:
+        UsageError: if ``--json`` and ``--format`` name different formats.
+    """
+    if as_json and form not in {None, _JSON}:
+        raise UsageError(f"--json means --format {_JSON}, and --format {form} is another format: type one of them")
+    return RENDERERS[_JSON if as_json else form or DEFAULT](Output(quiet=quiet, verbose=verbose))
+
+
+def open_error_report(words: Sequence[str]) -> Renderer:
+    """Start a report for an error of a command line that may not have been parsed, in the format that it names."""
+    pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
+    named = _JSON if "--json" in words else next((one for one in RENDERERS if f"--format={one}" in pairs), DEFAULT)
+    return RENDERERS[named](Output())
+
+
+def open_default_report() -> Renderer:
+    """Start a report in the default format."""
+    return RENDERERS[DEFAULT](Output())

@@ -1,0 +1,52 @@
+"""The protocol of all report formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.findings.catalogue import Entry
+    from ckptmove.io.changes import UndoResult
+
+
+class Renderer:
+    """Writes the answers of all commands in one format.
+
+    A format is a subclass with a line in :data:`ckptmove.cli.render.registry.RENDERERS`. A command calls the method of
+    its answer once for each checkpoint, :meth:`failure` for each error, and :meth:`finish` at its end. Methods that a
+    format leaves out write nothing. Each method raises StdoutFailed if stdout cannot be written.
+    """
+
+    #: Whether a progress bar may be shown on stderr.
+    shows_progress = False
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        """Write the inventory and the findings of one checkpoint."""
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        """Write the plan and the output of a conversion."""
+
+    def undo(self, result: UndoResult) -> None:
+        """Write the result of ``convert --undo``."""
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        """Write the checks and the verdict of one checkpoint."""
+
+    def diff(self, result: DiffResult) -> None:
+        """Write the differences between two checkpoints."""
+
+    def rules(self, entries: Sequence[Entry]) -> None:
+        """Write entries of the catalogue of findings."""
+
+    def failure(self, failure: Failure) -> None:
+        """Write an error, with its hint."""
+
+    def no_answer(self, path: str, exit_code: int) -> None:
+        """Write that one of several checkpoints has no answer; its errors have been written."""
+
+    def finish(self, summary: Summary) -> None:
+        """Write what the end of a report has."""
