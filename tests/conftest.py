@@ -1,0 +1,29 @@
+"""One import of torch for the children of `verify` in all tests but those of their start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import warm_worker
+
+from ckptmove.verification import child
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children():
+    """Children of `verify` are forked from a process that has imported torch, where the system forks safely."""
+    forking = SimpleNamespace(Popen=warm_worker.start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(child, "subprocess", forking)
+        yield
+    warm_worker.stop()
+
+
+@pytest.fixture
+def started_children(monkeypatch):
+    """Each child of `verify` is started as users start it."""
+    monkeypatch.setattr(child, "subprocess", subprocess)

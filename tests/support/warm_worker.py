@@ -1,0 +1,164 @@
+"""Fork the children of `verify` from one process that has imported torch.
+
+A forked child runs the program of its command line with the arguments, folder, environment and streams that it would
+have been started with, and leads a session of its own. Only the import of torch is shared.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+#: What a child imports whatever its request.
+_PRELOADED = ("torch", "ckptmove.verification.worker", "ckptmove.verification.case.check")
+#: Variables that Python, torch and its libraries read when they are imported.
+_READ_ON_IMPORT = ("GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
+_HEADER = 8
+
+
+def start(command, **options):
+    """Stand in for `subprocess.Popen` in `ckptmove.verification.child`.
+
+    A child that would import another torch or ckptmove than the server's, or import it in another environment, is
+    started as usual.
+    """
+    if len(command) == 6 and _imported(command[3].split(command[4])) == _server().imported:
+        return _Forked(command, options["errors"])
+    return subprocess.Popen(command, **options)
+
+
+def stop():
+    """End the server, if it was started, and wait until it has saved what coverage measured in it."""
+    if _server.cache_info().currsize:
+        _server().stop()
+        _server.cache_clear()
+
+
+class _Forked:
+    """The part of `subprocess.Popen` that `ckptmove.verification.child` uses, for a process that the server forks."""
+
+    def __init__(self, command, errors):
+        self.args, self.returncode = command, None
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        ours_err, theirs_err = os.pipe()
+        self.stdin = os.fdopen(ours_in, "w", errors=errors)
+        self.stdout = os.fdopen(ours_out, errors=errors)
+        self.stderr = os.fdopen(ours_err, errors=errors)
+        self._state, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            _server().fork(command, [theirs_in, theirs_out, theirs_err, theirs.fileno()])
+        for descriptor in (theirs_in, theirs_out, theirs_err):
+            os.close(descriptor)
+        self.pid = json.loads(self._state.recv(100))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_raised):
+        self.stdout.close()
+        self.stderr.close()
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        self.wait()
+        self._state.close()
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            if not select.select([self._state], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = json.loads(self._state.recv(100, socket.MSG_PEEK))
+        return self.returncode
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@cache
+def _server():
+    return _Server()
+
+
+class _Server:
+    def __init__(self):
+        self.imported = _imported(sys.path)
+        self._requests, theirs = socket.socketpair()
+        code = "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); import warm_worker; warm_worker.serve()"
+        command = [sys.executable, "-c", code, os.pathsep.join(sys.path), os.pathsep]
+        with theirs:
+            self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+
+    def fork(self, command, descriptors):
+        request = {
+            "program": command[2],
+            "arguments": ["-c", *command[3:]],
+            "folder": str(Path.cwd()),
+            "environment": dict(os.environ),
+        }
+        data = json.dumps(request).encode()
+        socket.send_fds(self._requests, [len(data).to_bytes(_HEADER, "big")], descriptors)
+        self._requests.sendall(data)
+
+    def stop(self):
+        self._requests.close()
+        self._process.wait()
+
+
+def _imported(path):
+    """What decides on how torch and ckptmove are imported: where they are, and the variables that they read."""
+    found = [getattr(PathFinder.find_spec(name, path), "origin", None) for name in ("torch", "ckptmove")]
+    return found, {name: value for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT)}
+
+
+def serve():
+    """Answer requests, one after the other, that come with standard input until it ends."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=os.dup(0)) as requests:
+        while True:
+            header, descriptors, _, _ = socket.recv_fds(requests, _HEADER, 4)
+            if not header:
+                return
+            request = json.loads(requests.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                _become(request, descriptors)
+            with socket.socket(fileno=descriptors.pop()) as told:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                told.sendall(json.dumps(pid).encode())
+                _, status = os.waitpid(pid, 0)
+                with suppress(BrokenPipeError):
+                    told.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(request, descriptors):
+    """Run the program of a request in this process, as Python would with `-c`."""
+    try:
+        os.setsid()
+        for number, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, number)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.argv = request["arguments"]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(request["program"], vars(main))
+    finally:
+        os._exit(1)
