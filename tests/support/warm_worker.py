@@ -16,16 +16,18 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-#: What a child imports whatever its request.
-_PRELOADED = ("torch", "ckptmove.verification.worker", "ckptmove.verification.case.check")
+#: What every child imports.
+_MODULES = ("torch", "ckptmove.verification.worker")
+#: What a child imports for a case, too; one without leaves it out.
+_CASE_MODULES = ("torch._dynamo", "ckptmove.verification.case.check")
 #: Variables that Python, torch and its libraries read when they are imported.
 _READ_ON_IMPORT = ("GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
 _HEADER = 8
+_SERVERS = {}
 
 
 def start(command, **options):
@@ -34,22 +36,23 @@ def start(command, **options):
     A child that would import another torch or ckptmove than the server's, or import it in another environment, is
     started as usual.
     """
-    if len(command) == 6 and _imported(command[3].split(command[4])) == _server().imported:
-        return _Forked(command, options["errors"])
+    if len(command) == 6:
+        server = _server(json.loads(command[5])["case"] is not None)
+        if server.imported == _imported(command[3].split(command[4])):
+            return _Forked(server, command, options["errors"])
     return subprocess.Popen(command, **options)
 
 
 def stop():
-    """End the server, if it was started, and wait until it has saved what coverage measured in it."""
-    if _server.cache_info().currsize:
-        _server().stop()
-        _server.cache_clear()
+    """End the servers that were started, and wait until they have saved what coverage measured in them."""
+    while _SERVERS:
+        _SERVERS.popitem()[1].stop()
 
 
 class _Forked:
     """The part of `subprocess.Popen` that `ckptmove.verification.child` uses, for a process that the server forks."""
 
-    def __init__(self, command, errors):
+    def __init__(self, server, command, errors):
         self.args, self.returncode = command, None
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
@@ -59,7 +62,7 @@ class _Forked:
         self.stderr = os.fdopen(ours_err, errors=errors)
         self._state, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            _server().fork(command, [theirs_in, theirs_out, theirs_err, theirs.fileno()])
+            server.fork(command, [theirs_in, theirs_out, theirs_err, theirs.fileno()])
         for descriptor in (theirs_in, theirs_out, theirs_err):
             os.close(descriptor)
         self.pid = json.loads(self._state.recv(100))
@@ -86,19 +89,22 @@ class _Forked:
         os.kill(self.pid, signal.SIGKILL)
 
 
-@cache
-def _server():
-    return _Server()
+def _server(with_case):
+    if with_case not in _SERVERS:
+        _SERVERS[with_case] = _Server((*_MODULES, *_CASE_MODULES) if with_case else _MODULES)
+    return _SERVERS[with_case]
 
 
 class _Server:
-    def __init__(self):
+    def __init__(self, modules):
         self.imported = _imported(sys.path)
         self._requests, theirs = socket.socketpair()
         code = "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); import warm_worker; warm_worker.serve()"
-        command = [sys.executable, "-c", code, os.pathsep.join(sys.path), os.pathsep]
+        command = [sys.executable, "-c", code, os.pathsep.join(sys.path), os.pathsep, *modules]
+        # As the worker has it before it imports anything for a case.
+        environment = {"TORCHDYNAMO_DISABLE": "1"} | os.environ
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, env=environment)
 
     def fork(self, command, descriptors):
         request = {
@@ -124,7 +130,7 @@ def _imported(path):
 
 def serve():
     """Answer requests, one after the other, that come with standard input until it ends."""
-    for name in _PRELOADED:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(fileno=os.dup(0)) as requests:
