@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,10 @@ import pytest
 import warm_worker
 
 from ckptmove.verification import child
+
+# Before torch is imported: tests run in as many processes as there are processors, and their tensors are small. A
+# second thread that waits for its turn takes up to a hundred times as long as the operation.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
