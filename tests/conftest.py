@@ -1,4 +1,4 @@
-"""One import of torch for the children of `verify` in all tests but those of their start."""
+"""How processes of torch are started in tests, and how many threads they have."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture(scope="session", autouse=True)
 def forked_children():
     """Children of `verify` are forked from a process that has imported torch, where the system forks safely."""
-    forking = SimpleNamespace(Popen=warm_worker.start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    servers = warm_worker.Servers()
+    forking = SimpleNamespace(Popen=servers.start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setattr(child, "subprocess", forking)
         yield
-    warm_worker.stop()
+    servers.stop()
 
 
 @pytest.fixture

@@ -27,26 +27,33 @@ _CASE_MODULES = ("torch._dynamo", "ckptmove.verification.case.check")
 #: Variables that Python, torch and its libraries read when they are imported.
 _READ_ON_IMPORT = ("GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
 _HEADER = 8
-_SERVERS = {}
 
 
-def start(command, **options):
-    """Stand in for `subprocess.Popen` in `ckptmove.verification.child`.
+class Servers:
+    """The servers of one process of tests: one for children with a case, one for those without."""
 
-    A child that would import another torch or ckptmove than the server's, or import it in another environment, is
-    started as usual.
-    """
-    if len(command) == 6:
-        server = _server(json.loads(command[5])["case"] is not None)
-        if server.imported == _imported(command[3].split(command[4])):
-            return _Forked(server, command, options["errors"])
-    return subprocess.Popen(command, **options)
+    def __init__(self):
+        self._found = _find_packages(sys.path)
+        self._servers = {}
 
+    def start(self, command, **options):
+        """Stand in for `subprocess.Popen` in `ckptmove.verification.child`.
 
-def stop():
-    """End the servers that were started, and wait until they have saved what coverage measured in them."""
-    while _SERVERS:
-        _SERVERS.popitem()[1].stop()
+        A child that would import another torch or ckptmove is started as usual. One that would import them in another
+        environment has a server of its own.
+        """
+        if len(command) != 6 or _find_packages(command[3].split(command[4])) != self._found:
+            return subprocess.Popen(command, **options)
+        with_case = json.loads(command[5])["case"] is not None
+        kind = with_case, *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT))
+        if kind not in self._servers:
+            self._servers[kind] = _Server((*_MODULES, *_CASE_MODULES) if with_case else _MODULES)
+        return _Forked(self._servers[kind], command, options["errors"])
+
+    def stop(self):
+        """End the servers, and wait until they have saved what coverage measured in them."""
+        for server in self._servers.values():
+            server.stop()
 
 
 class _Forked:
@@ -89,19 +96,12 @@ class _Forked:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def _server(with_case):
-    if with_case not in _SERVERS:
-        _SERVERS[with_case] = _Server((*_MODULES, *_CASE_MODULES) if with_case else _MODULES)
-    return _SERVERS[with_case]
-
-
 class _Server:
     def __init__(self, modules):
-        self.imported = _imported(sys.path)
         self._requests, theirs = socket.socketpair()
         code = "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); import warm_worker; warm_worker.serve()"
         command = [sys.executable, "-c", code, os.pathsep.join(sys.path), os.pathsep, *modules]
-        # As the worker has it before it imports anything for a case.
+        # The worker sets it before it imports anything for a case.
         environment = {"TORCHDYNAMO_DISABLE": "1"} | os.environ
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, env=environment)
@@ -122,10 +122,8 @@ class _Server:
         self._process.wait()
 
 
-def _imported(path):
-    """What decides on how torch and ckptmove are imported: where they are, and the variables that they read."""
-    found = [getattr(PathFinder.find_spec(name, path), "origin", None) for name in ("torch", "ckptmove")]
-    return found, {name: value for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT)}
+def _find_packages(path):
+    return [getattr(PathFinder.find_spec(name, path), "origin", None) for name in ("torch", "ckptmove")]
 
 
 def serve():
@@ -146,7 +144,6 @@ def serve():
             with socket.socket(fileno=descriptors.pop()) as told:
                 for descriptor in descriptors:
                     os.close(descriptor)
-                told.sendall(json.dumps(pid).encode())
                 _, status = os.waitpid(pid, 0)
                 with suppress(BrokenPipeError):
                     told.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
@@ -156,6 +153,8 @@ def _become(request, descriptors):
     """Run the program of a request in this process, as Python would with `-c`."""
     try:
         os.setsid()
+        # Not before it leads its session, by which it is ended.
+        os.write(descriptors[3], json.dumps(os.getpid()).encode())
         for number, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, number)
         for descriptor in descriptors:
