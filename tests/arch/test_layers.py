@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def row_of(module: str) -> int:
     raise AssertionError(f"{module} is on no row: give it a place on the map")
 
 
+@cache
 def imports_of(path: Path) -> list[tuple[str, int]]:
     """Every module that a file imports, wherever in the file, with the line."""
     found = []
@@ -85,6 +87,7 @@ def imports_of(path: Path) -> list[tuple[str, int]]:
     return found
 
 
+@cache
 def inner_imports(path: Path) -> set[tuple[str, int]]:
     names = {name_of(module) for module in MODULES}
     inner = set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,11 @@ def relative(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@lru_cache(maxsize=1)
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
@@ -127,12 +133,13 @@ def named(tree: ast.Module) -> list[tuple[int, str]]:
     return found
 
 
-EVERY_MODULE = pytest.mark.parametrize("path", MODULES, ids=relative)
+#: The scope makes all tests of one module run in a row: it is parsed once.
+EVERY_MODULE = pytest.mark.parametrize("path", MODULES, ids=relative, scope="module")
 
 
 @EVERY_MODULE
 def test_no_module_can_execute_what_it_reads(path: Path) -> None:
-    for line, name in named(ast.parse(path.read_text())):
+    for line, name in named(parsed(path)):
         assert name != "compile", f"{relative(path)}:{line} names compile"
         forbidden = EXECUTING - MAY_NAME.get(relative(path), set())
         assert forbidden.isdisjoint(name.split(".")), f"{relative(path)}:{line} names {name}"
@@ -143,7 +150,7 @@ def test_no_module_can_execute_what_it_reads(path: Path) -> None:
 
 @EVERY_MODULE
 def test_only_harmless_modules_are_imported(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -160,7 +167,7 @@ def test_only_harmless_modules_are_imported(path: Path) -> None:
 
 @EVERY_MODULE
 def test_of_the_system_only_files_are_used(path: Path) -> None:
-    for line, name in named(ast.parse(path.read_text())):
+    for line, name in named(parsed(path)):
         if name.startswith("os."):
             used = name.split(".")[1]
             is_allowed = used in HARMLESS_OS or relative(path) in GUARDED_OS.get(used, "").split()
@@ -169,7 +176,7 @@ def test_of_the_system_only_files_are_used(path: Path) -> None:
 
 @EVERY_MODULE
 def test_nothing_is_looked_up_by_a_name_that_a_file_chose(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)
@@ -184,7 +191,7 @@ def test_nothing_is_looked_up_by_a_name_that_a_file_chose(path: Path) -> None:
 
 @EVERY_MODULE
 def test_no_text_is_a_template(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             method, owner = node.func.attr, node.func.value
             assert method not in {"format_map", "vformat", "safe_substitute", "substitute"}, (
@@ -199,7 +206,7 @@ def test_no_text_is_a_template(path: Path) -> None:
 @EVERY_MODULE
 def test_torch_load_is_called_in_weights_only_mode_and_only_by_verify(path: Path) -> None:
     calls = 0
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and dotted(node.func) in {"torch.load", "torch.serialization.load"}:
             calls += 1
@@ -217,7 +224,7 @@ def test_torch_load_is_called_in_weights_only_mode_and_only_by_verify(path: Path
 
 @EVERY_MODULE
 def test_a_process_is_started_without_a_shell(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             assert all(keyword.arg != "shell" for keyword in node.keywords), f"{relative(path)}:{node.lineno}"
             if dotted(node.func).startswith("subprocess."):
@@ -227,7 +234,7 @@ def test_a_process_is_started_without_a_shell(path: Path) -> None:
 def test_every_exception_is_still_needed() -> None:
     calls, imported = set(), set()
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
                 calls.add(ast.unparse(node))
             elif isinstance(node, ast.Import):

@@ -55,7 +55,7 @@ def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("path", WITH_BLOCKS, ids=relative)
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("folder", "started_children")
 def test_every_block_is_what_the_program_prints(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

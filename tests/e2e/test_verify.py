@@ -70,6 +70,7 @@ def test_what_may_stay_may_lie_on_a_device_that_is_not_there(tmp_path):
     assert failures(verify(output, "cpu")) == ["placement"]
 
 
+@pytest.mark.usefixtures("started_children")
 def test_a_checkpoint_of_the_cpu():
     result = verify(SAMPLES / "tutorial-sgd-cpu.pth")
     assert (result.target, result.mode, result.passed) == ("cpu", "cpu", True)
@@ -105,6 +106,7 @@ def test_a_misplaced_checkpoint_fails_placement_alone():
     assert not result.passed
 
 
+@pytest.mark.usefixtures("started_children")
 @on_a_simulated_device
 def test_a_conversion_verifies_against_its_original(tmp_path):
     from ckptmove.api import convert
@@ -165,6 +167,7 @@ def test_an_optimizer_that_cannot_be_imported_is_an_error_of_usage(tmp_path, mon
     assert said in str(caught.value)
 
 
+@pytest.mark.usefixtures("started_children")
 def test_an_optimizer_of_the_folder_at_hand_is_stepped(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,8 @@ from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.request import VerifyRequest
 
+pytestmark = pytest.mark.usefixtures("started_children")
+
 
 def answers_of(code):
     with child([sys.executable, "-c", code], "{}") as process:

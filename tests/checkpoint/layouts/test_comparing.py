@@ -561,7 +561,7 @@ def test_no_more_than_two_trees_are_in_memory(tmp_path, form):
     def peak(count):
         folder = tmp_path / f"{count}"
         folder.mkdir()
-        torch.save({"w": torch.ones(2), "big": [0] * 10_000}, folder / "0.pt")
+        torch.save({"w": torch.ones(2), "big": [0] * 4_000}, folder / "0.pt")
         for place in range(1, count):
             shutil.copy(folder / "0.pt", folder / f"{place}.pt")
         method = zipfile.ZIP_DEFLATED if form == "deflated.zip" else zipfile.ZIP_STORED

@@ -1,0 +1,35 @@
+"""How processes of torch are started in tests, and how many threads they have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import warm_worker
+
+from ckptmove.verification import child
+
+# Before torch is imported: tests run in as many processes as there are processors, and their tensors are small. A
+# second thread that waits for its turn takes up to a hundred times as long as the operation.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children():
+    """Children of `verify` are forked from a process that has imported torch, where the system forks safely."""
+    servers = warm_worker.Servers()
+    forking = SimpleNamespace(Popen=servers.start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(child, "subprocess", forking)
+        yield
+    servers.stop()
+
+
+@pytest.fixture
+def started_children(monkeypatch):
+    """Each child of `verify` is started as users start it."""
+    monkeypatch.setattr(child, "subprocess", subprocess)
