@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+
 import pytest
 from pasting import case, mine
 
-from ckptmove.verification.case.user_code import line_of
-from ckptmove.verification.case.user_code_edits import calls_of, replaced
+from ckptmove.verification.case.edits import replaced
+from ckptmove.verification.case.source import tree_of
 
 BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
 AT = ", in the case at train.py:"
@@ -191,15 +194,24 @@ def test_a_case_of_the_module_has_its_model_moved_there(mended):
     assert fix == "before train.py:30: model = model.to('cuda:0')"
 
 
-def test_a_node_that_is_not_where_python_says_is_told_in_words(tmp_path):
+@pytest.mark.parametrize(("text", "is_known"), [("ones(3)", True), ("f'{ones(3)}'", sys.version_info >= (3, 12))])
+def test_a_node_without_a_position_is_mended_in_words(tmp_path, text, is_known):
     path = tmp_path / "train.py"
-    path.write_text("h = h * torch.ones(3)\n")
-    line = line_of(str(path), 1)
-    (node,) = calls_of(line, "torch.ones")
-    assert replaced(line, (node, "1")).where
-    node.col_offset += 1
-    fix = replaced(line, (node, "1"))
-    assert (fix.text, fix.where) == (f"work this into {path}:1: 1 in place of orch.ones(3)", "")
+    path.write_text(f"h = {text}\n")
+    (node,) = (one for one in ast.walk(tree_of(str(path))) if isinstance(one, ast.Call))
+    fix = replaced(str(path), (node, "1"))
+    assert bool(fix.where) is is_known
+    assert fix.text == (
+        "h = " + text.replace("ones(3)", "1") if is_known else f"work this into {path}:1: 1 in place of ones(3)"
+    )
+
+
+def test_without_the_libraries_every_fix_is_in_words(fault_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "executing", None)
+    detail, evidence = fault_of(mine("return super().forward(x) * torch.ones(3)"))
+    assert (evidence["operation"], evidence["fix_at"]) == ("torch.Tensor.mul", ""), detail
+    detail, evidence = fault_of(case("Net()"))
+    assert (evidence["tensors"], evidence["fix_at"]) == (["model.0.bias", "model.0.weight"], ""), detail
 
 
 @pytest.mark.parametrize("typed", ["train.py:case", "train:case"])

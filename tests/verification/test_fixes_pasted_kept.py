@@ -193,6 +193,10 @@ MOVES = {
         "model = Net(); model.to(device); images = IMAGES.to(device)",
         "model = Net(); model.to(device); images = IMAGES",
     ),
+    "beside another": (
+        "model = Net().to(device)\nimages, other = IMAGES.to(device), LABELS.to(device)",
+        "images, other = IMAGES, LABELS.to(device)",
+    ),
     "by itself": ("model = Net().to(device)\nimages = IMAGES.to(device)", "images = IMAGES"),
 }
 
@@ -215,12 +219,3 @@ def case(device):
 def test_the_move_of_a_whole_dataset_is_taken_away_and_no_other(mended, lines, text):
     (fix,) = mended(dataset(lines))
     assert fix.partition(": ")[2] == text
-
-
-def test_of_two_moves_of_data_in_a_line_neither_is_taken_away(answers, make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines = "model = Net().to(device)\nimages, other = IMAGES.to(device), LABELS.to(device)"
-    (tmp_path / "train.py").write_text(HEAD + dataset(lines))
-    check = answers(make(), "cuda:0", case="train.py:case")["case"]
-    assert check["evidence"]["fix"] == "move a batch at a time, in the loop: batch = batch.to(device)"
-    assert check["evidence"]["fix_at"] == ""

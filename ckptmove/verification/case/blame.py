@@ -1,6 +1,6 @@
-"""From an exception in the user's step to the tensor, the operation, the line, and what mends it.
+"""Explain an exception in the user's step: the tensor, the operation, the line, and a fix.
 
-Never runs the user's code again: everything is read off the frames that the exception has left.
+The user's code is not run again: the frames in the traceback and the record of `Watch` say enough.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from ckptmove.verification.case.blame_calls import made_by
-from ckptmove.verification.case.blame_fixes import of_tensor, where_called, where_made, where_used
-from ckptmove.verification.case.blame_lines import as_given, returned
-from ckptmove.verification.case.blame_modules import held, where_held
-from ckptmove.verification.case.user_code import assigned, callee, line_of, statements_at
-from ckptmove.verification.case.user_code_edits import NO_FIX
+from ckptmove.verification.case.edits import NO_FIX
+from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
+from ckptmove.verification.case.fixes_lines import returned, without_cuda
+from ckptmove.verification.case.fixes_modules import held, where_held
+from ckptmove.verification.case.source import assigned
+from ckptmove.verification.case.user_code import line_of
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
-    from ckptmove.verification.case.blame_fixes import Scene
-    from ckptmove.verification.case.user_code import Line
-    from ckptmove.verification.case.user_code_edits import Fix
+    from ckptmove.verification.case.edits import Fix
+    from ckptmove.verification.case.fixes import Scene
+    from ckptmove.verification.case.user_code import Line, Running
     from ckptmove.verification.case.watch import Origin
 
 #: What torch's own refusals of operands on two devices have in common, over its versions.
@@ -79,9 +78,9 @@ def blame(error: BaseException, scene: Scene) -> Blame:
                 operation = f"{aten} in {operation}" + f" ({one.node})" * bool(one.node)
             return _of_strays(one, strays, operation, aten, scene)
     frames = scene.entrance.frames(error.__traceback__)
-    line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else scene.home
+    line = frames[-1].spot.line if frames else scene.home
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    fix = as_given(line, scene) if any(words in text for words in _NO_CUDA) else NO_FIX
+    fix = without_cuda(frames[-1].spot, scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
     return Blame(f"{text}, {_at(line)}", fix, {"error": text, **place_of(line)})
 
 
@@ -101,9 +100,9 @@ def _of_strays(
     culprits = list({one.name: one for one in (_culprit(stray, frames, scene) for stray in strays)}.values())
     first = culprits[0]
     made_by = error.made_by if isinstance(error, CrossDeviceError) else ()
-    own = [*((frame.f_code.co_filename, number) for frame, number in frames)]
-    own += [(file, number) for file, number in made_by if scene.entrance.is_own(file)]
-    line = line_of(*own[-1]) if own else first.made or first.at or scene.home
+    own = [running.spot.line for running in frames]
+    own += [line_of(file, number) for file, number in made_by if scene.entrance.is_own(file)]
+    line = own[-1] if own else first.made or first.at or scene.home
     device = scene.place.device_of(strays[0])
     home = scene.place.device_of(torch.empty(0, device=scene.place.device))
     named = " and ".join(one.name for one in culprits[:_NAMED])
@@ -164,13 +163,13 @@ class _Culprit(NamedTuple):
     at: Line | None = None
 
 
-def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Scene) -> _Culprit:
+def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culprit:
     lineage = list(scene.watch.lineage(stray))
     operations = [origin.operation for one in lineage[:-1] if (origin := scene.watch.origin(one)) is not None]
     through = operations[-1].rpartition(".")[2] if operations else ""
     known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
     root = scene.watch.origin(lineage[-1])
-    made = None if root is None else root.line
+    made = None if root is None else root.spot.line
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
         fix = of_tensor(known, frames, root, scene)
@@ -180,7 +179,7 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     if seen is not None:
         return _Culprit(seen.name, where_held(seen, scene))
     used = where_used(lineage, frames, scene)
-    is_here = root is not None and any(frame.f_code is root.code for frame, _ in frames)
+    is_here = root is not None and any(running.spot.code is root.spot.code for running in frames)
     if root is not None and is_here:
         name = used[0] if used is not None else f"the tensor of {made_by(root)}"
         fix = where_made(root, scene)
@@ -193,11 +192,9 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
 
 
 def _variable_of(root: Origin) -> str:
-    """The variable that the user's line has given a tensor to that it made."""
-    for target, value in filter(None, map(assigned, statements_at(root.line))):
-        if isinstance(target, ast.Name) and callee(value) == root.operation.rpartition(".")[2]:
-            return target.id
-    return ""
+    """The variable that the call that made a tensor is assigned to."""
+    target, value = assigned(root.spot.statement)
+    return target.id if isinstance(target, ast.Name) and value is root.spot.node else ""
 
 
 def _at(line: Line) -> str:

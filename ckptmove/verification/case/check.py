@@ -19,15 +19,16 @@ from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.text import amount
 from ckptmove.verification.case.blame import Blame, blame, place_of
-from ckptmove.verification.case.blame_fixes import Scene, model_first
+from ckptmove.verification.case.case_call import noted_calls
 from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
+from ckptmove.verification.case.edits import NO_FIX, Fix
+from ckptmove.verification.case.fixes import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable
 from ckptmove.verification.case.restore import restore
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, take_step
 from ckptmove.verification.case.tensor_names import leaves, names_of
 from ckptmove.verification.case.user_code import Entrance, line_of
-from ckptmove.verification.case.user_code_edits import NO_FIX, Fix
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from ckptmove.verification.case.case_call import Given
     from ckptmove.verification.case.parts import OptimizerPart
     from ckptmove.verification.case.restore import Restored
     from ckptmove.verification.case.step import Taken
@@ -93,12 +95,13 @@ class _Run:
     entrance: Entrance
     watch: Watch
     home: Line
+    given: Given | None = None
     figures: dict[str, object] = field(default_factory=dict)
 
     @property
     def scene(self) -> Scene:
         """What is known of an exception before the step."""
-        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home)
+        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home, self.given)
 
 
 def check_case(bench: Bench, typed: str) -> CheckResult:
@@ -156,7 +159,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     torch.manual_seed(run.bench.request.seed)
     attempt, made = Attempt(), []
     function = None
-    with attempt, run.watch:
+    with attempt, run.watch, noted_calls(run.entrance) as calls:
         function = run.entrance.load()
         code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
         run.home = run.home if code is None else line_of(code.co_filename, code.co_firstlineno)
@@ -166,6 +169,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         exits = function is None and isinstance(attempt.error, SystemExit)
         return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
     case: Case = made[0]
+    run.given = calls.get(id(case))
     if run.bench.site.mode != "real":
         for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
@@ -218,7 +222,8 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     if optimizer is None or not trained:
         return None
     model, name = trained[0]
-    built = run.watch.built.get(id(optimizer.optimizer))
+    moments = run.watch.built.get(id(optimizer.optimizer), [])
+    built = moments[0].spot.line if moments else None
     at = f", built at {built}: {built.source}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
@@ -228,8 +233,8 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
         f"{model.name}.{name} is not among them{then}"
     )
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
-    lines = [built] if built is not None else []
-    fix = built_again(home, *lines, model=model.key, optimizer=optimizer.key)
+    given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
+    fix = built_again(given, moments, home)
     return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
 
 
@@ -245,22 +250,22 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
         taken.append(take_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
-        return _unusable(attempt.error, home)
-    lines = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
-    built = {key: line for key, line in lines.items() if line is not None}
+        return _unusable(attempt.error, run)
+    moments = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
+    built = {key: found for key, found in moments.items() if found}
     # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
-    late = run.watch.moved[moves:] or [home, *built.values()]
-    scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
+    late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
+    scene = run.scene._replace(late=late[-1], early=early, built=built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
     return _judge(run, case, taken[0], restored, scene._replace(names=names_of(case)))
 
 
-def _unusable(error: UnusableCase, home: Line) -> Blame:
+def _unusable(error: UnusableCase, run: _Run) -> Blame:
     is_dataset = isinstance(error, WholeDataset)
     figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
-    fix = as_batch(home) if is_dataset else NO_FIX
-    return Blame(f"{error}, in the case at {home}", fix, {**figures, **place_of(home)})
+    fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
+    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **place_of(run.home)})
 
 
 def _judge(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
@@ -347,7 +352,7 @@ def _whole_dataset(run: _Run, case: Case) -> list[str]:
     batch = {id(one) for _, one in leaves(case.batch)}
     for transfer in run.watch.transfers:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
-            line, fix = transfer.line, unmoved(transfer.line)
+            line, fix = transfer.spot.line, unmoved(transfer.spot)
             run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **place_of(line)}
             run.figures |= {"fix": fix.text, "fix_at": fix.where}
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"

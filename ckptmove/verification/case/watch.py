@@ -16,7 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.case.user_code import Line, line_of
+from ckptmove.verification.case.case_call import late_names, moments
+from ckptmove.verification.case.user_code import Line, Spot, line_of, spot_of
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.data import become
 from ckptmove.verification.simulated.pinning import made_pinned
@@ -24,8 +25,9 @@ from ckptmove.verification.simulated.targets import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
+    from ckptmove.verification.case.case_call import Moment
     from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.place import Place
 
@@ -41,20 +43,18 @@ _IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
 
 
 class Origin(NamedTuple):
-    """Where a tensor that is not on the target comes from.
+    """The operation that made a tensor that is not on the target.
 
     Attributes:
-        operation: what made it: ``torch.arange``.
-        line: the user's line that asked for that.
-        code: of the user's function that the line is in.
-        parent: the tensor off the target that it was made from; None where it was made from nothing.
-        beside: an expression for the target in that function; empty where there is none.
-        module: one by a module that is there; empty where there is none.
+        operation: the function's full name: ``torch.arange``.
+        spot: the point in the user's code that called it.
+        parent: the operand that is not on the target either; None for none.
+        beside: expression for the target there, from a tensor or a device; empty for none.
+        module: expression for the target there, from a module; empty for none.
     """
 
     operation: str
-    line: Line
-    code: CodeType
+    spot: Spot
     parent: torch.Tensor | None
     beside: str
     module: str
@@ -76,17 +76,17 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """A tensor that a line of the user's moved to the target.
+    """A tensor that the user's code moved to the target.
 
     Attributes:
-        tensor: as it was before.
-        line: the line.
+        tensor: the tensor before the move.
+        spot: the point in the user's code.
         arrived: the tensor on the target.
-        rows: how many rows were then taken from it at once; 0 where it was used whole.
+        rows: the most rows that were taken of it at once; 0 if it was used whole.
     """
 
     tensor: torch.Tensor
-    line: Line
+    spot: Spot
     arrived: weakref.ref[torch.Tensor]
     rows: int = 0
 
@@ -97,7 +97,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         refusals: in the order in which they came; a script may live on after one.
         transfers: what the user's own lines moved to the target.
-        built: for each optimizer, by identity, the user's line that built it.
+        built: frames of the user's code that built each optimizer, by the optimizer's identity.
         moved: the user's lines that moved a module, in their order.
     """
 
@@ -112,7 +112,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.refusals: list[Refusal] = []
         self.transfers: list[Transfer] = []
-        self.built: dict[int, Line] = {}
+        self.built: dict[int, list[Moment]] = {}
         self.moved: list[Line] = []
         self._device = place.device
         self._entrance = entrance
@@ -190,10 +190,13 @@ class Watch(TorchFunctionMode):
         caller = self._entrance.caller(frame) if file in {_OPTIMIZER, _MODULE} else None
         if caller is None:
             return
-        line = line_of(caller.f_code.co_filename, caller.f_lineno)
         if func == _IS_LEAF and file == _OPTIMIZER:
-            self.built.setdefault(id(frame.f_locals["self"]), line)
-        elif func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
+            optimizer = id(frame.f_locals["self"])
+            if optimizer not in self.built:
+                self.built[optimizer] = moments(self._entrance, caller)
+            return
+        line = line_of(caller.f_code.co_filename, caller.f_lineno)
+        if func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
             self.moved.append(line)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType) -> None:
@@ -208,17 +211,15 @@ class Watch(TorchFunctionMode):
             caller = self._entrance.caller(frame)
             if caller is not None:
                 parent = next((leaf for leaf in given if leaf.device != self._device), None)
-                line = line_of(caller.f_code.co_filename, caller.f_lineno)
-                beside = on_target(caller, self._device), module_on_target(caller, self._device)
-                origin = Origin(_name(func), line, caller.f_code, parent, *beside)
+                spot = spot_of(caller)
+                origin = Origin(_name(func), spot, parent, *target_in(caller, spot, self._device))
                 self._origins[id(made)] = (weakref.ref(made), origin)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
         """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
         is_move = func in _MOVES
         if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
-            line = line_of(frame.f_code.co_filename, frame.f_lineno)
-            self.transfers.append(Transfer(given[0], line, weakref.ref(made)))
+            self.transfers.append(Transfer(given[0], spot_of(frame), weakref.ref(made)))
         for transfer in self.transfers:
             whole = transfer.arrived()
             is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
@@ -226,21 +227,24 @@ class Watch(TorchFunctionMode):
                 transfer.rows = max(transfer.rows, len(made))
 
 
-def on_target(frame: FrameType, device: torch.device) -> str:
-    """An expression for the target in a frame: the device of a tensor that is there, or a device; empty for none."""
-    names = frame.f_locals.items()
-    tensors = (f"{name}.device" for name, one in names if isinstance(one, torch.Tensor) and one.device == device)
-    devices = (name for name, one in names if isinstance(one, torch.device) and one == device)
-    return next(itertools.chain(tensors, devices), "")
+def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, str]:
+    """Expressions for the target that a frame's statement can read.
 
-
-def module_on_target(frame: FrameType, device: torch.device) -> str:
-    """The device of a module that is on the target, as a frame can write it, or what ``self`` keeps; empty for none."""
+    Returns:
+        The device of a tensor there, or a variable; then an attribute of ``self``, or the device of a module's
+        parameters. Empty for none.
+    """
+    late = late_names(spot)
+    names = {name: one for name, one in frame.f_locals.items() if name not in late}
     kept = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
-    names = {name_of(device), str(device)}
-    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in names)
-    modules = (name for name, one in (frame.f_locals | kept).items() if _is_on(one, device))
-    return next(itertools.chain(named, (f"next({name}.parameters()).device" for name in modules)), "")
+    tensors = (
+        f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
+    )
+    devices = (name for name, one in names.items() if isinstance(one, torch.device) and one == device)
+    tags = {name_of(device), str(device)}
+    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in tags)
+    modules = (f"next({name}.parameters()).device" for name, one in (names | kept).items() if _is_on(one, device))
+    return next(itertools.chain(tensors, devices), ""), next(itertools.chain(named, modules), "")
 
 
 def _target(named: str | torch.device) -> str:

@@ -1,7 +1,4 @@
-"""What mends a tensor that a module of the user's has as a plain attribute, or in a plain list or dict.
-
-Never registers what the class has under that name already: torch refuses that.
-"""
+"""Fixes for a tensor that a module keeps in a plain attribute, list or dict, where ``module.to`` does not move it."""
 
 from __future__ import annotations
 
@@ -13,21 +10,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import nn
 
-from ckptmove.verification.case.tensor_names import leaves
-from ckptmove.verification.case.user_code import (
-    Line,
+from ckptmove.verification.case.edits import Fix, after, replaced, text_of
+from ckptmove.verification.case.source import (
     assigned,
-    assignments,
-    called,
+    attribute_assignments,
+    block_of,
     callee,
     function_of,
-    line_of,
-    statements_at,
-    tree_of,
-    written_in,
+    name_of_module,
+    nodes_of_class,
+    parents,
 )
-from ckptmove.verification.case.user_code_bindings import spot_of, way_to
-from ckptmove.verification.case.user_code_edits import Fix, after, replaced, text_of
+from ckptmove.verification.case.tensor_names import leaves
 
 if TYPE_CHECKING:
     from ckptmove.verification.case.tensor_names import NamedTensor
@@ -38,101 +32,94 @@ _NOTE: Final = "  # the checkpoint lacks what was never registered: train and sa
 
 
 class _Setting(NamedTuple):
-    """A statement that sets the attribute, and a line of it."""
+    """An assignment of the attribute."""
 
-    line: Line
+    path: str
     statement: ast.stmt
 
     @property
-    def target(self) -> ast.Attribute:
-        found: Any = assigned(self.statement)
-        target: ast.Attribute = found[0]
-        return target
+    def target(self) -> Any:
+        return assigned(self.statement)[0]
 
     @property
-    def value(self) -> ast.expr:
-        found: Any = assigned(self.statement)
-        value: ast.expr = found[1]
-        return value
+    def value(self) -> Any:
+        return assigned(self.statement)[1]
 
     @property
-    def home(self) -> tuple[str, int]:
-        """The function that it is in."""
-        function = function_of(self.line)
-        return self.line.path, 0 if function is None else function.lineno
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        return function_of(self.statement)
 
 
 def _settings(known: NamedTensor, root: Origin | None) -> list[_Setting]:
-    """Where the attribute is set: by the line that made the tensor, if it is that, and in the class."""
-    here = (
-        [] if root is None else [_Setting(root.line, one) for one in assignments(statements_at(root.line), known.key)]
-    )
+    """The assignments of the attribute in one function with the line that made the tensor, or else in the class."""
+    made = [] if root is None or root.spot.statement is None else [root.spot.statement]
+    here = [_Setting(root.spot.line.path, one) for one in attribute_assignments(made, known.key) if root is not None]
     inside = _inside(known)
-    beside = [one for one in inside if not here or one.home == here[0].home]
-    if not here:
-        return inside
-    return sorted({one.statement.lineno: one for one in (*beside, *here)}.values(), key=lambda one: one.line.number)
+    same = [one for one in inside if not here or one.function is here[0].function]
+    found = {one.statement.lineno: one for one in (*same, *here)}.values()
+    return sorted(found, key=lambda one: one.statement.lineno) if here else inside
 
 
 def _inside(known: NamedTensor) -> list[_Setting]:
-    """Where the class sets the attribute."""
-    return [
-        _Setting(line_of(line.path, one.lineno), one)
-        for line, node in written_in(type(known.holder))
-        for one in assignments([node], known.key)
-    ]
+    """The assignments of the attribute in the class."""
+    nodes = nodes_of_class(type(known.holder))
+    return [_Setting(path, one) for path, node in nodes for one in attribute_assignments([node], known.key)]
+
+
+def _is_in_one(sets: list[_Setting]) -> bool:
+    """Whether assignments are in one function."""
+    return len({one.function for one in sets}) == 1
 
 
 def as_buffer(known: NamedTensor, root: Origin | None) -> Fix | None:
-    """The assignment of an attribute as one of a buffer, where it is first set; None where that is not to be told."""
+    """``register_buffer`` in place of the first assignment of an attribute; None if that may not be the first."""
     sets = _settings(known, root)
     is_of_class = any(known.key in vars(one) for one in type(known.holder).__mro__)
-    if not sets or is_of_class or len({one.home for one in sets}) > 1:
+    if is_of_class or not _is_in_one(sets):
         return None
     first = sets[0]
     is_sure = len(sets) == 1 or ast.unparse(first.value) == "None"
     if not is_sure or _is_too_early(first) or _is_too_late(first, _inside(known)):
         return None
-    of, value = text_of(first.line, first.target.value), text_of(first.line, first.value)
-    fix = replaced(first.line, (first.statement, f"{of}.register_buffer({known.key!r}, {value}, persistent=False)"))
+    of, value = text_of(first.path, first.target.value), text_of(first.path, first.value)
+    fix = replaced(first.path, (first.statement, f"{of}.register_buffer({known.key!r}, {value}, persistent=False)"))
     return _placed(fix)
 
 
 def _is_too_early(one: _Setting) -> bool:
-    """Whether a module is not one yet where the attribute is set: its ``__init__`` calls that of torch further down."""
-    function = function_of(one.line)
-    calls = [part for part in ast.walk(function or one.statement) if isinstance(part, ast.Call)]
+    """Whether an attribute is assigned before ``super().__init__()``: the module registers nothing until then."""
+    calls = [part for part in ast.walk(one.function or one.statement) if isinstance(part, ast.Call)]
     begins = [part.lineno for part in calls if callee(part) == "__init__"]
     return bool(begins) and one.statement.lineno < min(begins)
 
 
 def _is_too_late(one: _Setting, every: list[_Setting]) -> bool:
-    """Whether the attribute may have a value by then of another function: of any, but after an ``__init__``."""
-    others = [function_of(other.line) for other in every if other.home != one.home]
-    own = function_of(one.line)
-    starts = [getattr(function, "name", "__init__") == "__init__" for function in (own, *others)]
+    """Whether another function may assign the attribute first: any may, unless this one is ``__init__``."""
+    others = [other.function for other in every if other.function is not one.function]
+    starts = [getattr(function, "name", "__init__") == "__init__" for function in (one.function, *others)]
     return bool(others) and starts != [True, *[False] * len(others)]
 
 
 def as_container(known: NamedTensor, root: Origin | None) -> Fix | None:
-    """A plain list or dict as one of torch's, which a module knows, or with one beside it; None for plain tensors."""
+    """``nn.ModuleList`` or the like in place of a plain list or dict; None for one of plain tensors."""
     held: Any = known.held
     sets = _settings(known, root)
-    if not sets or len({one.home for one in sets}) > 1:
+    if not _is_in_one(sets):
         return None
     last = sets[-1]
+    prefix = _prefix(known.holder, last.path)
+    if not prefix:
+        return None
     whole = _last_statement(last) if _is_too_early(last) else _around(sets)
-    of = text_of(last.line, last.target.value)
-    name, prefix = f"{of}.{known.key}", _prefix(known.holder, last.line)
+    name = text_of(last.path, last.target)
     note = _NOTE * (not known.name.startswith("criterion."))
     kind = _kind(held)
     if kind:
-        return _placed(after(last.line, whole, f"{name} = {prefix}.{kind}({name}){note}"))
+        return _placed(after(last.path, whole, f"{name} = {prefix}.{kind}({name}){note}"))
     given = _registered(held, name, prefix)
     if not given:
         return None
-    text = f"{name}_registered = {prefix}.{given}{note}"
-    return _placed(after(last.line, _last_statement(last), text))
+    return _placed(after(last.path, _last_statement(last), f"{name}_registered = {prefix}.{given}{note}"))
 
 
 def _placed(fix: Fix) -> Fix | None:
@@ -140,17 +127,18 @@ def _placed(fix: Fix) -> Fix | None:
 
 
 def _around(sets: list[_Setting]) -> ast.stmt:
-    """The last one that sets an attribute; what has all that do in its branches, where they are in such."""
-    ways = [way_to(tree_of(one.line.path), spot_of(one.statement)) for one in sets]
-    spots = [{spot_of(block.body[0]) for block in way} for way in ways]
-    shared = set.intersection(*spots)
-    return [block.statement for block in ways[-1] if spot_of(block.body[0]) in shared][-1]
+    """The innermost statement that contains all assignments, or the last of them if one block contains all."""
+    around = [one for one in (sets[-1].statement, *parents(sets[-1].statement)) if isinstance(one, ast.stmt)]
+    ways = [{other.statement, *parents(other.statement)} for other in sets]
+    return next(one for one in around if all(way.intersection(block_of(one)) for way in ways))
 
 
-def _prefix(holder: object, line: Line) -> str:
-    """What the file of a class calls ``torch.nn``."""
-    module = sys.modules.get(type(holder).__module__)
-    return "nn" if getattr(module, "nn", None) is nn else f"{called(line, 'torch')}.nn"
+def _prefix(holder: object, path: str) -> str:
+    """A file's name for ``torch.nn``; empty if it has none."""
+    if getattr(sys.modules.get(type(holder).__module__), "nn", None) is nn:
+        return "nn"
+    name = name_of_module(path, "torch")
+    return f"{name}.nn" if name else ""
 
 
 def _kind(held: Any) -> str:
@@ -184,8 +172,7 @@ def _registered(held: Any, name: str, prefix: str) -> str:
 
 def _last_statement(one: _Setting) -> ast.stmt:
     """The last one of its function, before which the list may have been filled; itself, outside of one."""
-    function = function_of(one.line)
-    body = [] if function is None else [part for part in function.body if not isinstance(part, ast.Return)]
+    body = [] if one.function is None else [part for part in one.function.body if not isinstance(part, ast.Return)]
     return body[-1] if body else one.statement
 
 
