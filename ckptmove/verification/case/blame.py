@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.user_code import Line, Running
     from ckptmove.verification.case.watch import Origin
 
-#: What torch's own refusals of operands on two devices have in common, over its versions.
+#: Matches torch's errors for operands on two devices, in all its versions.
 _TWO_DEVICES: Final = re.compile(
     r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
 )
-#: What runs the autograd engine, in which many operations are made.
+#: Functions that run the autograd engine.
 _BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
-#: What torch says of a ``.cuda()`` where no CUDA device is: a build without it, and one with it that finds no driver.
+#: torch's errors for ``.cuda()`` without a CUDA device: of a build without CUDA, and of one without a driver.
 _NO_CUDA: Final = ("not compiled with CUDA", "Found no NVIDIA driver")
 _NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What is wrong with a step.
+    """A fault of the user's step.
 
     Attributes:
-        fault: in one line.
-        fix: what mends it, with an empty text where nothing is known.
-        figures: the same by name.
+        fault: one line.
+        fix: the correction; `NO_FIX` if none is known.
+        figures: evidence for the JSON report.
     """
 
     fault: str
@@ -58,12 +58,12 @@ class Blame:
 
     @property
     def evidence(self) -> dict[str, object]:
-        """The figures, with the line of the fix and where it goes."""
+        """The figures with the fix."""
         return {**self.figures, "fix": self.fix.text, "fix_at": self.fix.where} if self.fix.text else self.figures
 
 
 def blame(error: BaseException, scene: Scene) -> Blame:
-    """Say what an exception is about."""
+    """Explain an exception."""
     for one in _causes(error):
         if isinstance(one, WrongGradient):
             return _of_gradient(one, scene)
@@ -71,7 +71,7 @@ def blame(error: BaseException, scene: Scene) -> Blame:
         strays = one.strays if isinstance(one, CrossDeviceError) else () if refusal is None else refusal.strays
         if strays and (isinstance(one, CrossDeviceError) or _TWO_DEVICES.search(str(one))):
             if refusal is not None and not any(_is_known(stray, scene) for stray in strays):
-                strays = refusal.strays or strays  # what was handed to a function whose inside refused
+                strays = refusal.strays or strays  # the arguments of the function whose inside failed
             aten = one.operation if isinstance(one, CrossDeviceError) else ""
             operation = refusal.operation if refusal is not None else aten
             if isinstance(one, CrossDeviceError) and operation in _BACKWARD:
@@ -85,7 +85,7 @@ def blame(error: BaseException, scene: Scene) -> Blame:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that it was raised from, or in the handling of."""
+    """An exception and the chain of its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -125,7 +125,7 @@ def _of_strays(
 
 
 def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
-    """What a function of the user's returned in ``backward``: no operation meets it, but torch wants it elsewhere."""
+    """Explain a gradient that a user's ``backward`` returned on the wrong device."""
     line = line_of(*error.home) if error.home is not None else scene.home
     made = f"gradient {error.index} of {error.function}.backward"
     wanted, device = error.devices
@@ -141,7 +141,7 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
 
 
 def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
-    """Whether there is something to say of a tensor but its variable."""
+    """Whether a tensor is of the case, or the operation that made it is known."""
     return any(id(one) in scene.names or scene.watch.origin(one) is not None for one in scene.watch.lineage(stray))
 
 
@@ -149,11 +149,11 @@ class _Culprit(NamedTuple):
     """A tensor at fault.
 
     Attributes:
-        name: what the user calls it.
-        fix: the line that mends it.
-        made: the line that made it, where that is known.
-        through: what was made of it before it was refused.
-        at: the line that it is to be mended at, where that is known.
+        name: expression of the user's code for it.
+        fix: the correction.
+        made: line that made it, if known.
+        through: operation that made the refused tensor of it, if any.
+        at: line of the correction, if known.
     """
 
     name: str
@@ -202,5 +202,5 @@ def _at(line: Line) -> str:
 
 
 def place_of(line: Line) -> dict[str, object]:
-    """A line by its parts, as evidence."""
+    """Evidence about a line."""
     return {"file": line.file, "line": line.number, "source": line.source}

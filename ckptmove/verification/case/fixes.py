@@ -90,9 +90,9 @@ class Scene(NamedTuple):
     built: Mapping[str, list[Moment]] = {}  # never written to
 
 
-def device_at(node: ast.AST | None, path: str, scene: Scene, beside: str = "", module: str = "") -> str:
+def device_at(node: ast.AST | None, path: str, scene: Scene, known: str = "", module: str = "") -> str:
     """Expression for the target at a node: an expression known there, the case's device, or the target's name."""
-    return beside or device_parameter(node, path, scene.home) or module or _target(scene)
+    return known or device_parameter(node, path, scene.home) or module or _target(scene)
 
 
 def _target(scene: Scene) -> str:
@@ -114,7 +114,7 @@ def device_in(running: Running, scene: Scene) -> str:
 def where_made(origin: Origin, scene: Scene) -> Fix:
     """The device in the call that made a tensor."""
     spot = origin.spot
-    device = device_at(spot.statement, spot.line.path, scene, origin.beside, origin.module)
+    device = device_at(spot.statement, spot.line.path, scene, origin.device, origin.module)
     loaded = None if _is_direct(origin) else _where_unseen(spot, device)
     fix = loaded or with_device(spot, origin.operation, device)
     return fix if fix.text else Fix(f"move the result of {made_by(origin)} at {spot.line}: .to({device})")
@@ -164,7 +164,7 @@ def where_called(origin: Origin | None, frames: Sequence[Running], scene: Scene)
     """
     if origin is not None:
         spot = origin.spot
-        if origin.beside or device_parameter(spot.statement, spot.line.path, scene.home) or not frames:
+        if origin.device or device_parameter(spot.statement, spot.line.path, scene.home) or not frames:
             return where_made(origin, scene)
     for running in reversed(frames):
         spot, device = running.spot, device_in(running, scene)

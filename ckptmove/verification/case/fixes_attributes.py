@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.case.watch import Origin
 
-#: Behind a line that gives a model what its checkpoint does not have.
+#: Comment after a line that registers a part of the model that the checkpoint lacks.
 _NOTE: Final = "  # the checkpoint lacks what was never registered: train and save again"
 
 
@@ -142,21 +142,21 @@ def _prefix(holder: object, path: str) -> str:
 
 
 def _kind(held: Any) -> str:
-    """The class of torch's that takes all that is in a list or dict; empty for none."""
+    """Name of torch's container for all values of a list or dict; empty for none."""
     is_dict = isinstance(held, Mapping)
     values = list(held.values() if is_dict else held)
     of_modules: Any = nn.ModuleDict if is_dict else nn.ModuleList
     of_parameters: Any = nn.ParameterDict if is_dict else nn.ParameterList
     for part, kind in ((nn.Module, of_modules), (nn.Parameter, of_parameters)):
         if all(isinstance(value, part) for value in values):
-            with suppress(KeyError, TypeError):  # of a dict: a key that no attribute can have
+            with suppress(KeyError, TypeError):  # a key that is no name of an attribute
                 kind(held)
                 return str(kind.__name__)
     return ""
 
 
 def _registered(held: Any, name: str, prefix: str) -> str:
-    """What registers the modules or parameters in a list or dict that stays as it is; empty where none are in it."""
+    """Expression that registers the modules or parameters among the values of a list or dict; empty for none."""
     source = f"{name}.values()" if isinstance(held, Mapping) else name
     values = list(held.values() if isinstance(held, Mapping) else held)
     rows = [one for one in values if isinstance(one, (list, tuple))]
@@ -171,12 +171,12 @@ def _registered(held: Any, name: str, prefix: str) -> str:
 
 
 def _last_statement(one: _Setting) -> ast.stmt:
-    """The last one of its function, before which the list may have been filled; itself, outside of one."""
+    """The last statement of the function, by which a list may be filled; the assignment itself, outside of one."""
     body = [] if one.function is None else [part for part in one.function.body if not isinstance(part, ast.Return)]
     return body[-1] if body else one.statement
 
 
 def is_plain(known: NamedTensor) -> bool:
-    """Whether a list or dict holds the tensor itself, and it is no parameter: torch has no list of buffers."""
+    """Whether a list or dict contains the tensor itself and it is not a parameter: torch has no list of buffers."""
     is_parameter = isinstance(known.tensor, nn.Parameter)
     return not is_parameter and any(one is known.tensor for _, one in leaves(known.held))

@@ -75,7 +75,7 @@ class Running(NamedTuple):
 
 
 class Entrance:
-    """The function that was typed."""
+    """The case function, and the files of the user's code."""
 
     def __init__(self, name: CaseName) -> None:
         self._name = name
@@ -83,11 +83,11 @@ class Entrance:
         self._known: dict[str, bool] = {}
 
     def load(self) -> Callable[..., Any]:
-        """Import the function as ``python FILE.py`` and ``python -m pkg.mod`` would find what it needs.
+        """Import the function, with the import path of ``python FILE.py`` or ``python -m pkg.mod``.
 
         Raises:
-            CaseUnusable: there is no such module, or nothing in it that could be called.
-            BaseException: whatever its module raises while it is imported.
+            CaseUnusable: if there is no such module or no such function.
+            BaseException: any exception of the module's own code.
         """
         module = self._load_file() if self._name.is_file else self._load_module()
         self._file = os.path.realpath(getattr(module, "__file__", None) or "")
@@ -104,7 +104,7 @@ class Entrance:
         if spec is None or spec.loader is None:
             raise CaseUnusable("its name does not end in .py", path=str(path))
         module = importlib.util.module_from_spec(spec)
-        sys.modules[_MODULE] = module  # dataclasses look up there what their annotations mean
+        sys.modules[_MODULE] = module  # dataclasses resolve annotations there
         spec.loader.exec_module(module)
         return module
 
@@ -114,11 +114,11 @@ class Entrance:
             return importlib.import_module(self._name.home)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self._name.home}.".startswith(f"{error.name}."):
-                raise  # something that the module itself wants
+                raise  # an import of the module itself
             raise CaseUnusable(f"there is no module '{self._name.home}' here") from error
 
     def is_own(self, file: str) -> bool:
-        """Whether a file is the user's: neither torch's nor another library's, nor this package's."""
+        """Whether a file is the user's: not of an installed library, the standard library, or this package."""
         if file not in self._known:
             real = os.path.realpath(file)
             is_installed = real.startswith(_LIBRARIES) or not _INSTALLED.isdisjoint(Path(real).parts)

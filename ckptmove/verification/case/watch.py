@@ -1,6 +1,6 @@
-"""What is seen while the user's code runs: where tensors come from, what was moved, and which operands were refused.
+"""Record the user's calls of torch: where tensors come from, moves to the target, and refused operands.
 
-Never changes a result: but for the names of a device that is only simulated, every call goes through as it was made.
+Calls go through unchanged, except that the names of a simulated target mean the device that simulates it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename
-#: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
+#: `Optimizer.add_param_group` reads the first of each parameter; `Module.to` sets the second.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
 _SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__  # noqa: SLF001  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
-#: What allocates memory beneath every Python dispatch.
+#: Functions that allocate memory below every Python dispatch.
 _IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
 
 
@@ -49,14 +49,14 @@ class Origin(NamedTuple):
         operation: the function's full name: ``torch.arange``.
         spot: the point in the user's code that called it.
         parent: the operand that is not on the target either; None for none.
-        beside: expression for the target there, from a tensor or a device; empty for none.
+        device: expression for the target there, from a tensor or a device; empty for none.
         module: expression for the target there, from a module; empty for none.
     """
 
     operation: str
     spot: Spot
     parent: torch.Tensor | None
-    beside: str
+    device: str
     module: str
 
 
@@ -64,9 +64,9 @@ class Refusal(NamedTuple):
     """A call that torch refused.
 
     Attributes:
-        error: what it raised.
-        operation: the function, as a script calls it.
-        strays: its operands off the target, save those of no dimension.
+        error: the exception.
+        operation: full name of the function.
+        strays: operands that are not on the target; zero-dimensional ones excluded.
     """
 
     error: BaseException
@@ -92,22 +92,22 @@ class Transfer:
 
 
 class Watch(TorchFunctionMode):
-    """Stands around the user's code.
+    """Function mode around the user's code.
 
     Attributes:
-        refusals: in the order in which they came; a script may live on after one.
-        transfers: what the user's own lines moved to the target.
+        refusals: refused calls in order; a script may go on after one.
+        transfers: moves to the target in the user's own lines.
         built: frames of the user's code that built each optimizer, by the optimizer's identity.
-        moved: the user's lines that moved a module, in their order.
+        moved: the user's lines that moved a module, in order.
     """
 
     def __init__(self, place: Place, target: str, entrance: Entrance) -> None:
-        """Prepare to watch.
+        """Create the mode.
 
         Args:
-            place: where the case is to run.
-            target: its tag; where a device only stands for it, code that asks for the target gets that device.
-            entrance: tells the user's frames.
+            place: where the case runs.
+            target: tag of the target; if it is simulated, code that names the target gets the simulating device.
+            entrance: knows which files are the user's.
         """
         super().__init__()
         self.refusals: list[Refusal] = []
@@ -123,7 +123,7 @@ class Watch(TorchFunctionMode):
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make one call of torch's, and take down what is worth it."""
+        """Make a call of torch, and record it."""
         kwargs = kwargs or {}
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
         self._note_site(func, frame)
@@ -140,12 +140,12 @@ class Watch(TorchFunctionMode):
         return result
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
-        """Where a tensor comes from; None for one that was there before."""
+        """Origin of a tensor; None for one that was made before the mode."""
         known = self._origins.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def lineage(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """A tensor off the target, then what it was made from, as far as that is known."""
+        """A tensor off the target, then the tensors that it was made from, as far as known."""
         seen: set[int] = set()
         following: torch.Tensor | None = tensor
         while following is not None and id(following) not in seen:
@@ -155,10 +155,10 @@ class Watch(TorchFunctionMode):
             following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
 
     def _renamed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """The same call, with the devices that stand for the target's where those are named.
+        """A call with the simulating devices in place of the target's.
 
         Raises:
-            RuntimeError: the target's machine has none of that number; to name it is no error yet.
+            RuntimeError: if the target has no device of that index. Its name alone raises nothing.
         """
         if func is torch.device:
             named: Any = func(*args, **kwargs)
@@ -174,7 +174,7 @@ class Watch(TorchFunctionMode):
         return func, *pytree.tree_map_only((str, torch.device), self._stand_in, (args, kwargs))
 
     def _stand_in(self, named: str | torch.device) -> str | torch.device:
-        """The device that stands for what is named, where that is one of the target's kind."""
+        """The simulating device for a device of the target's type; other devices unchanged."""
         kind, _, index = str(named).partition(":")
         is_of_it = kind == self._kind and (not index or index.isdecimal())
         return (is_of_it and targets.meant_by(named)) or named
@@ -185,7 +185,7 @@ class Watch(TorchFunctionMode):
                 yield leaf
 
     def _note_site(self, func: Any, frame: FrameType) -> None:
-        """Take down the user's line where an optimizer looks at its parameters, or a module moves its own."""
+        """Record the user's frames when an optimizer is built, or the line when a module is moved."""
         file = frame.f_code.co_filename
         caller = self._entrance.caller(frame) if file in {_OPTIMIZER, _MODULE} else None
         if caller is None:
@@ -216,7 +216,7 @@ class Watch(TorchFunctionMode):
                 self._origins[id(made)] = (weakref.ref(made), origin)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
-        """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
+        """Record a ``.to(device)`` in the user's own line, and rows taken of the result."""
         is_move = func in _MOVES
         if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
             self.transfers.append(Transfer(given[0], spot_of(frame), weakref.ref(made)))
@@ -252,12 +252,12 @@ def _target(named: str | torch.device) -> str:
 
 
 def _is_on(module: object, device: torch.device) -> bool:
-    """Whether something is a module with a parameter on a device."""
+    """Whether a value is a module with a parameter on a device."""
     with suppress(AttributeError):  # it is being built
         return isinstance(module, torch.nn.Module) and any(one.device == device for one in module.parameters())
     return False
 
 
 def _name(func: Any) -> str:
-    """A function as a script calls it: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
+    """Full name of a function: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
     return str(resolve_name(func) or getattr(func, "__name__", func))
