@@ -203,12 +203,24 @@ def test_a_node_without_a_position_is_mended_in_words(tmp_path, text, is_known):
     )
 
 
-def test_without_the_libraries_every_fix_is_in_words(fault_of, monkeypatch):
+UNREAD = {
+    "made": (mine("return super().forward(x) * torch.ones(3)"), "the tensor of torch.ones"),
+    "the model": (case("Net()"), "model.0.bias"),
+    "the batch": (case(step="def step(pair):\n    return criterion(model(pair[0]), pair[1])"), "batch[0]"),
+    "a list": (mine("return super().forward(x) * self.held[0]", "self.held = [torch.ones(3)]"), "model.held[0]"),
+    "another module": (
+        case(batch="batch()\nold = Net()", step="def step(pair):\n    return old(pair[0].to(device)).sum()"),
+        "old.0.bias",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "tensor"), UNREAD.values(), ids=UNREAD)
+def test_without_the_libraries_every_fix_is_in_words(fault_of, monkeypatch, body, tensor):
     monkeypatch.setitem(sys.modules, "executing", None)
-    detail, evidence = fault_of(mine("return super().forward(x) * torch.ones(3)"))
-    assert (evidence["operation"], evidence["fix_at"]) == ("torch.Tensor.mul", ""), detail
-    detail, evidence = fault_of(case("Net()"))
-    assert (evidence["tensors"], evidence["fix_at"]) == (["model.0.bias", "model.0.weight"], ""), detail
+    detail, evidence = fault_of(body)
+    assert tensor in evidence["tensors"], detail
+    assert (evidence["fix_at"], bool(evidence["fix"])) == ("", True)
 
 
 @pytest.mark.parametrize("typed", ["train.py:case", "train:case"])

@@ -102,8 +102,8 @@ def as_on_a_real_device(name_of: Callable[[torch.device], str]) -> Iterator[None
 def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]:
     """Check the gradients that a user's `backward` returns: torch's own check skips tensors of subclasses.
 
-    From torch/csrc/autograd/input_metadata.cpp: a gradient must be on the device of the input. A zero-dimensional one is
-    moved there.
+    From torch/csrc/autograd/input_metadata.cpp: a gradient must be on the device of the input. A zero-dimensional one
+    is moved there.
     """
     apply = BackwardCFunction.apply
 

@@ -168,11 +168,12 @@ def where_called(origin: Origin | None, frames: Sequence[Running], scene: Scene)
             return where_made(origin, scene)
     for running in reversed(frames):
         spot, device = running.spot, device_in(running, scene)
-        fix = _where_unseen(spot, device) if origin is None else None
-        every = [] if origin is None else [one for one in nodes_of(spot) if isinstance(one, ast.Call)]
-        calls = [one for one in every if origin is not None and callee(one) == origin.spot.code.co_name]
-        if calls:
-            fix = replaced(spot.line.path, *((one, moved(spot.line.path, one, device)) for one in calls))
+        if origin is None:
+            fix = _where_unseen(spot, device)
+        else:
+            calls = [one for one in nodes_of(spot) if callee(one) == origin.spot.code.co_name]
+            changes = [(one, moved(spot.line.path, one, device)) for one in calls if isinstance(one, ast.Call)]
+            fix = replaced(spot.line.path, *changes) if changes else None
         if fix is not None and fix.where:
             return fix
     return Fix(f"move it where it is made{_seen(frames)}: .to(device)") if origin is None else where_made(origin, scene)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from ckptmove.verification.case.edits import NO_FIX, Fix, after, before
+from ckptmove.verification.case.edits import Fix, after, before
 from ckptmove.verification.case.fixes import device_at, device_in, is_fixed
 from ckptmove.verification.case.source import (
     FUNCTIONS,
@@ -82,7 +82,7 @@ def where_held(found: Held, scene: Scene) -> Fix:
             return fix
     spot, device = found.running.spot, device_in(found.running, scene)
     if spot.statement is None:
-        return NO_FIX
+        return Fix(f"move {found.module} before it is used, for {spot.line}: .to({device})")
     return before(spot.line.path, spot.statement, f"{found.module}.to({device})")
 
 
