@@ -203,6 +203,19 @@ def test_a_node_without_a_position_is_mended_in_words(tmp_path, text, is_known):
     )
 
 
+def test_a_move_that_the_file_has_already_is_not_suggested_again(fault_of):
+    _, evidence = fault_of(f"""
+    def case(device):
+        model, pair = Net().to(device), batch()
+        device = "cpu"
+        criterion = {BCE}
+        criterion = criterion.to(device)
+        return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), criterion, pair)
+    """)
+    assert (evidence["tensor"], evidence["fix_at"]) == ("criterion.pos_weight", "")
+    assert evidence["fix"].endswith(": criterion = criterion.to(device)")
+
+
 UNREAD = {
     "made": (mine("return super().forward(x) * torch.ones(3)"), "the tensor of torch.ones"),
     "the model": (case("Net()"), "model.0.bias"),

@@ -211,10 +211,11 @@ def _range(path: str, node: ast.AST) -> tuple[int, int]:
 
 
 def _is_there(statement: ast.stmt, text: str, step: int) -> bool:
-    """Whether the statement next to another one is the same already."""
+    """Whether a statement or its neighbour is the same already: once more would not help."""
     body = block_of(statement)
-    index = body.index(statement) + step
-    return 0 <= index < len(body) and ast.unparse(body[index]) == ast.unparse(_parsed(text)).rpartition("\n")[2]
+    index = body.index(statement)
+    near = [body[one] for one in (index, index + step) if 0 <= one < len(body)]
+    return ast.unparse(_parsed(text)).rpartition("\n")[2] in map(ast.unparse, near)
 
 
 def _replaced(

@@ -298,7 +298,6 @@ def _before_which(given: Given, name: str, built: list[Moment]) -> Iterator[ast.
             around = [one for one in parents(builder) if isinstance(one, ast.stmt)]
             outer = takewhile(lambda one: not isinstance(one, SCOPES) and name not in stored(one), around)
             yield [builder, *outer][-1]
-            yield builder
     yield given.statement
 
 
@@ -344,8 +343,7 @@ def _of_container(known: NamedTensor, running: Running, device: str) -> Fix | No
         is_settable = isinstance(_holder(value, known.tensor), (Mapping, list))
         text = f"{way} = {way}.to({device})" if is_settable else f"{name} = {whole}"
         fix = before(spot.line.path, spot.statement, text)
-        if fix.where:
-            return fix
+        return fix if fix.where else None
     return None
 
 

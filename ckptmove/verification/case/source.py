@@ -93,18 +93,16 @@ def assignment_before(statement: ast.stmt, name: str) -> ast.stmt | None:
 
 
 def stored(node: ast.AST) -> set[str]:
-    """The names that a statement assigns, imports, defines or deletes, nested statements included."""
+    """The names that a statement assigns, defines or deletes, nested statements included."""
     return stored_by(ast.walk(node))
 
 
 def stored_by(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that nodes assign, import, define or delete."""
+    """The names that nodes assign, define or delete."""
     found: set[str] = set()
     for one in nodes:
         if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
             found.add(one.id)
-        elif isinstance(one, ast.alias):
-            found.add(one.asname or one.name.partition(".")[0])
         elif isinstance(one, (*SCOPES, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping)):
             found.add(getattr(one, "name", None) or getattr(one, "rest", None) or "")
     return found
