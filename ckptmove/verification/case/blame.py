@@ -16,8 +16,7 @@ from ckptmove.verification.case.edits import NO_FIX
 from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
 from ckptmove.verification.case.fixes_lines import returned, without_cuda
 from ckptmove.verification.case.fixes_modules import held, where_held
-from ckptmove.verification.case.source import assigned
-from ckptmove.verification.case.user_code import line_of
+from ckptmove.verification.case.source import assigned, line_of
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckptmove.verification.case.edits import Fix
     from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.user_code import Line, Running
+    from ckptmove.verification.case.source import Line, Running
     from ckptmove.verification.case.watch import Origin
 
 #: Matches torch's errors for operands on two devices, in all its versions.

@@ -13,15 +13,24 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.case import Case
-from ckptmove.verification.case.source import FUNCTIONS, assigned, assignment_before, head_of, parents, stored_by
+from ckptmove.verification.case.source import (
+    FUNCTIONS,
+    Running,
+    assigned,
+    assignment_before,
+    head_of,
+    parents,
+    spot_of,
+    stored_by,
+)
 from ckptmove.verification.case.tensor_names import leaves
-from ckptmove.verification.case.user_code import Running, spot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-    from ckptmove.verification.case.user_code import Entrance, Line, Spot
+    from ckptmove.verification.case.source import Line, Spot
+    from ckptmove.verification.case.user_code import Entrance
 
 _FIELDS: Final = ("model", "optimizer", "criterion", "batch")
 

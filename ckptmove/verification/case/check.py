@@ -23,9 +23,10 @@ from ckptmove.verification.case.fixes import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable
 from ckptmove.verification.case.restore import restore
+from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, take_step
 from ckptmove.verification.case.tensor_names import leaves, names_of
-from ckptmove.verification.case.user_code import Entrance, line_of
+from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.case_call import Given
     from ckptmove.verification.case.parts import OptimizerPart
     from ckptmove.verification.case.restore import Restored
+    from ckptmove.verification.case.source import Line
     from ckptmove.verification.case.step import Taken
     from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.user_code import Line
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import Place
     from ckptmove.verification.step.resume import Bench

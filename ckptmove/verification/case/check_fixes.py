@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ckptmove.verification.case.case_call import Given, Moment
-    from ckptmove.verification.case.user_code import Entrance, Line, Spot
+    from ckptmove.verification.case.source import Line, Spot
+    from ckptmove.verification.case.user_code import Entrance
 
 _MISSING: Final = re.compile(r"missing ([^\s;]+)")
 _UNSAVED: Final = (

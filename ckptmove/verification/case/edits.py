@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckptmove.verification.case.source import assigned, block_of, callee, full_name, library, nodes_of, tree_of
-from ckptmove.verification.case.user_code import line_of
+from ckptmove.verification.case.source import assigned, block_of, callee, full_name, library, line_of, nodes_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.verification.case.user_code import Spot
+    from ckptmove.verification.case.source import Spot
 
 #: Expressions that need no parentheses before ``.to(device)``.
 _ATOMS: Final = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)

@@ -35,6 +35,7 @@ from ckptmove.verification.case.edits import (
 from ckptmove.verification.case.fixes_attributes import as_buffer, as_container, is_plain
 from ckptmove.verification.case.source import (
     SCOPES,
+    Running,
     assignment_before,
     callee,
     earlier,
@@ -47,15 +48,15 @@ from ckptmove.verification.case.source import (
     stored,
 )
 from ckptmove.verification.case.tensor_names import leaves
-from ckptmove.verification.case.user_code import Running
 from ckptmove.verification.case.watch import target_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.verification.case.case_call import Found, Given, Moment
+    from ckptmove.verification.case.source import Line, Spot
     from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.user_code import Entrance, Line, Spot
+    from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.case.watch import Origin, Watch
     from ckptmove.verification.place import Place
 

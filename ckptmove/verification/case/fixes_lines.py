@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from ckptmove.verification.case.edits import Fix, moved, replaced, text_of
 from ckptmove.verification.case.fixes import device_at
-from ckptmove.verification.case.source import FUNCTIONS, assignment_before, callee, nodes_of, tree_of
-from ckptmove.verification.case.user_code import Line, line_of
+from ckptmove.verification.case.source import FUNCTIONS, Line, assignment_before, callee, line_of, nodes_of, tree_of
 
 if TYPE_CHECKING:
     from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.user_code import Spot
+    from ckptmove.verification.case.source import Spot
     from ckptmove.verification.simulated.rules import WrongGradient
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.user_code import Running
+    from ckptmove.verification.case.source import Running
 
 
 class Held(NamedTuple):

@@ -1,16 +1,18 @@
-"""Read the syntax trees of the user's files: ``executing`` parses them and links each node to its parent."""
+"""Lines and syntax trees of the user's files: ``executing`` finds the node of a frame and links nodes to parents."""
 
 from __future__ import annotations
 
 import ast
+import linecache
+import os
 import sys
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from ckptmove.verification.case.user_code import Spot
+    from types import CodeType
 
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Statements with a scope of their own.
@@ -25,6 +27,48 @@ _EXPRESSIONS: Final[dict[str, type[ast.expr]]] = {
 }
 
 
+class Line(NamedTuple):
+    """A line of the user's code.
+
+    Attributes:
+        file: path relative to the working directory.
+        number: line number, from 1.
+        source: text of the line, stripped.
+        path: the file's name in Python (``co_filename``); does not depend on the working directory.
+    """
+
+    file: str
+    number: int
+    source: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+class Spot(NamedTuple):
+    """A point in the user's code that a frame has reached. It keeps no reference to the frame.
+
+    Attributes:
+        line: the line.
+        code: the frame's code object.
+        node: node of the current instruction; None if ``executing`` finds none, as for code made by ``exec``.
+        statement: the statement that contains it; None if the line has several and the node is unknown.
+    """
+
+    line: Line
+    code: CodeType
+    node: ast.AST | None
+    statement: ast.stmt | None
+
+
+class Running(NamedTuple):
+    """A frame of the user's code, and the point that it has reached."""
+
+    frame: FrameType
+    spot: Spot
+
+
 def library() -> Any:
     """``executing.Source``; None without ``executing`` and ``asttokens``: then fixes are sentences, no edits."""
     try:
@@ -33,6 +77,25 @@ def library() -> Any:
     except ImportError:
         return None
     return Source
+
+
+def line_of(path: str, number: int) -> Line:
+    """Line of a file, by the file's name in Python."""
+    here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
+    return Line(path.removeprefix(here), number, linecache.getline(path, number).strip(), path)
+
+
+def spot_of(found: FrameType | TracebackType) -> Spot:
+    """The point that a frame, or the frame of a traceback entry, has reached."""
+    frame = found.tb_frame if isinstance(found, TracebackType) else found
+    number = found.tb_lineno if isinstance(found, TracebackType) else found.f_lineno
+    line, source = line_of(frame.f_code.co_filename, number), library()
+    if source is None:
+        return Spot(line, frame.f_code, None, None)
+    running = source.executing(found)
+    statements = running.statements or ()
+    statement = next(iter(statements)) if len(statements) == 1 else None
+    return Spot(line, frame.f_code, running.node, statement)
 
 
 def tree_of(path: str) -> ast.Module:

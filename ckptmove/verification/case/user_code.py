@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import linecache
 import os
 import sys
 import sysconfig
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.verification.case.source import library
+from ckptmove.verification.case.source import Running, spot_of
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable
-    from types import CodeType
+    from types import FrameType, TracebackType
 
     from ckptmove.verification.case.name import CaseName
 
@@ -30,48 +27,6 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _OURS: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 #: ``train`` and ``random`` may be modules that the script imports; this name is not.
 _MODULE: Final = "_ckptmove_case"
-
-
-class Line(NamedTuple):
-    """A line of the user's code.
-
-    Attributes:
-        file: path relative to the working directory.
-        number: line number, from 1.
-        source: text of the line, stripped.
-        path: the file's name in Python (``co_filename``); does not depend on the working directory.
-    """
-
-    file: str
-    number: int
-    source: str
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
-
-
-class Spot(NamedTuple):
-    """A point in the user's code that a frame has reached. It keeps no reference to the frame.
-
-    Attributes:
-        line: the line.
-        code: the frame's code object.
-        node: node of the current instruction; None if ``executing`` finds none, as for code made by ``exec``.
-        statement: the statement that contains it; None if the line has several and the node is unknown.
-    """
-
-    line: Line
-    code: CodeType
-    node: ast.AST | None
-    statement: ast.stmt | None
-
-
-class Running(NamedTuple):
-    """A frame of the user's code, and the point that it has reached."""
-
-    frame: FrameType
-    spot: Spot
 
 
 class Entrance:
@@ -140,22 +95,3 @@ class Entrance:
         while frame is not None and not self.is_own(frame.f_code.co_filename):
             frame = frame.f_back
         return frame
-
-
-def line_of(path: str, number: int) -> Line:
-    """Line of a file, by the file's name in Python."""
-    here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
-    return Line(path.removeprefix(here), number, linecache.getline(path, number).strip(), path)
-
-
-def spot_of(found: FrameType | TracebackType) -> Spot:
-    """The point that a frame, or the frame of a traceback entry, has reached."""
-    frame = found.tb_frame if isinstance(found, TracebackType) else found
-    number = found.tb_lineno if isinstance(found, TracebackType) else found.f_lineno
-    line, source = line_of(frame.f_code.co_filename, number), library()
-    if source is None:
-        return Spot(line, frame.f_code, None, None)
-    running = source.executing(found)
-    statements = running.statements or ()
-    statement = next(iter(statements)) if len(statements) == 1 else None
-    return Spot(line, frame.f_code, running.node, statement)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.case.case_call import late_names, moments
-from ckptmove.verification.case.user_code import Line, Spot, line_of, spot_of
+from ckptmove.verification.case.source import Line, Spot, line_of, spot_of
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.data import become
 from ckptmove.verification.simulated.pinning import made_pinned
