@@ -338,7 +338,7 @@ def test_a_tensor_without_plain_values_is_named(case_check, make, tmp_path):
     tree["model"]["0.weight"] = torch.zeros(5, 6).to_sparse()
     torch.save(tree, tmp_path / "c.pt")
     check = case_check(returning(), path=str(tmp_path / "c.pt"))
-    assert check["detail"].split()[:4] == ["model.0.weight", "is", "a", "sparse_coo,"]
+    assert "model.0.weight is a sparse_coo," in check["detail"]
 
 
 def test_what_load_state_dict_refuses_is_said(case_check):

@@ -558,8 +558,8 @@ def test_keys_of_a_dict_that_the_checkpoint_does_not_have_are_said(case_check):
     ("old", "new", "said"),
     [
         ("step=step", "step=None", "needs a step(batch)"),
-        ("step=step", "step=step, part='netG'", "part is for one of them"),
-        ("step=step", "step=step, optimizer_part='optG'", "optimizer_part is for one of them"),
+        ("step=step", "step=step, part='netG'", "part is for a single one"),
+        ("step=step", "step=step, optimizer_part='optG'", "optimizer_part is for a single one"),
         ("Case(models,", "Case({},", "are dict and dict"),
         ("Case(models,", "Case({1: netG},", "are dict and dict"),
         ('"optD": optD}', '"optD": netD}', "are dict and dict"),
