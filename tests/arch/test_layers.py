@@ -37,6 +37,8 @@ HOMES = {
     # In `case` for the type checker alone: the fields of a Case are of its classes.
     "torch": ("verification", "case"),
     "safetensors": ("verification",),
+    "asttokens": ("verification",),
+    "executing": ("verification",),
     "typer": ("cli",),
     "rich": ("cli",),
     "tomli": ("cli",),

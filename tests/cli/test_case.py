@@ -175,8 +175,8 @@ def test_no_time_at_all_is_a_mistake_of_usage(folder, ckptmove, seconds):
     ("typed", "said", "hint"),
     [
         ("train.py:cases", "it has no function 'cases'", "--case train.py:nothing"),
-        ("train.py", "'train.py' names no function", "--case FILE.py:FUNC"),
-        ("train.py:nothing", "train.py:nothing returns a NoneType, and no ckptmove.Case", "--case FILE.py:FUNC"),
+        ("train.py", "'train.py' is not FILE.py:FUNC or pkg.mod:FUNC", "--case FILE.py:FUNC"),
+        ("train.py:nothing", "train.py:nothing returns a NoneType, not a ckptmove.Case", "--case FILE.py:FUNC"),
     ],
 )
 def test_a_case_that_is_none_is_one_line_and_a_hint(folder, ckptmove, typed, said, hint):

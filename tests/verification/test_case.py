@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import textwrap
 from types import SimpleNamespace
@@ -95,14 +96,16 @@ def test_a_loss_that_nobody_moved_is_named_there_too(case_check):
 
 def test_a_model_that_is_left_on_the_cpu_is_named(case_check):
     check = case_check(returning(model="net()"))
-    assert "model.0.bias and model.0.weight are on cpu, and meet cuda:0" in check["detail"]
+    assert check["evidence"]["tensors"] == ["model.0.bias", "model.0.weight"]
+    assert check["evidence"]["on"] == "cpu"
     assert check["evidence"]["fix"].startswith("model = model.to(device)")
 
 
 def test_a_step_that_never_goes_to_the_target_is_no_proof(case_check):
     check = case_check(returning(model="net()", step="lambda pair: criterion(model(pair[0]), pair[1])"))
     assert check["status"] == "failed"
-    assert "no parameter of the model is on cuda:0 after the step: model.0.weight is on cpu" in check["detail"]
+    assert (check["evidence"]["tensor"], check["evidence"]["on"]) == ("model.0.weight", "cpu")
+    assert "operation" not in check["evidence"]
 
 
 @pytest.mark.parametrize("move", ["net().cuda()", "net().to('cuda')", "net().to(torch.device('cuda:0'))"])
@@ -121,7 +124,7 @@ def test_code_that_names_a_device_that_is_not_the_target_is_told_what_to_take(ca
 
 def test_a_device_that_is_named_by_other_means_is_mended_in_words(case_check):
     check = case_check(returning(model="getattr(net(), 'cu' + 'da')()"), to="cpu")
-    assert check["detail"].endswith("; fix: take the device that the function is given")
+    assert (check["evidence"]["fix_at"], "device" in check["evidence"]["fix"]) == ("", True)
 
 
 def test_a_dataset_that_is_moved_by_other_means_is_noted_in_words(case_check):
@@ -135,7 +138,8 @@ def test_a_dataset_that_is_moved_by_other_means_is_noted_in_words(case_check):
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, torch.arange(4), step)
     """)
     assert check["status"] == "passed", check["detail"]
-    assert check["evidence"]["fix"] == "move a batch at a time, in the loop: batch = batch.to(device)"
+    assert check["evidence"]["fix"].endswith(": batch = batch.to(device)")
+    assert check["evidence"]["fix_at"] == ""
 
 
 @pytest.mark.parametrize(
@@ -200,13 +204,14 @@ def test_what_a_step_must_return(case_check, make, step, said):
 def test_state_of_another_class_is_refused_that_load_state_dict_would_take(case_check):
     check = case_check(returning(optimizer="torch.optim.SGD(model.parameters(), lr=0.1)"))
     assert check["status"] == "failed"
-    assert "holds the state of AdamW, and the case's optimizer is SGD" in check["detail"]
+    assert {"AdamW,", "SGD"} <= {*check["detail"].split()}
 
 
 def test_weights_that_are_not_finite_after_the_step_are_named(case_check):
     step = "lambda pair: (model[0].weight.register_hook(lambda grad: grad / 0), model(pair[0].to(device)).sum())[1]"
     check = case_check(returning(step=step))
-    assert "after the step on cuda:0 (simulated) model.0.weight is not finite" in check["detail"]
+    assert check["evidence"]["tensor"] == "model.0.weight"
+    assert "finite" in check["detail"]
 
 
 def test_a_learning_rate_of_zero_moves_nothing_and_is_no_fault(case_check, make):
@@ -264,7 +269,7 @@ def test_weights_alone_are_stepped_and_prove_no_resume(case_check, make):
 
 def test_groups_of_other_sizes_are_named(case_check):
     check = case_check(returning(optimizer="torch.optim.AdamW(model[0].parameters())"))
-    assert "optimizer has 1 group of 4 parameters, and the case's has 1 group of 2 parameters" in check["detail"]
+    assert re.findall(r"(\d) groups? of (\d)", check["detail"]) == [("1", "4"), ("1", "2")]
 
 
 def test_shapes_that_differ_are_named(case_check):
@@ -272,24 +277,28 @@ def test_shapes_that_differ_are_named(case_check):
     assert "model.1.weight is 3x5, the model's 4x5" in check["detail"]
 
 
+def keys_of(check):
+    """The keys that a fault names, of the model and of the checkpoint."""
+    assert check["status"] == "failed"
+    return re.findall(r"\S+\.weight", check["detail"])
+
+
 def test_a_model_of_another_name_is_not_there(case_check):
     check = case_check(returning(model="nn.ModuleDict({'x': net()}).to(device)"))
-    assert check["detail"].endswith(
-        "no key of the model is in the checkpoint; the model has x.0.weight, the checkpoint model.0.weight"
-    )
+    assert keys_of(check) == ["x.0.weight", "model.0.weight"]
     check = case_check(returning(model="nn.ModuleDict({'x': nn.ModuleDict({'1': nn.Linear(6, 3)})}).to(device)"))
-    assert check["detail"].endswith("; the model has x.1.weight, the checkpoint model.1.weight")
+    assert keys_of(check) == ["x.1.weight", "model.1.weight"]
     check = case_check(returning(model="nn.ModuleDict({'x': nn.PReLU()}).to(device)"))
-    assert check["detail"].endswith("; the model has x.weight, the checkpoint model.0.weight")
+    assert keys_of(check) == ["x.weight", "model.0.weight"]
 
 
 def test_keys_of_one_side_alone(case_check, make, tmp_path):
     tree = make.tree()
     torch.save({"optimizer": tree["optimizer"]}, tmp_path / "alone.pt")
     check = case_check(returning(), path=str(tmp_path / "alone.pt"))
-    assert check["detail"].endswith("no key of the model is in the checkpoint; the checkpoint has none")
+    assert check["detail"].endswith("checkpoint has none")
     check = case_check(returning(model="nn.ReLU()", optimizer="torch.optim.SGD([torch.ones(1, device=device)])"))
-    assert check["detail"].endswith("no key of the model is in the checkpoint; the model has none")
+    assert check["detail"].endswith("model has none")
 
 
 def test_the_part_of_a_lightning_module_that_the_case_builds_is_found(case_check, make):
@@ -329,7 +338,7 @@ def test_a_tensor_without_plain_values_is_named(case_check, make, tmp_path):
     tree["model"]["0.weight"] = torch.zeros(5, 6).to_sparse()
     torch.save(tree, tmp_path / "c.pt")
     check = case_check(returning(), path=str(tmp_path / "c.pt"))
-    assert "model.0.weight is a sparse_coo, without plain values" in check["detail"]
+    assert "model.0.weight is a sparse_coo," in check["detail"]
 
 
 def test_what_load_state_dict_refuses_is_said(case_check):
@@ -410,7 +419,8 @@ def test_an_exception_in_the_function_is_told_with_its_line(case_check, what):
 
 def test_an_exception_at_import_is_told_with_its_line(case_check):
     check = case_check("import no_such_library\n" + returning())
-    assert "ModuleNotFoundError: No module named 'no_such_library', at train.py:" in check["detail"]
+    assert check["evidence"]["error"] == "ModuleNotFoundError: No module named 'no_such_library'"
+    assert check["evidence"]["file"] == "train.py"
 
 
 def test_a_mismatch_in_the_function_itself_is_named(case_check):
@@ -492,8 +502,8 @@ def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("def case(device):\n    return 3", "returns a int, and no ckptmove.Case"),
-        ("def case(device, data):\n    return 3", "wants device, data, and is called with the device alone"),
+        ("def case(device):\n    return 3", "returns a int, not a ckptmove.Case"),
+        ("def case(device, data):\n    return 3", "requires device, data,"),
         (returning(model="net", optimizer="3"), "checkpoint, and are function and int"),
         ("case = 3", "has no function 'case'"),
     ],
@@ -528,14 +538,14 @@ def test_a_module_that_is_not_there_and_one_that_wants_what_is_not_there(answers
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("case", "names no function"),
-        ("train.py", "names no function"),
-        ("train.py:", "names no function"),
-        ("a-b:case", "names no function"),
+        ("case", "FILE.py:FUNC or pkg.mod:FUNC"),
+        ("train.py", "FILE.py:FUNC or pkg.mod:FUNC"),
+        ("train.py:", "FILE.py:FUNC or pkg.mod:FUNC"),
+        ("a-b:case", "FILE.py:FUNC or pkg.mod:FUNC"),
         ("nowhere.py:case", "its file cannot be read: No such file"),
         ("train.py:cases", "it has no function 'cases'"),
-        ("broken.py:case", "it is no Python in line 1"),
-        ("zeros.py:case", "it is no Python"),
+        ("broken.py:case", "not valid Python, line 1"),
+        ("zeros.py:case", "not valid Python"),
         ("jobs/train:case", "its file cannot be read"),
     ],
 )
@@ -663,9 +673,7 @@ def test_a_hook_that_meets_two_devices_in_backward_is_named_as_any_line(case_che
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), nn.MSELoss(), batch())
     """)
     assert check["status"] == "failed"
-    assert check["detail"].startswith(
-        "mask is on cpu, and meets cuda:0 in aten::mul in torch.Tensor.backward, at train"
-    )
+    assert (check["evidence"]["tensor"], check["evidence"]["on"]) == ("mask", "cpu")
     assert check["evidence"]["source"] == "model[0].bias.register_hook(lambda grad: grad * mask)"
     assert check["evidence"]["operation"] == "aten::mul in torch.Tensor.backward"
     assert check["evidence"]["fix"].endswith("lambda grad: grad * mask.to(grad.device))")
@@ -688,10 +696,7 @@ def test_what_a_backward_of_torchs_refuses_is_told_by_the_line_of_its_forward(ca
     assert check["status"] == "failed"
     assert check["evidence"]["operation"] == "aten::mul in torch.Tensor.backward (ExpBackward0)"
     assert check["evidence"]["source"] == "made = model(inputs).exp()"
-    assert (
-        "is on cpu, and meets cuda:0 in aten::mul in torch.Tensor.backward (ExpBackward0), at train.py:"
-        in check["detail"]
-    )
+    assert (check["evidence"]["on"], check["evidence"]["file"]) == ("cpu", "train.py")
 
 
 def test_a_model_whose_state_dict_takes_no_arguments_is_restored(case_check):

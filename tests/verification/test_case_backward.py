@@ -74,7 +74,7 @@ def test_a_gradient_that_is_elsewhere(evidence_of, backward, source, fix, decora
         "fix": fix,
         "file": "train.py",
     }
-    assert "Function TwiceBackward returned an invalid gradient at index 0" in found["error"]
+    assert "TwiceBackward" in found["error"]
 
 
 def test_one_of_a_backward_that_takes_them_all_as_they_come(evidence_of):
@@ -92,7 +92,7 @@ Twice.backward = Called()
 """
     found = evidence_of(called + USED)
     assert found["source"] == "def case(device):"
-    assert found["fix"] == "return it on the device of the gradient that backward is given"
+    assert (found["fix_at"], "backward" in found["fix"]) == ("", True)
 
 
 def test_one_of_a_backward_whose_file_is_another_one_by_now(evidence_of):
@@ -109,11 +109,11 @@ def test_a_hook_that_raises_is_named_by_its_line(evidence_of):
             return nn.functional.mse_loss(model(inputs), targets)
 
         def watched(grad):
-            raise ValueError("the gradient is not what I want")
+            raise ValueError("bad gradient")
         """
     )
-    assert found["error"] == "ValueError: the gradient is not what I want"
-    assert found["source"] == 'raise ValueError("the gradient is not what I want")'
+    assert found["error"] == "ValueError: bad gradient"
+    assert found["source"] == 'raise ValueError("bad gradient")'
 
 
 def test_a_module_whose_hook_raises(evidence_of):
@@ -152,11 +152,11 @@ def test_a_hook_of_whatever_kind_is_named_by_its_line(evidence_of, registered):
                 return nn.functional.mse_loss(model(made), targets)
 
         def watched(*given):
-            raise ValueError("this is not what I want")
+            raise ValueError("bad value")
         """
     )
-    assert found["error"] == "ValueError: this is not what I want"
-    assert (found["file"], found["source"]) == ("train.py", 'raise ValueError("this is not what I want")')
+    assert found["error"] == "ValueError: bad value"
+    assert (found["file"], found["source"]) == ("train.py", 'raise ValueError("bad value")')
 
 
 def test_a_function_that_is_right_is_none_of_it(answers, make, tmp_path, monkeypatch):

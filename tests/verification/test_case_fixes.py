@@ -102,7 +102,8 @@ def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
     made = mine("return super().forward(x) - self.mean", init="self.mean = torch.zeros(3)")
     made = f"import pathlib\n\npathlib.Path('other.txt').write_text({said!r})\nMADE = {made!r}\n"
     _, evidence = fault_of(made, "exec(compile(MADE, 'other.txt', 'exec'))\n", CASE)
-    assert evidence["fix"].startswith("make model.mean a buffer where it is first assigned")
+    assert evidence["fix_at"] == ""
+    assert "model.mean a buffer" in evidence["fix"]
 
 
 @pytest.mark.parametrize(
@@ -216,16 +217,16 @@ def test_parameters_in_another_order_than_the_checkpoints_are_told_from_their_sh
         model = Net().to(device)
         return ckptmove.Case(model, torch.optim.AdamW({order}), nn.MSELoss(), batch())
     """)
-    assert detail.startswith("the case's optimizer has its parameters in another order than the checkpoint, and")
+    assert "another order" in detail
     place = "model.1.bias at its place is [3]" if "reversed" in order else "model.1.weight at its place is [3, 5]"
-    assert f"the state of 0 is for [5, 6], and {place};" in detail
+    assert f"[5, 6], and {place};" in detail
 
 
 def test_moments_of_no_parameters_shape_are_left_to_the_optimizer(fault_of):
     detail, _ = fault_of("""
     class Other(torch.optim.AdamW):
         def load_state_dict(self, state):
-            raise RuntimeError('my moments have shapes of their own')
+            raise RuntimeError('own moments')
 
     def case(device):
         model = Net().to(device)
@@ -234,4 +235,4 @@ def test_moments_of_no_parameters_shape_are_left_to_the_optimizer(fault_of):
         optimizer = Other([extra, model[0].bias, *model[1].parameters()])
         return ckptmove.Case(model, optimizer, nn.MSELoss(), batch())
     """)
-    assert "my moments have shapes of their own" in detail
+    assert "own moments" in detail

@@ -228,17 +228,19 @@ def test_a_part_that_is_not_there_is_said_with_those_that_are(case_check, rest, 
 def test_a_part_of_a_file_without_any_is_not_there_either(case_check):
     tree = gan_tree()
     check = case_check(single(rest="part='net'"), {"optG": tree["optG"]})
-    assert "has no 'net'; " in check["detail"]
+    assert "'net'" in check["detail"]
+    assert check["status"] == "failed"
     assert "fix" not in check["evidence"]
 
 
 def test_a_part_that_does_not_fit_is_not_replaced_by_one_that_does(case_check):
     check = case_check(single(rest="part='netD'"))
     assert check["status"] == "failed"
-    assert "the model does not fit the checkpoint's 'netD': " in check["detail"]
+    assert "'netD':" in check["detail"]
     check = case_check(single(rest="optimizer_part='optD'"))
     assert check["status"] == "failed"
-    assert "optimizer does not fit the checkpoint's 'optD': the state of 0 is for [4, 3]" in check["detail"]
+    assert "'optD':" in check["detail"]
+    assert "[4, 3]" in check["detail"]
 
 
 def rivals():
@@ -343,7 +345,7 @@ def test_an_optimizer_that_is_not_stepped_is_not_proven(case_check):
 def test_a_step_that_steps_no_optimizer_is_a_fault(case_check):
     check = case_check(GAN.replace("        optG.step()\n", "").replace("        optD.step()\n", ""))
     assert check["status"] == "failed"
-    assert "step makes no optimizer's step" in check["detail"]
+    assert "optimizer's step:" in check["detail"]
 
 
 @pytest.mark.parametrize(
@@ -488,14 +490,16 @@ def test_a_model_in_a_dict_that_is_not_written_out_is_mended_in_words(case_check
     body = GAN.replace("discriminator().to(device)", "discriminator()")
     body = body.replace('models = {"netG": netG, "netD": netD}', "models = dict(netG=netG, netD=netD)")
     check = case_check(body)
-    assert check["evidence"]["fix"].startswith("netD = netD.to(device), before the optimizer is built, in the case at")
+    assert check["evidence"]["fix"].startswith("netD = netD.to(device), ")
+    assert check["evidence"]["fix_at"] == ""
 
 
 def test_models_that_never_go_to_the_target_are_no_proof(case_check):
     body = GAN.replace("generator().to(device)", "generator()").replace("discriminator().to(device)", "discriminator()")
     check = case_check(body.replace("images.to(device)", "images").replace("device=device", "device='cpu'"))
     assert check["status"] == "failed"
-    assert "no parameter of the model is on cuda:0 after the step: model['netG'].0.weight is on cpu" in check["detail"]
+    assert (check["evidence"]["tensor"], check["evidence"]["on"]) == ("model['netG'].0.weight", "cpu")
+    assert "operation" not in check["evidence"]
     assert check["evidence"].get("fix", "") == "netG = netG.to(device)"
 
 
@@ -514,7 +518,8 @@ def test_parameters_that_were_replaced_are_named_by_their_model(case_check):
     check = case_check(body)
     assert check["status"] == "failed"
     assert check["evidence"]["tensor"] == "model['netD'].0.weight"
-    assert check["detail"].startswith("optimizer['optD'], built at train.py:")
+    assert check["detail"].startswith("optimizer['optD'], ")
+    assert check["evidence"]["operation"] == "torch.optim.Optimizer.step"
     assert check["evidence"]["fix"] == "optD = torch.optim.Adam(netD.parameters())"
 
 
@@ -531,14 +536,15 @@ def test_capturable_is_refused_in_a_whole_step_too(case_check):
     tree["optG"]["param_groups"][0]["capturable"] = True
     check = case_check(GAN, tree, to="mps")
     assert check["status"] == "failed"
-    assert "If capturable=True, params and state_steps must be on supported devices" in check["detail"]
+    assert "capturable=True" in check["evidence"]["error"]
     assert check["evidence"]["source"] == "optG.step()"
 
 
 def test_keys_that_are_missing_are_said_of_the_model_that_wants_them(case_check):
     check = case_check(GAN.replace("discriminator().to", "nn.Sequential(*discriminator(), nn.Linear(1, 1)).to"))
     assert check["status"] == "failed"
-    assert "model['netD'] does not fit the checkpoint's 'netD': missing 3.weight; missing 3.bias" in check["detail"]
+    assert check["detail"].startswith("model['netD'] ")
+    assert "missing 3.weight; missing 3.bias" in check["detail"]
 
 
 def test_keys_of_a_dict_that_the_checkpoint_does_not_have_are_said(case_check):
@@ -552,8 +558,8 @@ def test_keys_of_a_dict_that_the_checkpoint_does_not_have_are_said(case_check):
     ("old", "new", "said"),
     [
         ("step=step", "step=None", "needs a step(batch)"),
-        ("step=step", "step=step, part='netG'", "part is for one of them"),
-        ("step=step", "step=step, optimizer_part='optG'", "optimizer_part is for one of them"),
+        ("step=step", "step=step, part='netG'", "part is for a single one"),
+        ("step=step", "step=step, optimizer_part='optG'", "optimizer_part is for a single one"),
         ("Case(models,", "Case({},", "are dict and dict"),
         ("Case(models,", "Case({1: netG},", "are dict and dict"),
         ('"optD": optD}', '"optD": netD}', "are dict and dict"),

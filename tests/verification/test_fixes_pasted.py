@@ -135,6 +135,7 @@ MADE = {
     "by a name": "from torch import ones\nreturn h * ones(3)",
     "by another name": "make = torch.ones\nmask = make(3)\nreturn h * mask",
     "written to": "out = torch.zeros(h.shape)\nout[:] = h\nreturn out",
+    "written to, of numpy": "out = torch.from_numpy(numpy.zeros((4, 3), 'f'))\nout.add_(h)\nreturn out",
     "returned": "return h * ones_as(h)",
     "in the head of an if": "if (h > torch.ones(3)).any():\n    return h\nreturn h",
     "in an elif": "if x is None:\n    pass\nelif (h > MEAN).any():\n    return h\nreturn h",

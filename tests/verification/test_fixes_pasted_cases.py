@@ -26,8 +26,8 @@ HELD = {
 def test_what_was_never_registered_was_never_saved(mended, held, used):
     body = mine(f"h = super().forward(x)\nreturn self.held{used}", f"self.held = {held}", base="Outer")
     fixes = mended(body, trains=True)
-    assert "  # the checkpoint lacks what was never registered: train and save again" in fixes[0]
-    assert "what was not registered when it was saved is not in the checkpoint" in fixes[1]
+    assert "  # the checkpoint lacks" in fixes[0]
+    assert "strict=False" in fixes[1]
 
 
 REGISTERED = {

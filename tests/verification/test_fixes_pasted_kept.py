@@ -110,7 +110,8 @@ def test_a_key_that_is_no_literal_is_told_in_words(fault_of, keys, x, y, told):
     body = case(batch=f"dict(zip({keys}, batch()))", step=f"lambda b: criterion(model(b[{x}].to(device)), b[{y}])")
     _, evidence = fault_of(KEYS, body)
     assert evidence["tensor"] == told
-    assert (evidence["fix"], evidence["fix_at"]) == (f"move {told} in the step, for train.py:48: .to(device)", "")
+    assert told in evidence["fix"]
+    assert (evidence["fix"].endswith(" train.py:48: .to(device)"), evidence["fix_at"]) == (True, "")
 
 
 @pytest.mark.parametrize("keys", ["(1, 2)", "('a', 2.5)", "(('a', 1), ('b', None))", "(b'x', True)"])
@@ -163,8 +164,8 @@ def test_a_file_with_another_name_for_torch_has_it_kept(without_torch, mended):
 
 def test_in_a_call_it_is_told_in_words(without_torch, fault_of):
     _, evidence = fault_of(DATASET.replace("del torch\n", "").format("TensorDataset(randn(9, 6), randn(9, 3))"))
-    assert evidence["fix"].startswith("import torch, and give next(iter(torch.utils.data.DataLoader(")
-    assert evidence["fix"].endswith(" in place of TensorDataset(randn(9, 6), randn(9, 3)), at train.py:16")
+    assert "next(iter(torch.utils.data.DataLoader(TensorDataset(randn(9, 6), randn(9, 3)), batch" in evidence["fix"]
+    assert evidence["fix"].endswith(" train.py:16")
     assert evidence["fix_at"] == ""
 
 
@@ -180,7 +181,8 @@ def test_layers_are_not_registered_by_a_name_that_the_file_does_not_have(fault_o
         .replace("batch()", "(randn(4, 6), randn(4, 3))")
     )
     _, evidence = fault_of(made)
-    assert evidence["fix"] == "make model.held[0].bias a part of the model where it is first assigned, for train.py:10"
+    assert "model.held[0].bias" in evidence["fix"]
+    assert evidence["fix"].endswith(" train.py:10")
     assert evidence["fix_at"] == ""
 
 
@@ -192,6 +194,10 @@ MOVES = {
     "behind the model's": (
         "model = Net(); model.to(device); images = IMAGES.to(device)",
         "model = Net(); model.to(device); images = IMAGES",
+    ),
+    "beside another": (
+        "model = Net().to(device)\nimages, other = IMAGES.to(device), LABELS.to(device)",
+        "images, other = IMAGES, LABELS.to(device)",
     ),
     "by itself": ("model = Net().to(device)\nimages = IMAGES.to(device)", "images = IMAGES"),
 }
@@ -215,12 +221,3 @@ def case(device):
 def test_the_move_of_a_whole_dataset_is_taken_away_and_no_other(mended, lines, text):
     (fix,) = mended(dataset(lines))
     assert fix.partition(": ")[2] == text
-
-
-def test_of_two_moves_of_data_in_a_line_neither_is_taken_away(answers, make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines = "model = Net().to(device)\nimages, other = IMAGES.to(device), LABELS.to(device)"
-    (tmp_path / "train.py").write_text(HEAD + dataset(lines))
-    check = answers(make(), "cuda:0", case="train.py:case")["case"]
-    assert check["evidence"]["fix"] == "move a batch at a time, in the loop: batch = batch.to(device)"
-    assert check["evidence"]["fix_at"] == ""

@@ -1,10 +1,8 @@
-"""What is raised while the autograd engine runs on a simulated device, brought out of it whole.
+"""Raise errors of the autograd engine on a simulated device in the code that called the engine.
 
-Never holds the engine up: what is raised ends a backward, as on a real device.
-
-For a device of Python's the engine restores a stream on the way out, which asks :class:`Guard` for its type: a call of
-Python while an exception is on its way would end the process, as that is no place for one. So the guard takes the
-exception up, and the engine's caller raises it.
+For a device written in Python the engine restores a stream on the way out, which asks :class:`Guard` for its type. A
+call of Python while a C++ exception unwinds would end the process. So the guard keeps the exception, and the code that
+called the engine raises it.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _TAKES_MORE: Final = 0x04
 
 
 class _Runs(threading.local):
-    """What was taken up in each run of the engine in a thread, the innermost last: one may run inside of another."""
+    """Exceptions kept in each run of the engine in a thread, the innermost last: runs may nest."""
 
     def __init__(self) -> None:
         self.open: list[list[BaseException]] = []
@@ -52,7 +50,7 @@ def is_running() -> bool:
 
 
 def note_node(error: CrossDeviceError) -> None:
-    """Take down the node of the graph that an operation was refused in, where no code of Python's stands between."""
+    """Note the graph node of a refused operation, unless Python code of a hook or a function called it."""
     frames = _frames_to_engine(sys._getframe(1))  # noqa: SLF001  # the frames, without an exception that left them
     is_torchs = all(_OWN.search(frame.f_code.co_filename) for frame in frames)
     node: Any = torch._C._current_autograd_node()  # noqa: SLF001  # no public name for it
@@ -69,19 +67,19 @@ def _frames_to_engine(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def make_guard(kind: Any) -> Any:
-    """The guard of a device of Python's, to be kept as long as the process lives.
+    """Device guard of a device written in Python. Keep it as long as the process lives.
 
     Args:
-        kind: what it says that it guards.
+        kind: the device type that it reports.
     """
 
     class Guard(torch._C._acc.DeviceGuard):  # noqa: SLF001  # not in every torch
         def type_(self) -> Any:
             try:
-                # CPython's conversion of an index gives -1 where it fails: only then it looks for an exception, and
-                # takes the one that is on its way for its own.
+                # CPython looks for an exception only if the conversion of an index returned -1, and then takes the
+                # pending one for its own.
                 "".zfill(-1)
-            except BaseException as error:  # noqa: BLE001  # whatever was raised, the engine's caller raises it again
+            except BaseException as error:  # noqa: BLE001  # of any class: the engine's caller raises it again
                 if _RUNS.open:
                     _RUNS.open[-1].append(error)
             return kind
@@ -91,24 +89,21 @@ def make_guard(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def as_on_a_real_device(name_of: Callable[[torch.device], str]) -> Iterator[None]:
-    """Have what hooks raise and gradients treated as on a real device, as long as the context is open.
+    """Treat exceptions of hooks, and gradients, as on a real device.
 
     Args:
-        name_of: what the target calls a device.
+        name_of: returns the target's name of a device.
     """
-    with _raised_by_its_caller(name_of), _gradients_checked(name_of):
+    with _reraised(name_of), _gradients_checked(name_of):
         yield
 
 
 @contextlib.contextmanager
 def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]:
-    """Make torch's own check of what a user's function returns in `backward`: it leaves tensors of subclasses out.
+    """Check the gradients that a user's `backward` returns: torch's own check skips tensors of subclasses.
 
-    From torch/csrc/autograd/input_metadata.cpp: a gradient has to be where the input is, and one of no dimension is
-    moved there.
-
-    Args:
-        name_of: what the target calls a device.
+    From torch/csrc/autograd/input_metadata.cpp: a gradient must be on the device of the input. A zero-dimensional one
+    is moved there.
     """
     apply = BackwardCFunction.apply
 
@@ -127,7 +122,7 @@ def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]
             found[place] = found[place].to(device)
         return tuple(found) if isinstance(returned, tuple) else found[0]
 
-    BackwardCFunction.apply = checked  # type: ignore[method-assign]  # another takes its place while the device stands
+    BackwardCFunction.apply = checked  # type: ignore[method-assign]  # restored when the context ends
     try:
         yield
     finally:
@@ -146,7 +141,7 @@ def _wrong(node: Any, index: int, devices: tuple[str, str], gradient: torch.Tens
 
 
 def _first_gradient(code: Any) -> str:
-    """What a `backward` calls the first gradient that it is given: `grad`, or `grads[0]` of a `*grads`."""
+    """Expression of a `backward` for its first gradient: `grad`, or `grads[0]` for `*grads`."""
     if code.co_argcount > 1:
         return str(code.co_varnames[1])
     takes_more = code.co_flags & _TAKES_MORE
@@ -154,42 +149,38 @@ def _first_gradient(code: Any) -> str:
 
 
 @contextlib.contextmanager
-def _raised_by_its_caller(name_of: Callable[[torch.device], str]) -> Iterator[None]:
-    """Have the engine raise at its end what was taken up while it ran, as long as the context is open.
-
-    Args:
-        name_of: what the target calls a device.
-    """
+def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
+    """Raise the exceptions that the guard kept when the engine returns."""
     module: Any = torch.autograd
     engine = module._engine_run_backward  # noqa: SLF001  # as `torch.autograd.backward` and `grad` call it
 
     def run(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        gradients = _where_they_belong(outputs, gradients, name_of)
-        taken: list[BaseException] = []
-        _RUNS.open.append(taken)
+        gradients = _checked_gradients(outputs, gradients, name_of)
+        kept: list[BaseException] = []
+        _RUNS.open.append(kept)
         try:
             result = engine(outputs, gradients, *args, **kwargs)
-        except SystemError:  # it has failed, and there is no exception any more
-            if not taken:
+        except SystemError:  # the engine failed, and the guard has the exception
+            if not kept:
                 raise
         finally:
             _RUNS.open.pop()
-        if taken:
-            raise taken[0]
+        if kept:
+            raise kept[0]
         return result
 
-    module._engine_run_backward = run  # noqa: SLF001  # another takes its place while the device stands
+    module._engine_run_backward = run  # noqa: SLF001  # restored when the context ends
     try:
         yield
     finally:
         module._engine_run_backward = engine  # noqa: SLF001  # the engine, put back
 
 
-def _where_they_belong(outputs: Any, gradients: Any, name_of: Callable[[torch.device], str]) -> tuple[Any, ...]:
-    """The gradients that a backward begins with: torch's own check leaves tensors of subclasses out, again.
+def _checked_gradients(outputs: Any, gradients: Any, name_of: Callable[[torch.device], str]) -> tuple[Any, ...]:
+    """The gradients that a backward starts with, moved if zero-dimensional: torch's own check skips subclasses.
 
     Raises:
-        CrossDeviceError: one is not where its output is.
+        CrossDeviceError: if one is not on the device of its output.
     """
     moved = list(gradients)
     for index, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):

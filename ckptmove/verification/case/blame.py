@@ -1,6 +1,6 @@
-"""From an exception in the user's step to the tensor, the operation, the line, and what mends it.
+"""Explain an exception in the user's step: the tensor, the operation, the line, and a fix.
 
-Never runs the user's code again: everything is read off the frames that the exception has left.
+The user's code is not run again: the frames in the traceback and the record of `Watch` say enough.
 """
 
 from __future__ import annotations
@@ -12,42 +12,40 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from ckptmove.verification.case.blame_calls import made_by
-from ckptmove.verification.case.blame_fixes import of_tensor, where_called, where_made, where_used
-from ckptmove.verification.case.blame_lines import as_given, returned
-from ckptmove.verification.case.blame_modules import held, where_held
-from ckptmove.verification.case.user_code import assigned, callee, line_of, statements_at
-from ckptmove.verification.case.user_code_edits import NO_FIX
+from ckptmove.verification.case.edits import NO_FIX
+from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
+from ckptmove.verification.case.fixes_lines import returned, without_cuda
+from ckptmove.verification.case.fixes_modules import held, where_held
+from ckptmove.verification.case.source import assigned, line_of
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
-    from ckptmove.verification.case.blame_fixes import Scene
-    from ckptmove.verification.case.user_code import Line
-    from ckptmove.verification.case.user_code_edits import Fix
+    from ckptmove.verification.case.edits import Fix
+    from ckptmove.verification.case.fixes import Scene
+    from ckptmove.verification.case.source import Line, Running
     from ckptmove.verification.case.watch import Origin
 
-#: What torch's own refusals of operands on two devices have in common, over its versions.
+#: Matches torch's errors for operands on two devices, in all its versions.
 _TWO_DEVICES: Final = re.compile(
     r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
 )
-#: What runs the autograd engine, in which many operations are made.
+#: Functions that run the autograd engine.
 _BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
-#: What torch says of a ``.cuda()`` where no CUDA device is: a build without it, and one with it that finds no driver.
+#: torch's errors for ``.cuda()`` without a CUDA device: of a build without CUDA, and of one without a driver.
 _NO_CUDA: Final = ("not compiled with CUDA", "Found no NVIDIA driver")
 _NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What is wrong with a step.
+    """A fault of the user's step.
 
     Attributes:
-        fault: in one line.
-        fix: what mends it, with an empty text where nothing is known.
-        figures: the same by name.
+        fault: one line.
+        fix: the correction; `NO_FIX` if none is known.
+        figures: evidence for the JSON report.
     """
 
     fault: str
@@ -59,12 +57,12 @@ class Blame:
 
     @property
     def evidence(self) -> dict[str, object]:
-        """The figures, with the line of the fix and where it goes."""
+        """The figures with the fix."""
         return {**self.figures, "fix": self.fix.text, "fix_at": self.fix.where} if self.fix.text else self.figures
 
 
 def blame(error: BaseException, scene: Scene) -> Blame:
-    """Say what an exception is about."""
+    """Explain an exception."""
     for one in _causes(error):
         if isinstance(one, WrongGradient):
             return _of_gradient(one, scene)
@@ -72,21 +70,21 @@ def blame(error: BaseException, scene: Scene) -> Blame:
         strays = one.strays if isinstance(one, CrossDeviceError) else () if refusal is None else refusal.strays
         if strays and (isinstance(one, CrossDeviceError) or _TWO_DEVICES.search(str(one))):
             if refusal is not None and not any(_is_known(stray, scene) for stray in strays):
-                strays = refusal.strays or strays  # what was handed to a function whose inside refused
+                strays = refusal.strays or strays  # the arguments of the function whose inside failed
             aten = one.operation if isinstance(one, CrossDeviceError) else ""
             operation = refusal.operation if refusal is not None else aten
             if isinstance(one, CrossDeviceError) and operation in _BACKWARD:
                 operation = f"{aten} in {operation}" + f" ({one.node})" * bool(one.node)
             return _of_strays(one, strays, operation, aten, scene)
     frames = scene.entrance.frames(error.__traceback__)
-    line = line_of(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else scene.home
+    line = frames[-1].spot.line if frames else scene.home
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    fix = as_given(line, scene) if any(words in text for words in _NO_CUDA) else NO_FIX
+    fix = without_cuda(frames[-1].spot, scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
     return Blame(f"{text}, {_at(line)}", fix, {"error": text, **place_of(line)})
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that it was raised from, or in the handling of."""
+    """An exception and the chain of its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -101,9 +99,9 @@ def _of_strays(
     culprits = list({one.name: one for one in (_culprit(stray, frames, scene) for stray in strays)}.values())
     first = culprits[0]
     made_by = error.made_by if isinstance(error, CrossDeviceError) else ()
-    own = [*((frame.f_code.co_filename, number) for frame, number in frames)]
-    own += [(file, number) for file, number in made_by if scene.entrance.is_own(file)]
-    line = line_of(*own[-1]) if own else first.made or first.at or scene.home
+    own = [running.spot.line for running in frames]
+    own += [line_of(file, number) for file, number in made_by if scene.entrance.is_own(file)]
+    line = own[-1] if own else first.made or first.at or scene.home
     device = scene.place.device_of(strays[0])
     home = scene.place.device_of(torch.empty(0, device=scene.place.device))
     named = " and ".join(one.name for one in culprits[:_NAMED])
@@ -126,7 +124,7 @@ def _of_strays(
 
 
 def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
-    """What a function of the user's returned in ``backward``: no operation meets it, but torch wants it elsewhere."""
+    """Explain a gradient that a user's ``backward`` returned on the wrong device."""
     line = line_of(*error.home) if error.home is not None else scene.home
     made = f"gradient {error.index} of {error.function}.backward"
     wanted, device = error.devices
@@ -142,7 +140,7 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
 
 
 def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
-    """Whether there is something to say of a tensor but its variable."""
+    """Whether a tensor is of the case, or the operation that made it is known."""
     return any(id(one) in scene.names or scene.watch.origin(one) is not None for one in scene.watch.lineage(stray))
 
 
@@ -150,11 +148,11 @@ class _Culprit(NamedTuple):
     """A tensor at fault.
 
     Attributes:
-        name: what the user calls it.
-        fix: the line that mends it.
-        made: the line that made it, where that is known.
-        through: what was made of it before it was refused.
-        at: the line that it is to be mended at, where that is known.
+        name: expression of the user's code for it.
+        fix: the correction.
+        made: line that made it, if known.
+        through: operation that made the refused tensor of it, if any.
+        at: line of the correction, if known.
     """
 
     name: str
@@ -164,13 +162,13 @@ class _Culprit(NamedTuple):
     at: Line | None = None
 
 
-def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Scene) -> _Culprit:
+def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culprit:
     lineage = list(scene.watch.lineage(stray))
     operations = [origin.operation for one in lineage[:-1] if (origin := scene.watch.origin(one)) is not None]
     through = operations[-1].rpartition(".")[2] if operations else ""
     known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
     root = scene.watch.origin(lineage[-1])
-    made = None if root is None else root.line
+    made = None if root is None else root.spot.line
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
         fix = of_tensor(known, frames, root, scene)
@@ -180,7 +178,7 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
     if seen is not None:
         return _Culprit(seen.name, where_held(seen, scene))
     used = where_used(lineage, frames, scene)
-    is_here = root is not None and any(frame.f_code is root.code for frame, _ in frames)
+    is_here = root is not None and any(running.spot.code is root.spot.code for running in frames)
     if root is not None and is_here:
         name = used[0] if used is not None else f"the tensor of {made_by(root)}"
         fix = where_made(root, scene)
@@ -193,11 +191,9 @@ def _culprit(stray: torch.Tensor, frames: list[tuple[FrameType, int]], scene: Sc
 
 
 def _variable_of(root: Origin) -> str:
-    """The variable that the user's line has given a tensor to that it made."""
-    for target, value in filter(None, map(assigned, statements_at(root.line))):
-        if isinstance(target, ast.Name) and callee(value) == root.operation.rpartition(".")[2]:
-            return target.id
-    return ""
+    """The variable that the call that made a tensor is assigned to."""
+    target, value = assigned(root.spot.statement)
+    return target.id if isinstance(target, ast.Name) and value is root.spot.node else ""
 
 
 def _at(line: Line) -> str:
@@ -205,5 +201,5 @@ def _at(line: Line) -> str:
 
 
 def place_of(line: Line) -> dict[str, object]:
-    """A line by its parts, as evidence."""
+    """Evidence about a line."""
     return {"file": line.file, "line": line.number, "source": line.source}

@@ -1,7 +1,4 @@
-"""The case check: a step of the user's own training, from the stored state, on the target.
-
-Never lets what the user's code raises out as an error of this package.
-"""
+"""Check a checkpoint with one step of the user's own training, from the stored state, on the target."""
 
 from __future__ import annotations
 
@@ -19,15 +16,17 @@ from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.text import amount
 from ckptmove.verification.case.blame import Blame, blame, place_of
-from ckptmove.verification.case.blame_fixes import Scene, model_first
+from ckptmove.verification.case.case_call import noted_calls
 from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
+from ckptmove.verification.case.edits import NO_FIX, Fix
+from ckptmove.verification.case.fixes import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable
 from ckptmove.verification.case.restore import restore
+from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, take_step
 from ckptmove.verification.case.tensor_names import leaves, names_of
-from ckptmove.verification.case.user_code import Entrance, line_of
-from ckptmove.verification.case.user_code_edits import NO_FIX, Fix
+from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
@@ -37,28 +36,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from ckptmove.verification.case.case_call import Given
     from ckptmove.verification.case.parts import OptimizerPart
     from ckptmove.verification.case.restore import Restored
+    from ckptmove.verification.case.source import Line
     from ckptmove.verification.case.step import Taken
     from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.user_code import Line
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import Place
     from ckptmove.verification.step.resume import Bench
 
 _NAME = "case"
 _NAMED = 3
-_EXITS = "the script exits while it is imported"
-_GUARD = "put what runs, with what reads arguments, under if __name__ == '__main__': the case is imported without them"
+_EXITS = "the script exits during its import"
+_GUARD = (
+    "move the code that parses arguments and trains under if __name__ == '__main__': the check only imports the script"
+)
 
 
 class Attempt:
-    """Ends where the user's code inside it raises, and keeps the exception; those of this package pass through.
+    """Context manager that keeps an exception of the user's code; exceptions of this package pass through.
 
-    Ctrl-C does not reach this process, so that a ``KeyboardInterrupt`` is the user's own, too.
+    Ctrl-C does not reach this process: a ``KeyboardInterrupt`` is the user's own, too.
 
     Attributes:
-        error: what was raised; None where nothing was.
+        error: the exception; None for none.
     """
 
     def __init__(self) -> None:
@@ -77,14 +79,15 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Run:
-    """One check as it goes.
+    """State of one check.
 
     Attributes:
-        bench: what there is to resume from.
-        place: where.
+        bench: the checkpoint and the request.
+        place: the target.
         entrance: the user's function.
-        watch: stands around the user's code.
-        home: the line of the user's function, or of its file until that is imported.
+        watch: record of the user's calls of torch.
+        home: line of the user's function; line 0 of its file until that is imported.
+        given: arguments of the call of ``Case``, once it ran; None if unknown.
         figures: the evidence.
     """
 
@@ -93,23 +96,24 @@ class _Run:
     entrance: Entrance
     watch: Watch
     home: Line
+    given: Given | None = None
     figures: dict[str, object] = field(default_factory=dict)
 
     @property
     def scene(self) -> Scene:
-        """What is known of an exception before the step."""
-        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home)
+        """What is known about an exception before the step."""
+        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home, self.given)
 
 
 def check_case(bench: Bench, typed: str) -> CheckResult:
     """Make the check.
 
     Args:
-        bench: what there is to resume from, and where.
-        typed: the function's name as it was typed.
+        bench: the checkpoint and the target.
+        typed: the argument of ``--case``.
 
     Raises:
-        CaseUnusable: it is no function that returns a case.
+        CaseUnusable: if it is not the name of a function that returns a case.
     """
     site = bench.site
     if site.reason:
@@ -141,10 +145,10 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
 
 @functools.cache
 def _leave_autocast_out() -> torch.library.Library:
-    """Let operations under autocast pass to a simulated device as they are, in the dtypes that they are given.
+    """Ignore autocast on a simulated device: operations run in the dtypes of their operands.
 
     Returns:
-        What must live as long as the process: the rule goes when it is collected.
+        The library. The rule ends when it is collected, so the cache keeps it.
     """
     library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # torch has no annotations for it
@@ -152,11 +156,11 @@ def _leave_autocast_out() -> torch.library.Library:
 
 
 def _attempt(run: _Run, typed: str) -> Blame | str:
-    """What is wrong, or what went well."""
+    """The fault, or the detail of the passed check."""
     torch.manual_seed(run.bench.request.seed)
     attempt, made = Attempt(), []
     function = None
-    with attempt, run.watch:
+    with attempt, run.watch, noted_calls(run.entrance) as calls:
         function = run.entrance.load()
         code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
         run.home = run.home if code is None else line_of(code.co_filename, code.co_firstlineno)
@@ -166,6 +170,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         exits = function is None and isinstance(attempt.error, SystemExit)
         return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
     case: Case = made[0]
+    run.given = calls.get(id(case))
     if run.bench.site.mode != "real":
         for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
@@ -188,16 +193,16 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
 
 
 def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
-    """What the user's function returns: with the device, or, where it takes nothing, with its model moved there."""
+    """The case of the user's function. If the function takes no parameter, the models are moved to the device."""
     parameters = inspect.signature(function).parameters.values()
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     required = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
     takes_device = any(one.kind not in {inspect.Parameter.KEYWORD_ONLY, *variadic} for one in parameters)
     if len(required) > 1:
-        raise CaseUnusable(f"{typed} wants {', '.join(required)}, and is called with the device alone")
+        raise CaseUnusable(f"{typed} requires {', '.join(required)}, but is called with only the device")
     case = function(device) if takes_device else function()
     if not isinstance(case, Case):
-        raise CaseUnusable(f"{typed} returns a {type(case).__name__}, and no ckptmove.Case")
+        raise CaseUnusable(f"{typed} returns a {type(case).__name__}, not a ckptmove.Case")
     require_usable(case, typed)
     for part in () if takes_device else models_of(case):
         part.module.to(device)
@@ -205,7 +210,7 @@ def _called(function: Callable[..., Any], device: torch.device, typed: str) -> C
 
 
 def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
-    """Parameters that an optimizer steps in place of a model's: those that were replaced after it was built."""
+    """The fault of an optimizer whose parameters were replaced in the model after it was built; None for none."""
     models = [(part, name, one) for part in models_of(case) for name, one in part.module.named_parameters()]
     own = {id(one) for _, _, one in models}
     if isinstance(case.criterion, nn.Module):
@@ -218,7 +223,8 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     if optimizer is None or not trained:
         return None
     model, name = trained[0]
-    built = run.watch.built.get(id(optimizer.optimizer))
+    moments = run.watch.built.get(id(optimizer.optimizer), [])
+    built = moments[0].spot.line if moments else None
     at = f", built at {built}: {built.source}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
@@ -228,8 +234,8 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
         f"{model.name}.{name} is not among them{then}"
     )
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
-    lines = [built] if built is not None else []
-    fix = built_again(home, *lines, model=model.key, optimizer=optimizer.key)
+    given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
+    fix = built_again(given, moments, home)
     return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
 
 
@@ -238,32 +244,32 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     taken: list[Taken] = []
     early: dict[int, NamedTensor] = {}
     started = time.perf_counter()
-    # Which line made what a backward refuses is known to whoever asked torch to keep it.
+    # With anomaly detection torch keeps the line that made each node, also for errors in backward.
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         early |= names_of(case)
         taken.append(take_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
-        return _unusable(attempt.error, home)
-    lines = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
-    built = {key: line for key, line in lines.items() if line is not None}
-    # Where none of the user's lines is on the way to the fault, as in `optimizer.step`, it is one of these.
-    late = run.watch.moved[moves:] or [home, *built.values()]
-    scene = Scene(run.watch, run.entrance, {}, run.place, home, late[-1], early, built)
+        return _unusable(attempt.error, run)
+    moments = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
+    built = {key: found for key, found in moments.items() if found}
+    # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
+    late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
+    scene = run.scene._replace(late=late[-1], early=early, built=built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
-    return _judge(run, case, taken[0], restored, scene._replace(names=names_of(case)))
+    return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
 
 
-def _unusable(error: UnusableCase, home: Line) -> Blame:
+def _unusable(error: UnusableCase, run: _Run) -> Blame:
     is_dataset = isinstance(error, WholeDataset)
     figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
-    fix = as_batch(home) if is_dataset else NO_FIX
-    return Blame(f"{error}, in the case at {home}", fix, {**figures, **place_of(home)})
+    fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
+    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **place_of(run.home)})
 
 
-def _judge(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
+def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
     optimizers = optimizers_of(case)
     after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
     moved = set[int]().union(*(steps.moved for steps in taken.own.values()))
@@ -285,7 +291,7 @@ def _judge(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene
         return Blame(f"{lost[0]} on {place}")
     broken = [name for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
     if broken:
-        return Blame(f"after the step on {place} {broken[0]} is not finite")
+        return Blame(f"after the step on {place} {broken[0]} is not finite", figures={"tensor": broken[0]})
     for part in optimizers:
         away = _off_target(run, part, scene)
         if away is not None:
@@ -294,18 +300,18 @@ def _judge(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene
         rates = [1.0 if rate is None else float(rate) for rate in options]  # without one, the class makes its own
         if taken.own[part.key].count and not taken.own[part.key].moved and any(rates):
             return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
-    told = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
+    loss = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
-    said = f"{named} on {place}: {told}, {len(changed):,} of {count} moved"
+    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-    return "; ".join([f"{said}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
+    return "; ".join([f"{summary}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
 
 
 def _doubts(
     run: _Run, optimizers: tuple[OptimizerPart, ...], taken: Taken, restored: Restored, scene: Scene
 ) -> list[str]:
-    """Why the step does not prove the resume of all that is stored, and of all that the optimizers list."""
+    """Reasons why the step does not prove that everything stored resumes."""
     idle = [part.name for part in optimizers if not taken.own[part.key].count]
     bare = [part.name for part in optimizers if not restored.entries[part.key]]
     unmoved = [part.name for part in optimizers if part.name not in idle and not taken.own[part.key].moved]
@@ -314,7 +320,7 @@ def _doubts(
         for part in optimizers
         for one in part.parameters
         if part.name not in idle and id(one) not in taken.own[part.key].reached
-        # A layer that was frozen in the saved run, too, has nothing to resume.
+        # A layer that was frozen in the saved run has nothing to resume.
         if one.requires_grad or part.optimizer.state.get(one)
     ]
     run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
@@ -334,20 +340,21 @@ def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:
 
 
 def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
-    """That an optimizer steps parameters elsewhere alone."""
+    """The fault of an optimizer whose parameters are all off the target; None for none."""
     own = [known for one in part.parameters if (known := scene.names[id(one)]).kind == "model"]
     if not own or any(known.tensor.device == run.place.device for known in own):
         return None
-    fault = f"no parameter of the model is on {run.bench.site.target} after the step: "
-    return Blame(f"{fault}{own[0].name} is on {run.place.device_of(own[0].tensor)}", model_first(scene, own[0]))
+    name, device = own[0].name, run.place.device_of(own[0].tensor)
+    fault = f"no parameter of the model is on {run.bench.site.target} after the step: {name} is on {device}"
+    return Blame(fault, model_first(scene, own[0]), {"tensor": name, "on": device})
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:
-    """What the user's code moves at once although it is many batches: a note, because a target may have room for it."""
+    """A note about a whole dataset that the user's code moves at once: the target may have no room for it."""
     batch = {id(one) for _, one in leaves(case.batch)}
     for transfer in run.watch.transfers:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
-            line, fix = transfer.line, unmoved(transfer.line)
+            line, fix = transfer.spot.line, unmoved(transfer.spot)
             run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **place_of(line)}
             run.figures |= {"fix": fix.text, "fix_at": fix.where}
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"

@@ -1,6 +1,6 @@
-"""Names of case functions, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``: checked against the file, or made for a function.
+"""Parse the argument of ``--case``: ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
 
-The file is parsed, never imported or run here: the child process does that.
+The file is parsed and not imported: the child process does that.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class CaseName(NamedTuple):
-    """A function by name.
+    """Name of a case function.
 
     Attributes:
         home: path of a Python file, or dotted name of a module.
-        function: its name there.
+        function: name of the function in it.
         is_file: whether ``home`` is a path.
     """
 
@@ -32,33 +32,35 @@ class CaseName(NamedTuple):
 
 
 def parse_case(text: str) -> CaseName:
-    """Read a name.
+    """Parse and check a name.
 
     Raises:
-        CaseUnusable: it is none, or the file that it names is not there, is no Python, or has no such function.
+        CaseUnusable: if it is not a name, or the file is missing, is not valid Python, or has no such function.
     """
     home, colon, function = text.rpartition(":")
     is_file = home.endswith(".py") or "/" in home or os.sep in home
     if not colon or not function.isidentifier() or not (is_file or _is_dotted(home)):
-        raise CaseUnusable(f"'{text}' names no function")
+        raise CaseUnusable(f"'{text}' is not FILE.py:FUNC or pkg.mod:FUNC")
     if is_file:
         _look_for(Path(home), function)
     return CaseName(home, function, is_file)
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """The name by which the child process imports a function of this one.
+    """Name by which the child process imports a function.
 
     Returns:
         ``pkg.mod:FUNC`` for a module of a package, which may use relative imports; else ``FILE.py:FUNC``.
 
     Raises:
-        CaseUnusable: another process cannot import it: a lambda, a method, a nested function, or one of a notebook.
+        CaseUnusable: if another process cannot import it: a lambda, a method, a nested function, one of a notebook.
     """
     name = getattr(function, "__qualname__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or getattr(module, name, None) is not function:
-        raise CaseUnusable("the function must stand at the top level of a module: another process imports it by name")
+        raise CaseUnusable(
+            "the function must be defined at the top level of a module: another process imports it by name"
+        )
     if module.__spec__ is not None and module.__spec__.parent:
         return f"{module.__spec__.name}:{name}"
     file = getattr(module, "__file__", None)
@@ -74,14 +76,14 @@ def _is_dotted(name: str) -> bool:
 
 
 def _look_for(path: Path, function: str) -> None:
-    """Refuse a file without that function; one that binds names in ways that cannot be read off is left to Python."""
+    """Raise CaseUnusable if a file has no such function and no statement that may bind its name."""
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except OSError as error:
         raise CaseUnusable(f"its file cannot be read: {reason_of(error)}", path=str(path)) from error
     except (SyntaxError, ValueError) as error:
-        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise CaseUnusable(f"it is no Python{line}: {getattr(error, 'msg', error)}", path=str(path)) from error
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise CaseUnusable(f"it is not valid Python{line}: {getattr(error, 'msg', error)}", path=str(path)) from error
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if function in defined or any(_may_bind(node, function) for node in ast.walk(tree)):
         return
@@ -89,7 +91,7 @@ def _look_for(path: Path, function: str) -> None:
 
 
 def _may_bind(node: ast.AST, name: str) -> bool:
-    """Whether a statement gives something that name: an assignment, an import, or an import of everything."""
+    """Whether a statement may bind a name: a definition, an assignment, or an import."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return any(name in {alias.asname or alias.name, alias.name} or alias.name == "*" for alias in node.names)
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

@@ -1,7 +1,4 @@
-"""What an optimizer minimises that evaluates its own gradients: a quadratic with seeded slopes.
-
-Never looks at the model, and never records a graph.
-"""
+"""A quadratic objective with seeded slopes, for optimizers that evaluate their own gradients."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step of an optimizer cannot be made without a closure."""
+    """Whether ``step`` of an optimizer requires a closure."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def quadratic(parameters: Sequence[torch.Tensor], curvature: float) -> Callable[[], Any]:
-    """A closure whose gradients begin as those that the parameters have now.
+    """A closure whose first gradients are the present gradients of the parameters.
 
-    Convex, with a curvature of its own in each element, so that a line search ends and no direction is the best at
-    once: steps from other histories end elsewhere.
+    The objective is convex and each element has its own curvature. So a line search ends, and optimizers with different
+    histories step to different points.
 
     Args:
-        parameters: each with its gradient.
-        curvature: what the magnitude of each gradient is multiplied with, to make the curvature there.
+        parameters: parameters with gradients.
+        curvature: factor from the magnitude of a gradient to the curvature of its element.
     """
     starts = [parameter.detach().clone() for parameter in parameters]
     slopes = [one.grad for one in parameters if one.grad is not None]
@@ -46,7 +43,7 @@ def quadratic(parameters: Sequence[torch.Tensor], curvature: float) -> Callable[
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum of products; of complex values, their real part."""
+    """Dot product; of complex tensors the real part of it."""
     if one.is_complex():
         one, other = torch.view_as_real(one), torch.view_as_real(other)
     return (one * other).sum()

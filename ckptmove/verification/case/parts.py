@@ -1,7 +1,4 @@
-"""The models and optimizers of a case, one or several, each with its name in the report and its key in the checkpoint.
-
-Never looks at a checkpoint.
-"""
+"""The models and optimizers of a case, with their names in the report and their keys in the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ class ModelPart(NamedTuple):
     """A model of a case.
 
     Attributes:
-        name: what the report calls it: ``model``, or ``model['netG']`` of several.
-        key: its key in the case; empty where the case has one model.
-        part: path of its state_dict in the checkpoint, or of what that is in; None for whichever fits.
-        module: the model.
+        name: name in the report: ``model``, or ``model['netG']`` if the case has several.
+        key: key in the case; empty for a single model.
+        part: path of its state_dict in the checkpoint, or of a parent; None for the one that fits.
+        module: the module.
     """
 
     name: str
@@ -34,7 +31,7 @@ class ModelPart(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The subject of a sentence about it: ``the model``, or its name."""
+        """Name in a sentence: ``the model``, or its name if the case has several."""
         return self.name if self.key else "the model"
 
 
@@ -42,9 +39,9 @@ class OptimizerPart(NamedTuple):
     """An optimizer of a case.
 
     Attributes:
-        name: what the report calls it: ``optimizer``, or ``optimizer['optG']`` of several.
-        key: its key in the case; empty where the case has one optimizer.
-        part: path of its state_dict in the checkpoint, or of what that is in; None for whichever fits.
+        name: name in the report: ``optimizer``, or ``optimizer['optG']`` if the case has several.
+        key: key in the case; empty for a single optimizer.
+        part: path of its state_dict in the checkpoint, or of a parent; None for the one that fits.
         optimizer: the optimizer.
     """
 
@@ -55,7 +52,7 @@ class OptimizerPart(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The subject of a sentence about it: ``the optimizer``, or its name."""
+        """Name in a sentence: ``the optimizer``, or its name if the case has several."""
         return self.name if self.key else "the optimizer"
 
     @property
@@ -79,36 +76,36 @@ def optimizers_of(case: Case) -> tuple[OptimizerPart, ...]:
 
 
 def require_usable(case: Case, typed: str) -> None:
-    """Refuse a case whose fields are not what they are to be, or do not go together.
+    """Check the types of a case's fields, and that they go together.
 
     Args:
         case: the case.
-        typed: the name of the user's function.
+        typed: the argument of ``--case``.
 
     Raises:
-        CaseUnusable: it is one.
+        CaseUnusable: if they are wrong.
     """
     model, optimizer = case.model, case.optimizer
     if not _is_made_of(model, nn.Module) or not _is_made_of(optimizer, torch.optim.Optimizer):
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise CaseUnusable(
-            f"{typed}: model and optimizer are to be a Module and an Optimizer, or dicts of such by their keys in the "
+            f"{typed}: model and optimizer must be a Module and an Optimizer, or dicts of these by their keys in the "
             f"checkpoint, and are {kinds}"
         )
     for field, chosen, value in (("part", case.part, model), ("optimizer_part", case.optimizer_part, optimizer)):
         if chosen is not None and isinstance(value, Mapping):
-            raise CaseUnusable(f"{typed}: {field} is for one of them: the keys of a dict choose already")
+            raise CaseUnusable(f"{typed}: {field} is for a single one: the keys of a dict name the parts")
     if case.step is None and (isinstance(model, Mapping) or isinstance(optimizer, Mapping)):
         raise CaseUnusable(f"{typed}: a dict of models or optimizers needs a step(batch)")
 
 
 def _is_made_of(value: object, kind: type) -> bool:
-    """Whether something is of a kind, or a dict of such by text."""
+    """Whether a value is of a class, or a dict from strings to values of the class."""
     if not isinstance(value, Mapping):
         return isinstance(value, kind)
     return bool(value) and all(isinstance(key, str) and isinstance(one, kind) for key, one in value.items())
 
 
 def by_key(values: Mapping[str, object]) -> object:
-    """Evidence about each part by its key; of a case with one, about that one."""
+    """Evidence for each part by its key; for a single part the value itself."""
     return values[""] if "" in values else dict(values)

@@ -1,7 +1,4 @@
-"""The resume of a case: stored models and optimizers through ``load_state_dict`` into what the user has built.
-
-Never loads what does not fit: it says what, by name.
-"""
+"""Restore the stored models and optimizers into a case with ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -41,17 +38,17 @@ if TYPE_CHECKING:
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.step.resume import Bench
 
-#: Each takes the other's state and options, and steps as these say.
+#: Each loads the other's state and options.
 _SAME = frozenset({"Adam", "AdamW"})
 
 
 class Restored(NamedTuple):
-    """What came of the resume.
+    """Result of a restore.
 
     Attributes:
-        detail: what was restored.
-        entries: for each optimizer, by its key in the case, the parameters that it has state for now.
-        left: paths of the stored optimizers that were restored into no optimizer of the case, copies aside.
+        detail: summary in a sentence.
+        entries: number of parameters with state, for each optimizer by its key in the case.
+        left: paths of stored optimizers without an optimizer of the case; copies excluded.
         figures: the evidence.
     """
 
@@ -65,10 +62,10 @@ def restore(bench: Bench, case: Case) -> Restored:
     """Load the stored state into a case, the models first.
 
     Raises:
-        Mismatch: it does not fit.
-        Ambiguous: several parts of it do.
-        NotRebuilt: an optimizer's state cannot be rebuilt.
-        UnreadableInput: a tensor's bytes cannot be had.
+        Mismatch: if the stored state does not fit.
+        Ambiguous: if several stored parts fit.
+        NotRebuilt: if an optimizer's state cannot be rebuilt.
+        UnreadableInput: if the bytes of a tensor cannot be read.
     """
     places: dict[str, str] = {}
     tensors: dict[str, int] = {}
@@ -95,7 +92,7 @@ def restore(bench: Bench, case: Case) -> Restored:
 
 
 def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
-    """Load a model; returns the path of its state_dict, and how many tensors that has."""
+    """Load a model; returns the path of its state_dict and the number of tensors in it."""
     own = _own_state(model.module)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     inventory, name = bench.checkpoint.inventory, model.label
@@ -113,7 +110,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
 
 
 def _own_state(module: nn.Module) -> dict[str, Any]:
-    """The state_dict of a model: with the parameters themselves, unless a ``state_dict`` takes no ``keep_vars``."""
+    """The state_dict of a model, with the parameters themselves if its ``state_dict`` takes ``keep_vars``."""
     taken = inspect.signature(module.state_dict).parameters.values()
     takes_it = any(one.name == "keep_vars" or one.kind is one.VAR_KEYWORD for one in taken)
     own: dict[str, Any] = module.state_dict(keep_vars=True) if takes_it else module.state_dict()
@@ -125,8 +122,8 @@ def _restore_optimizer(
 ) -> str:
     """Load an optimizer; returns the path of its state_dict."""
     record = _matching(bench.pairings, case, own, models)
-    _refuse_stranger(record, own)
-    _refuse_other_shapes(record, case, own)
+    _require_class(record, own)
+    _require_shapes(record, case, own)
     state = optimizer_state(record, bench.checkpoint.inventory, source)
     try:
         own.optimizer.load_state_dict(state)
@@ -136,10 +133,10 @@ def _restore_optimizer(
 
 
 def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> OptimizerRecord:
-    """An optimizer in the groups of the case's, by name as ``set_state_dict`` has it, where the file has no groups.
+    """A flat optimizer (saved by ``get_state_dict`` with ``flatten_optimizer_state_dict``) in the groups of the case's.
 
     Raises:
-        Mismatch: parameters of one group of the case's have different options.
+        Mismatch: if parameters of one group have different options in the file.
     """
     if not record.is_flat:
         return record
@@ -163,13 +160,13 @@ def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> Optim
 def _matching(
     pairings: list[tuple[OptimizerRecord, Pairing]], case: Case, own: OptimizerPart, models: Collection[str]
 ) -> OptimizerRecord:
-    """The stored optimizer that fits one of the case's: by the size of its groups, then by its class and its shapes.
+    """The stored optimizer that fits one of the case's, by the sizes of its groups, its class, and its shapes.
 
-    Of several, the one that steps what the case's models were restored from.
+    Of several, the one for the models that were restored.
 
     Raises:
-        Mismatch: there is none.
-        Ambiguous: several are left.
+        Mismatch: if none fits.
+        Ambiguous: if several fit.
     """
     inside = [(record, pairing) for record, pairing in pairings if is_inside(record.where, own.part)]
     if own.part is not None and not inside:
@@ -180,9 +177,9 @@ def _matching(
     fitting = [(record, pairing) for record, pairing in grouped if _group_sizes(record) == sizes]
     if not fitting:
         raise Mismatch(_sizes(inside, sizes, own))
-    same = [pair for pair in fitting if not _is_stranger(pair[0], own) and not _apart(pair[0], own)]
-    beside = [pair for pair in same if _steps(pair[1], models)]
-    left = [record for record, _ in beside or same]
+    same = [pair for pair in fitting if not _is_other_class(pair[0], own) and not _other_shape(pair[0], own)]
+    stepping = [pair for pair in same if _steps(pair[1], models)]
+    left = [record for record, _ in stepping or same]
     chosen = [record for record in left if not is_kept_aside(record.where)] or left
     if len(chosen) > 1:
         raise ambiguous(own.label, "optimizer_part", tuple(record.where for record in chosen))
@@ -190,7 +187,7 @@ def _matching(
 
 
 def _steps(pairing: Pairing, models: Collection[str]) -> bool:
-    """Whether an optimizer steps a parameter of one of some state_dicts."""
+    """Whether an optimizer steps a parameter of one of the state_dicts."""
     places = [where for where in models if where]
     return any(one is not None and is_inside(one.name, where) for _, one in pairing.matches for where in places)
 
@@ -208,30 +205,30 @@ def _listed(sizes: list[int]) -> str:
     return f"{amount(len(sizes), 'group')} of {' and '.join(map(str, sizes)) or 'no'} parameters"
 
 
-def _is_stranger(record: OptimizerRecord, own: OptimizerPart) -> bool:
-    """Whether state is of another one of torch's classes, which ``load_state_dict`` would take in silence."""
+def _is_other_class(record: OptimizerRecord, own: OptimizerPart) -> bool:
+    """Whether state is of another class of torch: ``load_state_dict`` would load it without an error."""
     names = {kind.__name__ for kind in type(own.optimizer).__mro__ if kind.__module__.startswith("torch.optim")}
     names -= {"Optimizer"}
     stored = frozenset(record.candidates)
     return bool(stored and names) and not (names & stored or (names & _SAME and stored & _SAME))
 
 
-def _refuse_stranger(record: OptimizerRecord, own: OptimizerPart) -> None:
-    if _is_stranger(record, own):
+def _require_class(record: OptimizerRecord, own: OptimizerPart) -> None:
+    if _is_other_class(record, own):
         raise Mismatch(
             f"{record.where or 'the optimizer'} holds the state of {' or '.join(record.candidates)}, "
             f"and the case's {own.name} is {type(own.optimizer).__name__}"
         )
 
 
-class _Apart(NamedTuple):
-    """State whose parameter has another shape.
+class _OtherShape(NamedTuple):
+    """State for a parameter of another shape.
 
     Attributes:
-        key: of the parameter in the checkpoint.
-        shape: that the state is for.
-        parameter: that stands at its place in the case's optimizer.
-        is_order: whether the optimizer has all those shapes, at other places.
+        key: key of the parameter in the checkpoint.
+        shape: shape of the parameter in the checkpoint.
+        parameter: parameter at the same index in the case's optimizer.
+        is_order: whether the optimizer has parameters of all stored shapes, in another order.
     """
 
     key: str
@@ -240,8 +237,8 @@ class _Apart(NamedTuple):
     is_order: bool
 
 
-def _apart(record: OptimizerRecord, own: OptimizerPart) -> _Apart | None:
-    """The first state that is not for the parameter at its place: ``load_state_dict`` goes by position alone."""
+def _other_shape(record: OptimizerRecord, own: OptimizerPart) -> _OtherShape | None:
+    """The first state whose parameter has another shape: ``load_state_dict`` goes by index alone."""
     known = {entry.key: parameter_shape(entry, record.algorithm) for entry in record.state}
     keys = [key for group in record.groups for key in group.params]
     parameters = own.parameters
@@ -249,13 +246,13 @@ def _apart(record: OptimizerRecord, own: OptimizerPart) -> _Apart | None:
         (key, shape, one) for key, one in zip(keys, parameters, strict=True) if (shape := known.get(key)) is not None
     ]
     is_order = Counter(shape for _, shape, _ in pairs) <= Counter(tuple(one.shape) for one in parameters)
-    apart = (_Apart(key, shape, one, is_order) for key, shape, one in pairs if shape != tuple(one.shape))
+    apart = (_OtherShape(key, shape, one, is_order) for key, shape, one in pairs if shape != tuple(one.shape))
     return next(apart, None)
 
 
-def _refuse_other_shapes(record: OptimizerRecord, case: Case, own: OptimizerPart) -> None:
-    """Refuse state of other shapes; a class that is not torch's may have moments of any shape."""
-    apart = _apart(record, own)
+def _require_shapes(record: OptimizerRecord, case: Case, own: OptimizerPart) -> None:
+    """Raise Mismatch for state of other shapes; in a class that is not torch's, moments may have any shape."""
+    apart = _other_shape(record, own)
     is_torchs = type(own.optimizer).__module__.startswith("torch.optim")
     if apart is None or not (apart.is_order or is_torchs):
         return

@@ -1,7 +1,4 @@
-"""A source as the file object that ``torch.load`` takes where there is no path to open.
-
-Never holds more of it than a buffer.
-"""
+"""A file object for a byte source: ``torch.load`` takes it in place of a path."""
 
 from __future__ import annotations
 
@@ -12,17 +9,17 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
 
 _BUFFER_BYTES = 1 << 16
-#: As much is read at once into a larger buffer, whose owner asks again for the rest.
+#: Most bytes of one read; the caller of ``readinto`` repeats it for the rest.
 _BLOCK_BYTES = 1 << 20
 
 
 def as_file(source: ByteSource) -> io.BufferedReader:
-    """A source, to be read like a file; errors as of the source."""
+    """A buffered file object that reads a source. Errors are the source's."""
     return io.BufferedReader(_Raw(source), _BUFFER_BYTES)
 
 
 class _Raw(io.RawIOBase):
-    """A source with a place in it."""
+    """A source with a position."""
 
     def __init__(self, source: ByteSource) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""One step of the user's training: a batch to the device, the loss of it, backward, and the optimizer's step.
-
-Never moves more than one batch, and nothing but that.
-"""
+"""One training step of a case: batch to the device, loss, backward, and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.place import Place
 
 
-#: What ``step`` is to be where it makes a training step, or returns what such a step leaves.
+#: Hint for a ``step`` that calls ``optimizer.step()`` or ``backward()`` itself.
 _WHOLE: Final = (
     ": with one optimizer, backward() and optimizer.step() follow it, "
     "so give a dict of optimizers for a step that is the whole body of the loop"
@@ -31,7 +28,7 @@ _WHOLE: Final = (
 
 
 class UnusableCase(Exception):
-    """What a case holds makes no step; the message says what of it, and what it should be."""
+    """A case without a usable step; the message names the field and the expected value."""
 
 
 class WholeDataset(UnusableCase):
@@ -39,18 +36,18 @@ class WholeDataset(UnusableCase):
 
 
 def one_batch(batch: Any) -> Any:
-    """The batch itself, or the first that a loader gives.
+    """The batch itself, or the first batch of a loader.
 
     Raises:
-        WholeDataset: it is one.
+        WholeDataset: if it is a dataset.
     """
     if isinstance(batch, Dataset) and not isinstance(batch, (list, tuple)):
-        raise WholeDataset(f"batch is a whole dataset ({type(batch).__name__}), which would be moved at once")
+        raise WholeDataset(f"batch is a whole dataset ({type(batch).__name__}), and all of it would be moved at once")
     return next(iter(batch)) if isinstance(batch, (DataLoader, Iterator)) else batch
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A batch on a device: tensors in tuples, lists and dicts, and whatever moves itself, as a tokenizer's output."""
+    """A batch on a device: tensors in tuples, lists and dicts, and objects with ``to``, as a tokenizer's output."""
     if callable(getattr(value, "to", None)):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -62,12 +59,12 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 class OwnSteps:
-    """What the steps of one optimizer did; the rest of a loop may change its parameters too, as a clamp does.
+    """Record of the steps of one optimizer, without other changes of its parameters in the loop, as by a clamp.
 
     Attributes:
-        count: how many steps it made.
-        moved: identities of the parameters that its steps changed.
-        reached: those, and the parameters that had a gradient in one of its steps.
+        count: number of steps.
+        moved: identities of the parameters that a step changed.
+        reached: identities of the parameters that a step changed or that had a gradient in one.
     """
 
     def __init__(self, part: OptimizerPart, place: Place) -> None:
@@ -79,12 +76,12 @@ class OwnSteps:
         self._before: list[dict[int, torch.Tensor]] = []  # a step of a subclass may call that of its parent
 
     def begin(self) -> None:
-        """Keep the values of the parameters before a step."""
+        """Copy the parameters before a step."""
         self._note_gradients()
         self._before.append({id(one): self._place.to_cpu(one).clone() for one in self._part.parameters})
 
     def end(self) -> None:
-        """Compare the parameters with their values before the step."""
+        """Compare the parameters with the copies."""
         before = self._before.pop()
         values = {id(one): self._place.to_cpu(one) for one in self._part.parameters}
         self.moved |= {key for key, value in values.items() if key in before and not torch.equal(before[key], value)}
@@ -97,11 +94,11 @@ class OwnSteps:
 
 
 class Taken(NamedTuple):
-    """What a step came to.
+    """Result of a training step.
 
     Attributes:
-        losses: by the way to each in what ``step`` returns; empty for one that is returned by itself.
-        own: by key, what the steps of each optimizer did.
+        losses: losses by their path in the value that ``step`` returns; the path of a single loss is empty.
+        own: steps of each optimizer, by its key.
     """
 
     losses: dict[str, torch.Tensor | float]
@@ -109,10 +106,10 @@ class Taken(NamedTuple):
 
 
 def take_step(case: Case, batch: Any, place: Place) -> Taken:
-    """Make a step as a loop does.
+    """Make one training step.
 
     Raises:
-        UnusableCase: what the case holds makes no step.
+        UnusableCase: if a field of the case is not usable.
     """
     own = {part.key: OwnSteps(part, place) for part in optimizers_of(case)}
     if not isinstance(case.optimizer, torch.optim.Optimizer):
@@ -143,16 +140,12 @@ def take_step(case: Case, batch: Any, place: Place) -> Taken:
 
 
 def _refuse_own_step(*_: object) -> None:
-    """Refuse a step that calls ``optimizer.step()``: a second one would follow.
-
-    Raises:
-        UnusableCase: always.
-    """
+    """Hook that raises UnusableCase: the user's ``step`` called ``optimizer.step()``, and a second one would follow."""
     raise UnusableCase(f"step calls optimizer.step() itself{_WHOLE}")
 
 
 def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str, torch.Tensor | float]:
-    """Let the user's step make all of a training step, and watch what its optimizers do; returns the losses."""
+    """Run a user's step that is a whole training step, and record the steps of its optimizers; returns the losses."""
     for part in optimizers_of(case):
         part.optimizer.register_step_pre_hook(lambda optimizer, _args, _kwargs: _refuse_capturable(optimizer))
         part.optimizer.register_step_pre_hook(lambda *_, steps=own[part.key]: steps.begin())
@@ -169,10 +162,10 @@ def _is_loss(value: object) -> TypeGuard[torch.Tensor | float]:
 
 
 def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
-    """The loss of a batch, by the user's own step or by the meaning that a batch has without one.
+    """The loss of a batch, from the user's ``step`` if the case has one.
 
     Raises:
-        UnusableCase: there is no loss to be had from what the case holds.
+        UnusableCase: if the result is not a loss.
     """
     result = case.step(batch) if case.step is not None else _plain_loss(case, moved(batch, device))
     if isinstance(result, Mapping):
@@ -189,9 +182,9 @@ def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
 
 
 def _refuse_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Raise torch's error where `capturable` is set for a device without: under its own name a simulated one has it.
+    """Raise torch's error for `capturable` on a target without support: the simulated device itself has support.
 
-    From torch/optim/adam.py ``_single_tensor_adam``, and the others that know it.
+    From torch/optim/adam.py ``_single_tensor_adam``, and the other optimizers with the option.
     """
     names = {kind.__module__ for kind in type(optimizer).__mro__} - {torch.optim.Optimizer.__module__}
     groups = [group for group in optimizer.param_groups if group.get("capturable")]

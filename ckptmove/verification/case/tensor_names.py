@@ -1,6 +1,6 @@
-"""What a user calls a tensor: ``criterion.pos_weight``, ``batch['input_ids']``, ``model.layer1.running_mean``.
+"""Names of the tensors of a case: ``criterion.pos_weight``, ``batch['input_ids']``, ``model.layer1.running_mean``.
 
-Never compares values: a tensor is found by its identity.
+Tensors are compared by identity.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["model", "attribute", "criterion", "batch", "state"]
 
-#: What every module keeps for itself.
+#: Attributes that every module has.
 _OF_MODULES: Final = frozenset(nn.Module().__dict__)
 
 
@@ -29,15 +29,15 @@ class NamedTensor(NamedTuple):
     """A tensor of a case.
 
     Attributes:
-        name: path from the case, as it is written in Python.
-        kind: ``model``: a parameter or a buffer; ``attribute``: of a module of the model, and neither of them;
-            ``criterion``: of the loss; ``batch``: a leaf of it; ``state``: of the optimizer.
+        name: Python expression, from the fields of the case.
+        kind: ``model``: a parameter or buffer; ``attribute``: a plain attribute of a module; ``criterion``: of the
+            loss; ``batch``: of the batch; ``state``: of the optimizer.
         tensor: the tensor.
-        key: the attribute's name in its module, or the leaf's path in the batch.
-        holder: the module that has the attribute, or the loss.
-        held: the attribute's value: the tensor, or what it lies in.
-        model: of several models in the case, the key of the one that it is of, or that has its parameter; else empty.
-        optimizer: of several optimizers, the key of the one that it is of, or that steps its model; else empty.
+        key: name of the attribute, or path in the batch.
+        holder: the module with the attribute, or the loss.
+        held: value of the attribute: the tensor, or a container of it.
+        model: key of the model that it belongs to; empty if the case has a single model.
+        optimizer: key of the optimizer that it belongs to, or that steps its model; empty for a single optimizer.
     """
 
     name: str
@@ -51,7 +51,7 @@ class NamedTensor(NamedTuple):
 
 
 def names_of(case: Case) -> dict[int, NamedTensor]:
-    """Every tensor of a case by identity; one that has several names has the first."""
+    """Every tensor of a case by identity, with the first of its names."""
     names: dict[int, NamedTensor] = {}
     for found in (*_of_model(case), *_of_criterion(case), *_of_batch(case), *_of_optimizer(case)):
         names.setdefault(id(found.tensor), found)
@@ -59,12 +59,12 @@ def names_of(case: Case) -> dict[int, NamedTensor]:
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in tuples, lists and dicts, with the Python expression of the way there."""
+    """The tensors in nested tuples, lists and dicts, each with its Python expression."""
     return ((way, one) for way, one in parts(value, path) if isinstance(one, torch.Tensor))
 
 
 def parts(value: object, path: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, object]]:
-    """What tuples, lists and dicts hold that is none of them, with the way there; what holds itself is left there."""
+    """The leaves of nested tuples, lists and dicts, each with its Python expression; a cycle ends there."""
     if not isinstance(value, (Mapping, tuple, list)):
         yield path, value
     elif id(value) not in around:
@@ -84,7 +84,7 @@ def _of_model(case: Case) -> Iterator[NamedTensor]:
 
 
 def _attributes(module: nn.Module, root: str) -> Iterator[NamedTensor]:
-    """Tensors that modules hold as plain attributes, or in modules in plain lists: `module.to` does not know them."""
+    """Tensors in plain attributes of modules, or of modules in plain lists: ``module.to`` does not move them."""
     seen = set(module.modules())
     for path, one, key, value in _plain(module, root):
         for within, tensor in _unregistered(value, path, seen):
@@ -92,7 +92,7 @@ def _attributes(module: nn.Module, root: str) -> Iterator[NamedTensor]:
 
 
 def _plain(module: nn.Module, root: str) -> Iterator[tuple[str, nn.Module, str, object]]:
-    """What the user has set on a module and those in it: the way there, the module, the attribute, and its value."""
+    """Plain attributes of a module and its submodules: expression, module, name, value."""
     for path, one in module.named_modules(prefix=root):
         for key, value in vars(one).items():
             if key not in _OF_MODULES:

@@ -1,6 +1,6 @@
-"""What is seen while the user's code runs: where tensors come from, what was moved, and which operands were refused.
+"""Record the user's calls of torch: where tensors come from, moves to the target, and refused operands.
 
-Never changes a result: but for the names of a device that is only simulated, every call goes through as it was made.
+Calls go through unchanged, except that the names of a simulated target mean the device that simulates it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.case.user_code import Line, line_of
+from ckptmove.verification.case.case_call import late_names, moments
+from ckptmove.verification.case.source import Line, Spot, line_of, spot_of
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.data import become
 from ckptmove.verification.simulated.pinning import made_pinned
@@ -24,39 +25,38 @@ from ckptmove.verification.simulated.targets import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
+    from ckptmove.verification.case.case_call import Moment
     from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.place import Place
 
 
 _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename
-#: What `Optimizer.add_param_group` asks of each parameter, and what `Module.to` does to each.
+#: `Optimizer.add_param_group` reads the first of each parameter; `Module.to` sets the second.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
 _SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__  # noqa: SLF001  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
-#: What allocates memory beneath every Python dispatch.
+#: Functions that allocate memory below every Python dispatch.
 _IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
 
 
 class Origin(NamedTuple):
-    """Where a tensor that is not on the target comes from.
+    """The operation that made a tensor that is not on the target.
 
     Attributes:
-        operation: what made it: ``torch.arange``.
-        line: the user's line that asked for that.
-        code: of the user's function that the line is in.
-        parent: the tensor off the target that it was made from; None where it was made from nothing.
-        beside: an expression for the target in that function; empty where there is none.
-        module: one by a module that is there; empty where there is none.
+        operation: the function's full name: ``torch.arange``.
+        spot: the point in the user's code that called it.
+        parent: the operand that is not on the target either; None for none.
+        device: expression for the target there, from a tensor or a device; empty for none.
+        module: expression for the target there, from a module; empty for none.
     """
 
     operation: str
-    line: Line
-    code: CodeType
+    spot: Spot
     parent: torch.Tensor | None
-    beside: str
+    device: str
     module: str
 
 
@@ -64,9 +64,9 @@ class Refusal(NamedTuple):
     """A call that torch refused.
 
     Attributes:
-        error: what it raised.
-        operation: the function, as a script calls it.
-        strays: its operands off the target, save those of no dimension.
+        error: the exception.
+        operation: full name of the function.
+        strays: operands that are not on the target; zero-dimensional ones excluded.
     """
 
     error: BaseException
@@ -76,43 +76,43 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """A tensor that a line of the user's moved to the target.
+    """A tensor that the user's code moved to the target.
 
     Attributes:
-        tensor: as it was before.
-        line: the line.
+        tensor: the tensor before the move.
+        spot: the point in the user's code.
         arrived: the tensor on the target.
-        rows: how many rows were then taken from it at once; 0 where it was used whole.
+        rows: the most rows that were taken of it at once; 0 if it was used whole.
     """
 
     tensor: torch.Tensor
-    line: Line
+    spot: Spot
     arrived: weakref.ref[torch.Tensor]
     rows: int = 0
 
 
 class Watch(TorchFunctionMode):
-    """Stands around the user's code.
+    """Function mode around the user's code.
 
     Attributes:
-        refusals: in the order in which they came; a script may live on after one.
-        transfers: what the user's own lines moved to the target.
-        built: for each optimizer, by identity, the user's line that built it.
-        moved: the user's lines that moved a module, in their order.
+        refusals: refused calls in order; a script may go on after one.
+        transfers: moves to the target in the user's own lines.
+        built: frames of the user's code that built each optimizer, by the optimizer's identity.
+        moved: the user's lines that moved a module, in order.
     """
 
     def __init__(self, place: Place, target: str, entrance: Entrance) -> None:
-        """Prepare to watch.
+        """Create the mode.
 
         Args:
-            place: where the case is to run.
-            target: its tag; where a device only stands for it, code that asks for the target gets that device.
-            entrance: tells the user's frames.
+            place: where the case runs.
+            target: tag of the target; if it is simulated, code that names the target gets the simulating device.
+            entrance: knows which files are the user's.
         """
         super().__init__()
         self.refusals: list[Refusal] = []
         self.transfers: list[Transfer] = []
-        self.built: dict[int, Line] = {}
+        self.built: dict[int, list[Moment]] = {}
         self.moved: list[Line] = []
         self._device = place.device
         self._entrance = entrance
@@ -123,7 +123,7 @@ class Watch(TorchFunctionMode):
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make one call of torch's, and take down what is worth it."""
+        """Make a call of torch, and record it."""
         kwargs = kwargs or {}
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
         self._note_site(func, frame)
@@ -140,12 +140,12 @@ class Watch(TorchFunctionMode):
         return result
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
-        """Where a tensor comes from; None for one that was there before."""
+        """Origin of a tensor; None for one that was made before the mode."""
         known = self._origins.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def lineage(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """A tensor off the target, then what it was made from, as far as that is known."""
+        """A tensor off the target, then the tensors that it was made from, as far as known."""
         seen: set[int] = set()
         following: torch.Tensor | None = tensor
         while following is not None and id(following) not in seen:
@@ -155,10 +155,10 @@ class Watch(TorchFunctionMode):
             following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
 
     def _renamed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """The same call, with the devices that stand for the target's where those are named.
+        """A call with the simulating devices in place of the target's.
 
         Raises:
-            RuntimeError: the target's machine has none of that number; to name it is no error yet.
+            RuntimeError: if the target has no device of that index. Its name alone raises nothing.
         """
         if func is torch.device:
             named: Any = func(*args, **kwargs)
@@ -174,7 +174,7 @@ class Watch(TorchFunctionMode):
         return func, *pytree.tree_map_only((str, torch.device), self._stand_in, (args, kwargs))
 
     def _stand_in(self, named: str | torch.device) -> str | torch.device:
-        """The device that stands for what is named, where that is one of the target's kind."""
+        """The simulating device for a device of the target's type; other devices unchanged."""
         kind, _, index = str(named).partition(":")
         is_of_it = kind == self._kind and (not index or index.isdecimal())
         return (is_of_it and targets.meant_by(named)) or named
@@ -185,15 +185,18 @@ class Watch(TorchFunctionMode):
                 yield leaf
 
     def _note_site(self, func: Any, frame: FrameType) -> None:
-        """Take down the user's line where an optimizer looks at its parameters, or a module moves its own."""
+        """Record the user's frames when an optimizer is built, or the line when a module is moved."""
         file = frame.f_code.co_filename
         caller = self._entrance.caller(frame) if file in {_OPTIMIZER, _MODULE} else None
         if caller is None:
             return
-        line = line_of(caller.f_code.co_filename, caller.f_lineno)
         if func == _IS_LEAF and file == _OPTIMIZER:
-            self.built.setdefault(id(frame.f_locals["self"]), line)
-        elif func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
+            optimizer = id(frame.f_locals["self"])
+            if optimizer not in self.built:
+                self.built[optimizer] = moments(self._entrance, caller)
+            return
+        line = line_of(caller.f_code.co_filename, caller.f_lineno)
+        if func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
             self.moved.append(line)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType) -> None:
@@ -208,17 +211,15 @@ class Watch(TorchFunctionMode):
             caller = self._entrance.caller(frame)
             if caller is not None:
                 parent = next((leaf for leaf in given if leaf.device != self._device), None)
-                line = line_of(caller.f_code.co_filename, caller.f_lineno)
-                beside = on_target(caller, self._device), module_on_target(caller, self._device)
-                origin = Origin(_name(func), line, caller.f_code, parent, *beside)
+                spot = spot_of(caller)
+                origin = Origin(_name(func), spot, parent, *target_in(caller, spot, self._device))
                 self._origins[id(made)] = (weakref.ref(made), origin)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
-        """Take down a ``.to(device)`` in the user's own line (a module moves its tensors itself), and rows of such."""
+        """Record a ``.to(device)`` in the user's own line, and rows taken of the result."""
         is_move = func in _MOVES
         if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
-            line = line_of(frame.f_code.co_filename, frame.f_lineno)
-            self.transfers.append(Transfer(given[0], line, weakref.ref(made)))
+            self.transfers.append(Transfer(given[0], spot_of(frame), weakref.ref(made)))
         for transfer in self.transfers:
             whole = transfer.arrived()
             is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
@@ -226,21 +227,24 @@ class Watch(TorchFunctionMode):
                 transfer.rows = max(transfer.rows, len(made))
 
 
-def on_target(frame: FrameType, device: torch.device) -> str:
-    """An expression for the target in a frame: the device of a tensor that is there, or a device; empty for none."""
-    names = frame.f_locals.items()
-    tensors = (f"{name}.device" for name, one in names if isinstance(one, torch.Tensor) and one.device == device)
-    devices = (name for name, one in names if isinstance(one, torch.device) and one == device)
-    return next(itertools.chain(tensors, devices), "")
+def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, str]:
+    """Expressions for the target that a frame's statement can read.
 
-
-def module_on_target(frame: FrameType, device: torch.device) -> str:
-    """The device of a module that is on the target, as a frame can write it, or what ``self`` keeps; empty for none."""
+    Returns:
+        The device of a tensor there, or a variable; then an attribute of ``self``, or the device of a module's
+        parameters. Empty for none.
+    """
+    late = late_names(spot)
+    names = {name: one for name, one in frame.f_locals.items() if name not in late}
     kept = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
-    names = {name_of(device), str(device)}
-    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in names)
-    modules = (name for name, one in (frame.f_locals | kept).items() if _is_on(one, device))
-    return next(itertools.chain(named, (f"next({name}.parameters()).device" for name in modules)), "")
+    tensors = (
+        f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
+    )
+    devices = (name for name, one in names.items() if isinstance(one, torch.device) and one == device)
+    tags = {name_of(device), str(device)}
+    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in tags)
+    modules = (f"next({name}.parameters()).device" for name, one in (names | kept).items() if _is_on(one, device))
+    return next(itertools.chain(tensors, devices), ""), next(itertools.chain(named, modules), "")
 
 
 def _target(named: str | torch.device) -> str:
@@ -248,12 +252,12 @@ def _target(named: str | torch.device) -> str:
 
 
 def _is_on(module: object, device: torch.device) -> bool:
-    """Whether something is a module with a parameter on a device."""
+    """Whether a value is a module with a parameter on a device."""
     with suppress(AttributeError):  # it is being built
         return isinstance(module, torch.nn.Module) and any(one.device == device for one in module.parameters())
     return False
 
 
 def _name(func: Any) -> str:
-    """A function as a script calls it: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
+    """Full name of a function: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
     return str(resolve_name(func) or getattr(func, "__name__", func))

@@ -1,0 +1,238 @@
+"""What the user's code calls a tensor, what contains it, and the parts of the case."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from ckptmove.case import Case
+from ckptmove.verification.case.source import (
+    FUNCTIONS,
+    Running,
+    assigned,
+    assignment_before,
+    head_of,
+    parents,
+    spot_of,
+    stored_by,
+)
+from ckptmove.verification.case.tensor_names import leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+    from ckptmove.verification.case.source import Line, Spot
+    from ckptmove.verification.case.user_code import Entrance
+
+_FIELDS: Final = ("model", "optimizer", "criterion", "batch")
+
+
+class Found(NamedTuple):
+    """A variable of a frame.
+
+    Attributes:
+        name: its expression.
+        running: the frame.
+        is_own: whether an assignment before the frame's statement changes it.
+    """
+
+    name: str
+    running: Running
+    is_own: bool
+
+
+def variables(sought: object, frames: Iterable[Running]) -> Iterator[Found]:
+    """Names of an object in frames: variables, attributes of ``self``, and globals."""
+    for running in frames:
+        frame = running.frame
+        for name, value in frame.f_locals.items():
+            if value is sought:
+                yield Found(name, running, is_own(running, name))
+        for name, value in getattr(frame.f_locals.get("self"), "__dict__", {}).items():
+            if value is sought:
+                yield Found(f"self.{name}", running, is_own=not _is_expression(frame))
+        for name in frame.f_code.co_names:
+            if frame.f_globals.get(name) is sought:
+                yield Found(name, running, is_own=False)
+
+
+def is_own(running: Running, name: str) -> bool:
+    """Whether an assignment before a frame's statement changes a variable, and does not make another one."""
+    frame, statement = running
+    is_free = name in frame.f_code.co_freevars
+    return not _is_expression(frame) and not is_free and name not in late_names(statement)
+
+
+def late_names(spot: Spot) -> set[str]:
+    """The names that the statement of a spot assigns itself: before it they may have no value."""
+    return set() if spot.statement is None else stored_by(head_of(spot.statement))
+
+
+def _is_expression(frame: FrameType) -> bool:
+    return frame.f_code.co_name.startswith("<")  # a lambda or a comprehension contains no statements
+
+
+def device_parameter(node: ast.AST | None, path: str, home: Line) -> str:
+    """The parameter with the case's device at a node: of the case function, or one called ``device``; or empty."""
+    for function in parents(node):
+        if not isinstance(function, FUNCTIONS):
+            continue
+        given = [*function.args.posonlyargs, *function.args.args]
+        lines = {function.lineno, *(one.lineno for one in function.decorator_list)}
+        if path == home.path and home.number in lines and given:
+            return given[0].arg
+        if any(one.arg == "device" for one in (*given, *function.args.kwonlyargs)):
+            return "device"
+    return ""
+
+
+class Moment(NamedTuple):
+    """A frame of the user's code at an earlier time, without references to its objects.
+
+    Attributes:
+        spot: the point that it had reached.
+        modules: its names of modules.
+        tensors: its variables that contain tensors, or may yield some.
+    """
+
+    spot: Spot
+    modules: dict[str, weakref.ref[torch.nn.Module]]
+    tensors: frozenset[str]
+
+
+def moments(entrance: Entrance, frame: FrameType | None) -> list[Moment]:
+    """The frames of the user's code among a frame and its callers, the innermost first."""
+    found = []
+    while (frame := entrance.caller(frame)) is not None:
+        own = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+        named = {**frame.f_locals, **own}
+        modules = {name: weakref.ref(one) for name, one in named.items() if isinstance(one, torch.nn.Module)}
+        tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(leaves(one))}
+        found.append(Moment(spot_of(frame), modules, frozenset(tensors)))
+        frame = frame.f_back
+    return found
+
+
+class Given(NamedTuple):
+    """Arguments of a call of ``Case``.
+
+    Attributes:
+        moment: the frame that made the call.
+        statement: the statement that contains the call.
+        model, optimizer, criterion, batch: expressions of the arguments; None for a missing one.
+    """
+
+    moment: Moment
+    statement: ast.stmt
+    model: ast.expr | None = None
+    optimizer: ast.expr | None = None
+    criterion: ast.expr | None = None
+    batch: ast.expr | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+        return self.moment.spot.line.path
+
+    @property
+    def line(self) -> Line:
+        """Line of the call."""
+        return self.moment.spot.line
+
+    def of_parts(self, model: str, optimizer: str) -> Given:
+        """The arguments for one model and one optimizer of several, by key; an empty key for the only one."""
+        return self._replace(model=self._at(self.model, model), optimizer=self._at(self.optimizer, optimizer))
+
+    def _at(self, whole: ast.expr | None, key: str) -> ast.expr | None:
+        """Value at a key of a dict display, in the call or in the assignment of its variable."""
+        if not key:
+            return whole
+        made = assignment_before(self.statement, whole.id) if isinstance(whole, ast.Name) else None
+        given = whole if made is None else assigned(made)[1]
+        if not isinstance(given, ast.Dict):
+            return None
+        pairs = zip(given.keys, given.values, strict=True)
+        return next((one for name, one in pairs if isinstance(name, ast.Constant) and name.value == key), None)
+
+
+@contextlib.contextmanager
+def noted_calls(entrance: Entrance) -> Iterator[dict[int, Given]]:
+    """Note the calls of ``Case`` in the user's code, by the identity of the case that they return."""
+    init: Any = Case.__init__
+    calls: dict[int, Given] = {}
+
+    def noted(case: Case, *args: Any, **kwargs: Any) -> None:
+        init(case, *args, **kwargs)
+        frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
+        found = moments(entrance, frame)
+        statement = found[0].spot.statement if found else None
+        if statement is not None:
+            is_direct = found[0].spot.code is frame.f_code
+            calls[id(case)] = _given(found[0], statement, len(args), {*kwargs} if is_direct else {""})
+
+    Case.__init__ = noted  # type: ignore[method-assign, assignment]  # put back below
+    try:
+        yield calls
+    finally:
+        Case.__init__ = init  # type: ignore[method-assign]  # the dataclass's own
+
+
+def _given(moment: Moment, statement: ast.stmt, count: int, keywords: set[str]) -> Given:
+    call = moment.spot.node
+    if not isinstance(call, ast.Call) or len(call.args) != count or {one.arg for one in call.keywords} != keywords:
+        return Given(moment, statement)  # `Case(*parts)`, or a function that calls it
+    named = {**dict(zip(_FIELDS, call.args, strict=False)), **{str(one.arg): one.value for one in call.keywords}}
+    return Given(moment, statement, **{key: one for key, one in named.items() if key in _FIELDS})
+
+
+def has_literal_keys(value: Any, tensor: torch.Tensor) -> bool:
+    """Whether the ``repr`` of each key on the way to a tensor is an expression for it: that of an ``Enum`` is not."""
+    if value is tensor:
+        return True
+    key = next(key for key, one in _items(value) if any(part is tensor for _, part in leaves(one)))
+    return (not isinstance(value, Mapping) or _is_literal(key)) and has_literal_keys(value[key], tensor)
+
+
+def _is_literal(key: object) -> bool:
+    with suppress(ValueError, SyntaxError):
+        return bool(ast.literal_eval(repr(key)) == key)
+    return False
+
+
+def rebuilt(name: str, value: Any, tensor: torch.Tensor, device: str) -> str:
+    """Expression for a copy of a container with a tensor moved; with all moved if it contains only tensors.
+
+    Args:
+        name: expression for the container.
+        value: the container: a tuple, list or dict, perhaps nested; or the tensor itself.
+        tensor: the tensor.
+        device: expression for the target.
+    """
+    if value is tensor:
+        return f"{name}.to({device})"
+    key = next(key for key, one in _items(value) if any(part is tensor for _, part in leaves(one)))
+    fields = getattr(value, "_fields", None)
+    if fields is not None:
+        inner = rebuilt(f"{name}.{fields[key]}", value[key], tensor, device)
+        return f"{name}._replace({fields[key]}={inner})"
+    inner = rebuilt(f"{name}[{key!r}]", value[key], tensor, device)
+    if isinstance(value, Mapping):
+        return f"{{**{name}, {key!r}: {inner}}}"
+    if all(isinstance(one, torch.Tensor) for one in value):
+        made = f"one.to({device}) for one in {name}"
+        return f"[{made}]" if isinstance(value, list) else f"tuple({made})"
+    parts = ", ".join(inner if n == key else f"{name}[{n}]" for n in range(len(value)))
+    return f"[{parts}]" if isinstance(value, list) else f"({parts},)"
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return pairs

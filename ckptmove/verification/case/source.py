@@ -1,0 +1,231 @@
+"""Lines and syntax trees of the user's files: ``executing`` finds the node of a frame and links nodes to parents."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+from itertools import takewhile
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import CodeType
+
+FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: Statements with a scope of their own.
+SCOPES: Final = (*FUNCTIONS, ast.ClassDef)
+#: Expressions with a frame of their own, by the name of its code.
+_EXPRESSIONS: Final[dict[str, type[ast.expr]]] = {
+    "<lambda>": ast.Lambda,
+    "<listcomp>": ast.ListComp,
+    "<setcomp>": ast.SetComp,
+    "<dictcomp>": ast.DictComp,
+    "<genexpr>": ast.GeneratorExp,
+}
+
+
+class Line(NamedTuple):
+    """A line of the user's code.
+
+    Attributes:
+        file: path relative to the working directory.
+        number: line number, from 1.
+        source: text of the line, stripped.
+        path: the file's name in Python (``co_filename``); does not depend on the working directory.
+    """
+
+    file: str
+    number: int
+    source: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+class Spot(NamedTuple):
+    """A point in the user's code that a frame has reached. It keeps no reference to the frame.
+
+    Attributes:
+        line: the line.
+        code: the frame's code object.
+        node: node of the current instruction; None if ``executing`` finds none, as for code made by ``exec``.
+        statement: the statement that contains it; None if the line has several and the node is unknown.
+    """
+
+    line: Line
+    code: CodeType
+    node: ast.AST | None
+    statement: ast.stmt | None
+
+
+class Running(NamedTuple):
+    """A frame of the user's code, and the point that it has reached."""
+
+    frame: FrameType
+    spot: Spot
+
+
+def library() -> Any:
+    """``executing.Source``; None without ``executing`` and ``asttokens``: then fixes are sentences, no edits."""
+    try:
+        import asttokens  # noqa: F401, PLC0415  # for the positions of nodes
+        from executing import Source  # noqa: PLC0415  # the tool works without
+    except ImportError:
+        return None
+    return Source
+
+
+def line_of(path: str, number: int) -> Line:
+    """Line of a file, by the file's name in Python."""
+    here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
+    return Line(path.removeprefix(here), number, linecache.getline(path, number).strip(), path)
+
+
+def spot_of(found: FrameType | TracebackType) -> Spot:
+    """The point that a frame, or the frame of a traceback entry, has reached."""
+    frame = found.tb_frame if isinstance(found, TracebackType) else found
+    number = found.tb_lineno if isinstance(found, TracebackType) else found.f_lineno
+    line, source = line_of(frame.f_code.co_filename, number), library()
+    if source is None:
+        return Spot(line, frame.f_code, None, None)
+    running = source.executing(found)
+    statements = running.statements or ()
+    statement = next(iter(statements)) if len(statements) == 1 else None
+    return Spot(line, frame.f_code, running.node, statement)
+
+
+def tree_of(path: str) -> ast.Module:
+    """Syntax tree of a file; an empty one if the file is missing or not valid Python."""
+    source = library()
+    return (source and source.for_filename(path).tree) or ast.Module([], [])
+
+
+def parents(node: ast.AST | None) -> Iterator[ast.AST]:
+    """The nodes that contain a node, the innermost first."""
+    while (node := getattr(node, "parent", None)) is not None:
+        yield node
+
+
+def head_of(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and the nodes in it, without nested statements: of a compound statement its head."""
+    waiting = [node]
+    while waiting:
+        one = waiting.pop(0)
+        yield one
+        waiting += [part for part in ast.iter_child_nodes(one) if not isinstance(part, ast.stmt)]
+
+
+def nodes_of(spot: Spot) -> list[ast.AST]:
+    """The nodes that run with a spot: its statement; in a lambda, a comprehension or a ``case``, only that."""
+    inner = takewhile(lambda one: not isinstance(one, ast.stmt), (spot.node, *parents(spot.node)))
+    kinds = (ast.match_case, _EXPRESSIONS.get(spot.code.co_name, ast.match_case))
+    root = next((one for one in inner if isinstance(one, kinds)), spot.statement)
+    return [] if root is None else list(head_of(root))
+
+
+def function_of(node: ast.AST | None) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Innermost function that contains a node."""
+    return next((one for one in parents(node) if isinstance(one, FUNCTIONS)), None)
+
+
+def block_of(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements of the block that a statement is in."""
+    bodies = (body for parent in parents(statement) for _, body in ast.iter_fields(parent) if isinstance(body, list))
+    return next(body for body in bodies if statement in body)
+
+
+def earlier(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """The statements before another one in its function, in the blocks that contain it, the last first."""
+    near: ast.AST = statement
+    for parent in parents(statement):
+        if isinstance(near, ast.stmt) and not isinstance(parent, ast.Module):
+            body = block_of(near)
+            yield from reversed(body[: body.index(near)])
+        if isinstance(parent, SCOPES):
+            return
+        near = parent
+
+
+def assignment_before(statement: ast.stmt, name: str) -> ast.stmt | None:
+    """The last statement before another one that assigns a variable, or contains a statement that does."""
+    return next((one for one in earlier(statement) if name in stored(one)), None)
+
+
+def stored(node: ast.AST) -> set[str]:
+    """The names that a statement assigns, defines or deletes, nested statements included."""
+    return stored_by(ast.walk(node))
+
+
+def stored_by(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that nodes assign, define or delete."""
+    found: set[str] = set()
+    for one in nodes:
+        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
+            found.add(one.id)
+        elif isinstance(one, (*SCOPES, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping)):
+            found.add(getattr(one, "name", None) or getattr(one, "rest", None) or "")
+    return found
+
+
+def read(node: ast.AST) -> set[str]:
+    """The names that a node reads, without nested statements."""
+    return {one.id for one in head_of(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+def assigned(node: ast.AST | None) -> tuple[ast.expr, ast.expr] | tuple[None, None]:
+    """Target and value of an assignment to one target."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        return node.targets[0], node.value
+    return (node.target, node.value) if isinstance(node, ast.AnnAssign) and node.value is not None else (None, None)
+
+
+def attribute_assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[ast.stmt]:
+    """The nodes that assign an attribute."""
+    for node in nodes:
+        target, _ = assigned(node)
+        if isinstance(node, ast.stmt) and isinstance(target, ast.Attribute) and target.attr == attribute:
+            yield node
+
+
+def callee(node: ast.AST | None) -> str:
+    """Name of the function that a call calls, without its module; empty for other nodes."""
+    function = getattr(node, "func", None)
+    return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
+def full_name(path: str, node: ast.expr) -> str:
+    """Name of a function with its module, by the imports of the file: ``torch.load``; empty if it is not imported."""
+    if isinstance(node, ast.Attribute):
+        owner = full_name(path, node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return imported(path).get(node.id, "") if isinstance(node, ast.Name) else ""
+
+
+def imported(path: str) -> dict[str, str]:
+    """The names that a file imports, with what they stand for."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names |= {one.asname: one.name for one in node.names if one.asname}
+            names |= {(top := one.name.partition(".")[0]): top for one in node.names if not one.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return names
+
+
+def name_of_module(path: str, module: str) -> str:
+    """A file's name for a module; empty if the file does not import it."""
+    return next((name for name, one in imported(path).items() if one == module), "")
+
+
+def nodes_of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """The nodes of a class and of the classes that it inherits from, each with the path of its file."""
+    for one in kind.__mro__:
+        path = getattr(sys.modules.get(one.__module__), "__file__", None) or ""
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and node.name == one.__name__:
+                yield from ((path, part) for part in ast.walk(node))
