@@ -121,8 +121,8 @@ def _refuse_request(request: VerifyRequest) -> None:
 def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint) -> None:
     """Raise UsageError if a file and a directory, or an archive, have no tensor of the same name."""
     if checkpoint.kind != original.kind and not find_counterparts(*side_by_side(checkpoint, original)).pairs:
-        kinds = f"{checkpoint.path} is {checkpoint.kind}, and --against names {original.kind}"
-        raise UsageError(f"{kinds} that holds no tensor of the same name: {original.path}")
+        kinds = f"{checkpoint.path} is {checkpoint.kind}, but --against names {original.kind}"
+        raise UsageError(f"{kinds} without a tensor of the same name: {original.path}")
 
 
 def checks_without_torch(

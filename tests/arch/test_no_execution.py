@@ -31,6 +31,7 @@ MAY_NAME = {
     "verification/case/user_code.py": {"import_module", "exec_module", "spec_from_file_location"},
     "verification/case/backward.py": {"__code__"},
     "verification/case/check.py": {"__code__"},
+    "verification/case/source.py": {"CodeType"},
     "verification/case/watch.py": {"CodeType", "__code__"},
 }
 #: Whole names, with their owner.

@@ -10,6 +10,7 @@ from torch import nn
 
 from ckptmove.api import convert
 from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
 from ckptmove.verification.loaded import load, named_tensors
 from ckptmove.verification.request import VerifyRequest
@@ -89,7 +90,7 @@ def test_the_inventory_is_that_of_the_zip(saved, tmp_path):
 
 def test_verify_loads_it_without_a_mapping(saved):
     with open_checkpoint(str(saved)) as checkpoint:
-        loaded = load(checkpoint.inventory.container, checkpoint.path)
+        loaded = load(container_class(checkpoint.inventory.container), checkpoint.path)
     assert (loaded.refusal, loaded.error, loaded.is_mapped) == ("", "", False)
 
 

@@ -95,7 +95,7 @@ def test_those_behind_the_others_are_a_note(make, answers, counts):
     behind = [index for index, count in enumerate(counts) if count < max(counts)]
     assert [(one["code"], one["severity"]) for one in findings] == [("O209", "info")] * bool(behind)
     for one in findings:
-        assert one["where"] == tuple(f"optimizer.state.{index}.step" for index in behind)
+        assert one["where"] == [f"optimizer.state.{index}.step" for index in behind]
         assert f"from {min(counts)} to {max(counts)} in optimizer.param_groups.0: {len(behind)} param" in one["message"]
 
 

@@ -150,10 +150,10 @@ class Reader:
     def _read_file(self, file: ListedFile) -> None:
         self._looked_at += 1
         listing, path = self._listing, file.path
-        limits = limits_of(listing, path, self._limits)
         try:
             with naming(listing.full(path)):
                 listing.look(path)
+                limits = limits_of(listing, path, self._limits)  # of a member that may be a checkpoint
                 source = self._files.source(path) if self._keep_trees else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
                     part = FilePart(read_file(source, limits), limits, listing.disk(file))

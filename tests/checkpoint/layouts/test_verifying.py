@@ -105,7 +105,7 @@ def test_a_verdict_through_the_child(build):
     result = ckptmove.verify(folder, progress=lambda done, total: told.append((done, total)))
     assert str(result) == f"{folder}: passed on cuda:0 (simulated)"
     assert result.proven
-    assert told[-1][0] <= told[-1][1] == sum(path.stat().st_size for path in folder.iterdir())
+    assert told[-1][0] <= told[-1][1] == sum(file.size_bytes for file in ckptmove.inspect(folder).inventory.files)
     checks = {check.name: check for check in result.checks}
     assert "4 found in the model by shape" in checks["structure"].detail
     assert checks["file"].detail.endswith(

@@ -351,7 +351,7 @@ def test_a_cast_changes_the_class_inside_its_module(protocol):
 
 def test_a_cast_needs_a_global():
     machine = interpreted(pickle.dumps("DoubleStorage", 2))
-    with pytest.raises(UneditablePickle, match="no global"):
+    with pytest.raises(UneditablePickle, match="not a global"):
         apply_plan(machine, plan(storage_edit((), "cpu", source="cpu", cast=("float64", "float32"), classes=(2,))))
 
 
