@@ -263,7 +263,7 @@ def _(error: errors.OutputIsStdout) -> str:
 @hint_for.register(errors.InPlaceImpossible)
 def _(error: errors.InPlaceImpossible) -> str:
     del error
-    return "write a new file: --output NEW instead of --in-place"
+    return "write a new one: --output NEW instead of --in-place"
 
 
 @hint_for.register(errors.NothingToUndo)

@@ -39,6 +39,14 @@ def test_people_see_every_member_with_its_role(say, model) -> None:
     assert said.only_next == ["convert", "model.zip", "--to", "cuda:0"]
 
 
+def test_an_archive_of_two_checkpoints_is_called_one(say, bench) -> None:
+    with zipfile.ZipFile(bench / "two.zip", "w") as archive:
+        for name in ("run.pth", "dragged.pth"):
+            archive.write(bench / name, name)
+    [line] = [line for line in say("inspect", "two.zip").out.splitlines() if " 2 separate checkpoints" in line]
+    assert line.startswith("the archive ")
+
+
 def test_programs_see_them_too(ask, bench, model) -> None:
     (checkpoint,) = ask("inspect", "model.zip")["checkpoints"]
     assert (checkpoint["container"], checkpoint["layout"]) == ("archive", "stable-baselines3")

@@ -183,9 +183,8 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
         yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
     if inventory.checkpoints:
         count = len(inventory.checkpoints)
-        yield from page.wrap(
-            f"the directory holds {count:,} separate checkpoints, read as one here: name one of them", 0
-        )
+        kind = "archive" if inventory.form else "directory"
+        yield from page.wrap(f"the {kind} holds {count:,} separate checkpoints, read as one here: name one of them", 0)
 
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
