@@ -159,7 +159,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
     if request.expect is not None:
-        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
+        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # only `expect` needs this import
 
         plan = plan_for(inventory, request.expect)
     findings = find_all(inventory, context)

@@ -46,7 +46,7 @@ class OpenPart(ABC):
         base: offset that was added to its sites.
         byteorder: ``little`` or ``big``: byte order of its storages.
         disk: place of its bytes; None if they are in several places or compressed.
-        placeholder: prefix of strings in the tree that represent one of the extras; empty if there are none.
+        placeholder: prefix of strings in the tree that represent one of the extras; empty without extras.
     """
 
     name: str

@@ -16,7 +16,7 @@ class Config(NamedTuple):
     """Values of ``[tool.ckptmove]``.
 
     Attributes:
-        path: the ``pyproject.toml``, or None if there is none.
+        path: the ``pyproject.toml``, or None if not found.
         checkpoints: globs, relative to the working directory.
         to: target device, or None.
         case: default of ``--case``, with its file relative to the working directory; or None.

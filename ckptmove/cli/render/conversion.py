@@ -1,4 +1,4 @@
-"""The report of ``convert`` for people: the plan and the outcome."""
+"""Human-readable report of ``convert``: the plan and the outcome."""
 
 from __future__ import annotations
 

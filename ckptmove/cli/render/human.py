@@ -1,4 +1,4 @@
-"""``--format human``: reports for people on stdout, hints on stderr."""
+"""``--format human``: human-readable reports on stdout, hints on stderr."""
 
 from __future__ import annotations
 
