@@ -39,7 +39,7 @@ def load_config(folder: Path) -> Config:
         folder: first folder of the search; globs are returned relative to it.
 
     Returns:
-        The values; all empty if there is no file or no table.
+        The values; all empty without a file or a table.
 
     Raises:
         UsageError: if the file cannot be read, is not TOML, or its table has a wrong key, type, device

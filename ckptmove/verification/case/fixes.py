@@ -66,7 +66,7 @@ _UNSEEN: Final = frozenset({"from_numpy", "frombuffer", "from_dlpack", "Tensor",
 
 
 class Scene(NamedTuple):
-    """What is known when a fault is explained.
+    """Facts used to explain a fault.
 
     Attributes:
         watch: record of the user's calls of torch.
