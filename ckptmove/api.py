@@ -159,7 +159,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
     if request.expect is not None:
-        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # inspect does not wait for what it was not asked for
+        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # only `expect` needs this import
 
         plan = plan_for(inventory, request.expect)
     findings = find_all(inventory, context)
@@ -205,7 +205,7 @@ def convert(
         limits: resource limits for reading it.
 
     Raises:
-        UsageError: if there is no target or there are two, ``map_location`` is a function, a device is unknown, or
+        UsageError: if no target or two targets are given, ``map_location`` is a function, a device is unknown, or
             ``in_place`` is combined with ``output``, ``force`` or ``check=False``.
         UnreadableInput: if the source cannot be read, is damaged, or is not a checkpoint.
         Refused: if the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
@@ -358,7 +358,7 @@ def diff(
 
 
 def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
-    """The one target and the mapping that ``to`` and ``map_location`` ask for."""
+    """The one target and the mapping that ``to`` and ``map_location`` define."""
     if callable(map_location):
         raise UsageError("a function as map_location moves loaded storages; a file takes a device or a dict")
     if isinstance(map_location, Mapping):
@@ -378,7 +378,7 @@ def move_request(
     """The moves of a conversion, with its devices checked.
 
     Raises:
-        UsageError: if there is no target, or a device is unknown.
+        UsageError: if no target is given, or a device is unknown.
     """
     from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for it
 

@@ -36,7 +36,7 @@ class OpenCheckpoint:
         links: targets of its links, by path.
         others: paths of links and of files that are not checkpoints.
         outside: facts about an archive and about members that are not checkpoints.
-        top: folder that contains everything in an archive, with a slash; empty if there is none.
+        top: folder that contains everything in an archive, with a slash; empty if it has no such folder.
     """
 
     inventory: Inventory

@@ -278,7 +278,7 @@ def _by_shapes(optimizer: OptimizerRecord, fits: list[_Fit]) -> Pairing:
 
 
 def _decide(optimizer: OptimizerRecord, fits: list[_Fit]) -> tuple[_Fit, str]:
-    """Choose a scope, by the name of the optimizer if several fit (``opt_G``: ``netG``), and say if others fit too."""
+    """Choose a scope, by the name of the optimizer if several fit (``opt_G``: ``netG``), and report other matches."""
     fits = [fit for fit in fits if not _COPIES.search(fit.scope.where)] or fits
     distinct = {tuple(map(_view, fit.tensors)): fit for fit in reversed(fits)}
     if len(distinct) == 1:

@@ -39,14 +39,14 @@ class OpenPart(ABC):
     Attributes:
         name: its path from the top of the checkpoint, which begins its names and keys; empty for the whole.
         path: the same as users see it.
-        inventory: its content, with names, keys and sites as they are in the whole checkpoint.
+        inventory: its content, with the names, keys and sites of the whole checkpoint.
         rows: its files, for the table of files; none if the checkpoint is one file.
         is_distributed: whether it is a folder of torch.distributed.checkpoint, which stores less about objects that
             are not tensors.
         base: offset that was added to its sites.
         byteorder: ``little`` or ``big``: byte order of its storages.
         disk: place of its bytes; None if they are in several places or compressed.
-        placeholder: prefix of strings in the tree that represent one of the extras; empty if there are none.
+        placeholder: prefix of strings in the tree that represent one of the extras; empty without extras.
     """
 
     name: str
@@ -174,7 +174,7 @@ class FileContent(NamedTuple):
     Attributes:
         container: its container.
         machine: machine that has read its object pickle; for a format without one, it holds the equivalent tree.
-        inventory: its inventory, with names, keys and sites as they are in the file.
+        inventory: its inventory, with the names, keys and sites of the file.
     """
 
     container: Container
@@ -241,7 +241,7 @@ class FilePart(OpenPart):
 
         Args:
             files: files of the checkpoint.
-            inventory: its content, with names, keys and sites as they are in the whole checkpoint.
+            inventory: its content, with the names, keys and sites of the whole checkpoint.
             base: offset that was added to its sites.
             row: its row in the table of files.
         """
@@ -251,7 +251,7 @@ class FilePart(OpenPart):
     def drop(self) -> None:
         """Close the file and free its tree: the trees of thousands of files do not fit into memory.
 
-        Only the spans of its storages stay. What else is needed of it is read again.
+        Only the spans of its storages stay. Anything else is read again when needed.
         """
         self._spans  # noqa: B018  # computed while the container is open
         self.close()

@@ -117,7 +117,7 @@ class RootKeys:
         return frozenset([value for key in self._keys for end, value in _hashes(key) if end == len(key)])
 
     def first(self, path: str) -> int:
-        """Return the end of the shortest root key that a path begins with, before a dot; -1 if there is none."""
+        """Return the end of the shortest root key that a path begins with, before a dot; -1 without a match."""
         if not self._has_dots:
             end = path.find(".")
             return end if path[: max(end, 0)] in self._keys else -1

@@ -164,7 +164,7 @@ def file_role(name: str) -> Role | None:
         for role, pattern in trainer.roles:
             if pattern.fullmatch(name):
                 return role
-    # By content, an EMA copy is a model: of all words in other names, only this one says more.
+    # By content, an EMA copy is a model: of all words in other names, only this one adds information.
     return "ema" if role_of_key(name) == "ema" else None
 
 
@@ -179,7 +179,7 @@ def is_spoiled(name: str, found: str) -> bool:
 
 
 def with_file_role(record: TensorRecord, role: Role | None) -> TensorRecord:
-    """The tensor with the role of its file, unless its content says more.
+    """The tensor with the role of its file, unless its content is more specific.
 
     Anything that looks like a state_dict has the role ``model`` by content. A random state is a vector of bytes: a
     seed or a count next to it keeps its role.

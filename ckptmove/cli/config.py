@@ -16,7 +16,7 @@ class Config(NamedTuple):
     """Values of ``[tool.ckptmove]``.
 
     Attributes:
-        path: the ``pyproject.toml``, or None if there is none.
+        path: the ``pyproject.toml``, or None if not found.
         checkpoints: globs, relative to the working directory.
         to: target device, or None.
         case: default of ``--case``, with its file relative to the working directory; or None.
@@ -39,7 +39,7 @@ def load_config(folder: Path) -> Config:
         folder: first folder of the search; globs are returned relative to it.
 
     Returns:
-        The values; all empty if there is no file or no table.
+        The values; all empty without a file or a table.
 
     Raises:
         UsageError: if the file cannot be read, is not TOML, or its table has a wrong key, type, device

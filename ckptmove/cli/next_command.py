@@ -73,7 +73,7 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):
         return command_line(["ckptmove", "verify", output, "--to", request.to, *options])
-    # Tensors that no mapping matches have stayed on their device: only the new file tells which one.
+    # Tensors that no mapping matches have stayed on their device: only the new file shows which one.
     try:
         inventory = api.inspect(output, limits=answer.request.limits).inventory
     except CkptMoveError:

@@ -16,7 +16,7 @@ _LONGEST: Final = 64
 
 
 def codes_of(words: Iterable[str]) -> frozenset[str]:
-    """Return the codes for some words, each of which may be a comma-separated list.
+    """Return the codes for some words; each word may be a comma-separated list.
 
     Raises:
         UsageError: if a word matches no code.

@@ -79,8 +79,8 @@ def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
 def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """R304: no optimizer has the learning rates that a scheduler has set last.
 
-    From torch/optim/lr_scheduler.py ``_update_lr``: both are written in one step. The file does not say which optimizer
-    a scheduler is for, and of several schedulers in turn (SWALR after another one) only the last has the rates of the
+    From torch/optim/lr_scheduler.py ``_update_lr``: both are written in one step. The file does not record the
+    optimizer of a scheduler. Of several schedulers in turn (SWALR after another one) only the last has the rates of the
     groups. So one scheduler that agrees with any optimizer is enough. Inner schedulers of a SequentialLR or a
     ChainedScheduler do not count, nor do rates that are tensors.
     """

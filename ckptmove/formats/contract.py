@@ -200,7 +200,7 @@ class Container(ABC):
         return Patch(tuple(writes), position)
 
     def undo(self) -> Patch:
-        """The writes that restore the file as it was before its first in-place conversion.
+        """The writes that restore the file to its state before its first in-place conversion.
 
         Raises:
             NothingToUndo: if the file does not record its earlier state. Only an archive has room for it: bytes after

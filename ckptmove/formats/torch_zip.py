@@ -122,7 +122,7 @@ class TorchZip(Container):
         return self._read(self._inside["data.pkl"], "pickle bytes")
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
-        """Records of the archive that are neither pickles nor storages: code, and files that somebody added.
+        """Records of the archive that are neither pickles nor storages: code, and files that a user added.
 
         Versions, the serialization id and source locations of the code are left out: every save writes new ones.
         """

@@ -75,11 +75,11 @@ class ListedFolder(NamedTuple):
 
 
 class ListedLink(NamedTuple):
-    """A symbolic link that stays in the directory, or that leads nowhere.
+    """A symbolic link to a path in the directory, or a dangling link.
 
     Attributes:
         path: as of a file.
-        target: what it is to say in a copy of the directory.
+        target: text of the link in a copy of the directory.
     """
 
     path: str
@@ -93,7 +93,7 @@ class Listing:
     Attributes:
         path: the directory as the user gave it.
         files: by path.
-        folders: each before what is in it.
+        folders: each before its content.
         links: by path.
     """
 
@@ -183,9 +183,9 @@ def list_directory(path: str, limits: Limits) -> Listing:
     """List a directory with everything below it.
 
     Raises:
-        NotACheckpoint: something in it is a pipe, a socket or a device, or a link that leads out of it.
-        LimitExceeded: there is more in it, or it is deeper, than the limits allow.
-        AccessFailed: the system refuses to list a part of it.
+        NotACheckpoint: if it contains a pipe, a socket, a device, or a link that leads out of it.
+        LimitExceeded: if it has more entries, or more levels, than the limits allow.
+        AccessFailed: if the system refuses to list a part of it.
     """
     lister = _Lister(path, limits)
     try:

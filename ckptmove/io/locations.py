@@ -14,7 +14,7 @@ def is_folder(path: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Whether a path is taken, also by a link that leads nowhere."""
+    """Whether a path exists; True for a dangling link."""
     return os.path.lexists(path)
 
 

@@ -151,7 +151,7 @@ def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) ->
     A class is matched by the keys of all groups together, and by the keys that most state entries have. One entry
     without a key does not change the match; :func:`lost_keys` reports it.
 
-    Old files of Adam and AdamW are identical; ``decoupled_weight_decay`` in the groups tells them apart.
+    Old files of Adam and AdamW are identical; ``decoupled_weight_decay`` in the groups distinguishes them.
     """
     if not groups:
         return ()

@@ -130,7 +130,7 @@ def _without_figures(*_: object) -> None:
 
 
 def casts(found: Counterparts) -> str:
-    """Casts between the original and the checkpoint, as text for the report; empty if there are none."""
+    """Casts between the original and the checkpoint, as text for the report; empty without casts."""
     pairs = Counter((theirs.dtype, mine.dtype) for mine, theirs in _dense_pairs(found) if theirs.dtype != mine.dtype)
     return ", ".join(f"{amount(count, 'tensor')} cast from {one} to {other}" for (one, other), count in pairs.items())
 

@@ -110,7 +110,7 @@ class VerifyResult(OneLine):
     sample: SampleSize | None = None
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether the exit code is 1: a check failed, or, if ``strict``, as :func:`fails_run` says."""
+        """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""
         return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
 
     def __str__(self) -> str:

@@ -205,7 +205,7 @@ class LoadedFiles:
 
     @property
     def error(self) -> str:
-        """First error other than a refusal, with the file name if it has one; empty if there is none."""
+        """First error other than a refusal, with the file name if it has one; empty without an error."""
         errors = ((name, loaded.error) for name, loaded in self._all() if loaded.error)
         return next((f"{name}: {error}" if name else error for name, error in errors), "")
 

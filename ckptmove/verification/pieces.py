@@ -1,6 +1,6 @@
 """Cut an optimizer's parameters and state into pieces that fit in memory, and group the pieces into batches.
 
-A piece holds records and no tensors: it says which elements of which records are stepped together.
+A piece holds records and no tensors: it names the elements of each record that are stepped together.
 """
 
 from __future__ import annotations

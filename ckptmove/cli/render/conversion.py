@@ -1,4 +1,4 @@
-"""The report of ``convert`` for people: the plan and the outcome."""
+"""Human-readable report of ``convert``: the plan and the outcome."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
 
 
 def _legend(page: Page, used: set[str]) -> Iterator[str]:
-    """The meaning of each reason, in the order of the policy: the last one says "everything else"."""
+    """The meaning of each reason, in the order of the policy: the last one is "everything else"."""
     reasons = [reason for reason in _REASONS if reason in used]
     broad = max(map(len, reasons), default=0)
     if reasons:

@@ -1,4 +1,4 @@
-"""The report of ``diff`` for people: equal changes share a row, the largest first."""
+"""Human-readable report of ``diff``: equal changes share a row, the largest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--format human``: reports for people on stdout, hints on stderr."""
+"""``--format human``: human-readable reports on stdout, hints on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
 
-#: What the last line says of a checkpoint with the exit code 0, by command.
+#: Verdict in the last line for the exit code 0, by command.
 _GOOD: Final = {"inspect": "fine", "verify": "passed"}
 
 

@@ -1,4 +1,4 @@
-"""The report of ``inspect`` for people."""
+"""Human-readable report of ``inspect``."""
 
 from __future__ import annotations
 

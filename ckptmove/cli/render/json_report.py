@@ -60,7 +60,7 @@ class JsonRenderer(Renderer):
         self._keys = {"rules": [rule(entry) for entry in entries]}
 
     def failure(self, failure: Failure) -> None:
-        """Write the error to stderr, for people; the document has it too."""
+        """Write the error to stderr as text; the document has it too."""
         self._out.failure(failure)
 
     def finish(self, summary: Summary) -> None:

@@ -1,4 +1,4 @@
-"""The report of ``rules`` for people: the catalogue of findings."""
+"""Human-readable report of ``rules``: the catalogue of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Escape, shorten and format text for people: text of a file must not control the terminal."""
+"""Escape, shorten and format text for display: text of a file must not control the terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _escape(letter: str) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
+    """Format a byte count with a binary unit: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
     if nbytes < _KIB:
         return f"{nbytes:.0f} B"
     power = min(int(math.log2(nbytes)) // 10, len(_UNITS))

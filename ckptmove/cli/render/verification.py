@@ -1,4 +1,4 @@
-"""The report of ``verify`` for people."""
+"""Human-readable report of ``verify``."""
 
 from __future__ import annotations
 

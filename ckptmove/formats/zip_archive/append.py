@@ -47,7 +47,7 @@ class UndoRecord(NamedTuple):
 
 
 def read_undo(source: ByteSource, end: int) -> UndoRecord | None:
-    """The undo record that ends at an offset (the start of a directory); None if there is none.
+    """The undo record that ends at an offset (the start of a directory); None if no record ends there.
 
     Raises:
         SourceChanged, AccessFailed: as the source.

@@ -1,6 +1,6 @@
 """Explain an exception in the user's step: the tensor, the operation, the line, and a fix.
 
-The user's code is not run again: the frames in the traceback and the record of `Watch` say enough.
+The user's code is not run again: the frames in the traceback and the record of `Watch` are enough.
 """
 
 from __future__ import annotations

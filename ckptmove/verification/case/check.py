@@ -101,7 +101,7 @@ class _Run:
 
     @property
     def scene(self) -> Scene:
-        """What is known about an exception before the step."""
+        """Facts about an exception before the step."""
         return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home, self.given)
 
 

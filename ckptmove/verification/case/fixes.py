@@ -66,7 +66,7 @@ _UNSEEN: Final = frozenset({"from_numpy", "frombuffer", "from_dlpack", "Tensor",
 
 
 class Scene(NamedTuple):
-    """What is known when a fault is explained.
+    """Facts used to explain a fault.
 
     Attributes:
         watch: record of the user's calls of torch.
@@ -212,7 +212,7 @@ def where_used(
 
 
 def _where_read_before(found: Found, device: str, scene: Scene) -> Fix:
-    """The last earlier statement that reads a variable; a new one if there is none or the line writes to the tensor."""
+    """The last earlier statement that reads a variable; a new one if none does or the line writes to the tensor."""
     spot, name = found.running.spot, found.name
     near = spot.statement
     every = [] if near is None or is_written(nodes_of(spot), name) else earlier(near)

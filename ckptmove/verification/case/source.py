@@ -206,7 +206,7 @@ def full_name(path: str, node: ast.expr) -> str:
 
 
 def imported(path: str) -> dict[str, str]:
-    """The names that a file imports, with what they stand for."""
+    """Names that a file imports, with the object that each refers to."""
     names: dict[str, str] = {}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):

@@ -37,7 +37,7 @@ class _Raw(io.RawIOBase):
         self._at = start + offset
         return self._at
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # whatever can be written to
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # any writable buffer
         start = min(self._at, self._source.size)
         end = min(start + min(len(buffer), _BLOCK_BYTES), self._source.size)
         buffer[: end - start] = self._source.read(start, end)

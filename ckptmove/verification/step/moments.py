@@ -32,7 +32,7 @@ _DEFAULT_BETAS: Final = (0.9, 0.999)
 
 
 def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, object]) -> str:
-    """Contradictions between the moments of a piece, as text; empty if there are none.
+    """Contradictions between the moments of a piece, as text; empty if consistent.
 
     Args:
         piece: the piece.
@@ -65,7 +65,7 @@ def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, objec
 
 
 def broken_history(piece: Piece, source: TensorSource) -> str:
-    """The first contradiction in the history of LBFGS, as text; empty if there is none.
+    """The first contradiction in the history of LBFGS, as text; empty if consistent.
 
     Args:
         piece: the parameter that holds the state.

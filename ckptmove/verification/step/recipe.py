@@ -52,7 +52,7 @@ class Recipe(NamedTuple):
         tensors: for every group, options that are tensors or tuples of tensors, for example a tensor ``lr``.
         noise: values of the gradients.
         assumed: options that the file stores as objects; the defaults of the class are used instead.
-        cut: options that were reduced to a limit, as text; empty if there are none.
+        cut: options that were reduced to a limit, as text; empty if no option was.
     """
 
     name: str
@@ -200,7 +200,7 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         source: source of options that are tensors.
 
     Returns:
-        The first error, with the path of the group; empty if there is none.
+        The first error, with the path of the group; empty without an error.
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = _defaults(recipe.name, recipe.optimizer)

@@ -293,7 +293,7 @@ def _recipe(
 def _doubts(
     inventory: Inventory, optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe, extra: list[str]
 ) -> list[str]:
-    """What the file does not say about an optimizer, and what was assumed instead."""
+    """Facts about an optimizer that the file does not record, and what was assumed instead."""
     doubts = _other_folder(inventory, optimizer, pairing)
     if recipe.assumed:
         doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: defaults used instead")
