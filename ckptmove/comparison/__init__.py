@@ -1,1 +1,1 @@
-"""The comparison of two checkpoints, for ``diff`` and ``verify --against``."""
+"""Compare two checkpoints, for ``diff`` and ``verify --against``."""

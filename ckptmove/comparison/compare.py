@@ -1,6 +1,6 @@
-"""Compare two checkpoints: their tensors by structure and value, then everything else in them.
+"""Compare two checkpoints: first their tensors by structure and value, then everything else.
 
-``diff`` and ``verify --against`` both use it. Values are compared block by block; nothing is unpickled.
+``diff`` and ``verify --against`` both use this module. Values are compared block by block; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import Span, TensorRecord
 
-    #: Where elements lie, and how: file, storage, place in it, dtype, shape and stride.
+    #: Location and layout of elements: file, storage, span in it, dtype, shape and stride.
     _Elements: TypeAlias = tuple[str, str | None, Span, str, tuple[int, ...], tuple[int, ...]]
 
-#: Kinds of tensors without elements in a storage of their own: there are none, they are in the pickle, or in the
-#: tensors inside of a wrapper subclass, which are compared under their own names.
+#: Kinds of tensors without elements in a storage of their own: meta tensors have no elements, "device-data" tensors
+#: have them in the pickle, and wrapper subclasses have inner tensors, which are compared under their own names.
 _WITHOUT_BYTES: Final = frozenset({"meta", "device-data", "wrapper-subclass"})
-#: Kinds that have their elements in the same way.
+#: Kinds that store their elements in the same way.
 _DENSE: Final = frozenset({"tensor", "parameter"})
-#: Bytes that may be read for each byte of the files: each once, but for views that lie over each other.
+#: Bytes that may be read for each byte of the files. Only bytes of overlapping views are read more than once.
 _MOST_PER_BYTE: Final = 64
-#: Besides: what any file may ask for.
+#: Bytes that may be read in addition, for files of any size.
 _IN_ANY_CASE: Final = 2**30
 
 
@@ -55,13 +55,13 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
     Args:
         first: a file, a directory or an archive of files.
         second: another one.
-        limits: what each of them may ask for.
-        measure: how far values lie apart; asked for blocks that are not the same bytes.
-        progress: told of bytes of tensors compared and bytes in all, as they are in the first.
+        limits: resource limits for reading each of them.
+        measure: measures the distance between values; called for blocks whose bytes differ.
+        progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
 
     Raises:
-        UnreadableInput: one of them cannot be read, is damaged, or is no checkpoint.
-        LimitExceeded: one of them asks for more than the limits allow.
+        UnreadableInput: if one of them cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if one of them needs more than the limits allow.
     """
     with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
         sides = side_by_side(one, other)
@@ -80,9 +80,9 @@ def compare_stored(
     """Compare two open checkpoints.
 
     Args:
-        one: the first, as :func:`ckptmove.checkpoint.open_checkpoint.side_by_side` gives it.
+        one: the first, as :func:`ckptmove.checkpoint.open_checkpoint.side_by_side` returns it.
         other: the second, likewise.
-        found: which of their tensors and files belong together.
+        found: pairs of tensors and files to compare.
         criteria: what counts as a difference.
         limits: as of :func:`compare`.
         measure: likewise.
@@ -95,7 +95,7 @@ def compare_stored(
 
 
 class _Comparison:
-    """Goes through both, tensor by tensor in the order of the first."""
+    """Compares two checkpoints tensor by tensor, in the order of the first."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Comparison:
         self._done = 0
         self._total = 0
         self._nowhere = 0
-        #: What came of elements that several names share, by where and how they lie on both sides.
+        #: Results for elements that several names may share, by their location and layout on both sides.
         self._compared: dict[tuple[_Elements, _Elements], tuple[bool, Gap | None]] = {}
         self._changed: list[Change] = []
         self._uncompared: list[Uncompared] = []
@@ -151,20 +151,20 @@ class _Comparison:
             yield f"{parted[0]}{more}: shared with another tensor on one side alone (tied weights, or a view)"
 
     def _pair(self, one: Stored, two: Stored) -> None:
-        """Two tensors that are counterparts."""
+        """Compare two tensors that are counterparts."""
         mine, other = one.record, two.record
         is_cast = self._is_cast(mine, other)
         follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}
-        # A distributed checkpoint keeps neither strides nor what a tensor is in Python.
+        # A distributed checkpoint stores neither the strides nor the Python class of a tensor.
         keeps_less = one.part.is_distributed or two.part.is_distributed
         properties = (_properties(record, keeps_less=keeps_less) for record in (mine, other))
         for (what, before), (_, after) in zip(*properties, strict=True):
             if what in follow:
                 continue
-            # Where one side stores no device, there is none to compare.
+            # Devices are compared only if both sides store one.
             guessed = what == "device" and before != after and NO_DEVICE in {before, after}
             self._nowhere += guessed
-            # In a file of another name what is a tensor's role is not known in the same way.
+            # Roles depend on file names: under a different file name, the role may be unknown ("other").
             guessed |= what == "role" and "other" in {before, after} and one.part.name != two.part.name
             if before != after and not guessed:
                 self._changed.append(Change(mine.name, what, before, after))
@@ -176,7 +176,7 @@ class _Comparison:
             if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
                 for part, counterpart in zip(*parts, strict=True) if chosen is None or mine.name in chosen else ():
                     self._values(one._replace(record=part), two._replace(record=counterpart))
-            else:  # sparse ones with another number of values
+            else:  # sparse tensors with different numbers of values
                 self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
         elif mine.shape == other.shape:
             reason = f"one side has it as {mine.kind}, the other as {other.kind}"
@@ -186,11 +186,11 @@ class _Comparison:
             self._progress(self._done, self._total)
 
     def _is_cast(self, mine: TensorRecord, other: TensorRecord) -> bool:
-        """Whether the first is the second as ``convert --cast`` rounds it, where that is no difference of dtypes."""
+        """Whether devices do not count and the first dtype is what ``convert --cast`` rounds the second to."""
         return not self._criteria.devices and mine.dtype == CAST_DOWN.get(other.dtype)
 
     def _values(self, one: Stored, two: Stored) -> None:
-        """The elements of two dense tensors of one shape."""
+        """Compare the elements of two dense tensors of the same shape."""
         mine, other = one.record, two.record
         if _WITHOUT_BYTES & {mine.kind, other.kind}:
             return
@@ -210,7 +210,7 @@ class _Comparison:
         place = _elements(one, mine, ours[1]), _elements(two, other, theirs[1])
         if place not in self._compared:
             self._spend(ours[1].nbytes + theirs[1].nbytes)
-            # Elements without gaps in one order on both sides need not be put into torch's order first.
+            # Elements that are dense and in the same order on both sides need not be put into torch's order first.
             read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
             first, second, dtype = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1]), other.dtype
             if is_cast:
@@ -224,7 +224,7 @@ class _Comparison:
             self._changed.append(change)
 
     def _spend(self, nbytes: int) -> None:
-        """Count what is read: a small file can hold a great many views that lie over each other, all of them others."""
+        """Count the bytes read: a small file can hold very many overlapping views, all of them different."""
         self._read += nbytes
         if self._read > self._most_read:
             raise LimitExceeded(
@@ -236,7 +236,7 @@ class _Comparison:
 
 
 def _shared_otherwise(pairs: Sequence[tuple[Stored, Stored]]) -> list[str]:
-    """Tensors whose storage another one views too on one side, where on the other each has its own."""
+    """Names of tensors that share a storage with another tensor on one side only."""
     ours: dict[object, object] = {}
     theirs: dict[object, object] = {}
     found = []
@@ -253,7 +253,7 @@ def _unwrapped(name: str) -> str:
 
 
 def _each_once(mine: TensorRecord, other: TensorRecord) -> tuple[TensorRecord, TensorRecord, int]:
-    """Two tensors of one shape without the repeats of ``expand`` on both, and how often each element stands."""
+    """Both tensors without the dimensions that ``expand`` repeats in both, and how often each element occurs."""
     steps = zip(mine.shape, mine.stride, other.stride, strict=True)
     shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
     times = prod(mine.shape) // max(prod(shape), 1)
@@ -265,11 +265,11 @@ def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:
 
 
 def _properties(record: TensorRecord, *, keeps_less: bool) -> tuple[tuple[What, str], ...]:
-    """Properties of a tensor besides its values and its stride, which differs wherever the shape does.
+    """Properties of a tensor except its values and its stride, which differs whenever the shape does.
 
     Args:
         record: the tensor.
-        keeps_less: whether one side is a distributed checkpoint, which keeps neither Parameter nor any other class.
+        keeps_less: whether one side is a distributed checkpoint, which stores neither Parameter nor any other class.
     """
     grad = ", requires_grad" if record.requires_grad else ""
     subclass = f" {record.subclass}" if record.subclass and not keeps_less else ""

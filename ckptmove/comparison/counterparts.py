@@ -1,6 +1,6 @@
-"""Which tensors of two checkpoints are counterparts, and which of their files.
+"""Match the tensors and files of two checkpoints.
 
-Never takes one of several for the counterpart: what more than one would fit is said to be ambiguous.
+A tensor with several possible counterparts in other files is reported as ambiguous, not matched to one of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ckptmove.comparison.rekeyed import Twins
     from ckptmove.model import TensorRecord
 
-#: What both sides call something by: for a tensor in another file its folder, and its name in the file.
+#: Key that matches a tensor across files of different names: the folder of its file, and its name in the file.
 _Place: TypeAlias = tuple[str, str]
-#: Files that are named in a sentence, of however many.
+#: Maximum number of files named in a message.
 _SHOWN: Final = 4
 
 
 class Stored(NamedTuple):
-    """A tensor, and the file that it is in.
+    """A tensor and the file that contains it.
 
     Attributes:
         part: the file.
@@ -43,22 +43,22 @@ class Stored(NamedTuple):
 
     @property
     def own_name(self) -> str:
-        """Its name inside of the file."""
+        """Name of the tensor inside the file."""
         return self.part.own_name(self.record.name)
 
 
 @dataclass(slots=True)
 class Counterparts:
-    """What of two checkpoints is to be held against each other.
+    """Tensors and files of two checkpoints, matched for comparison.
 
     Attributes:
-        pairs: tensors of both, in the order of the first.
+        pairs: tensors that both have, in the order of the first.
         removed: tensors that only the first has.
         added: tensors that only the second has.
-        ambiguous: tensors of which it is not known whether the other has them.
-        parts: files that are at one place on both sides.
-        moved: files at different places that hold counterparts: of the first, and of the second.
-        twins: optimizers at one place on both sides that have other keys there.
+        ambiguous: tensors with several possible counterparts.
+        parts: files with the same path on both sides.
+        moved: files with different paths that contain counterparts, by their names in the first and in the second.
+        twins: optimizers with the same path on both sides, but different keys or another form.
     """
 
     pairs: list[tuple[Stored, Stored]] = field(default_factory=list)
@@ -73,9 +73,10 @@ class Counterparts:
 def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterparts:
     """Match the tensors of two checkpoints, and their files.
 
-    Those of one name, file and all, are counterparts. What is left may lie in other files, as a model does that is cut
-    into another number of them, or gathered into one: it goes by its name inside of the file, if one tensor on either
-    side has it. In two directories that is so in each folder, as there may be several checkpoints in them.
+    Tensors with the same name, including the file, are counterparts. The rest may be in other files, for example if a
+    model is split into a different number of shards, or merged into one file. Those are matched by their name inside
+    the file, if exactly one tensor on each side has that name. Two directories are matched folder by folder, because
+    they may contain several checkpoints.
     """
     found = Counterparts()
     theirs_by_place = {seen_from_top(other, part.name): part for part in other.parts}
@@ -96,12 +97,12 @@ def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterpart
 
 
 def seen_from_top(side: OpenCheckpoint, path: str) -> str:
-    """A path in a checkpoint, seen from the folder that everything in an archive lies in."""
+    """A path in a checkpoint, relative to the top folder if everything in an archive is inside one."""
     return path.removeprefix(side.top)
 
 
 def _by_name(side: OpenCheckpoint) -> dict[str, list[Stored]]:
-    """The tensors by name; several where two paths read alike."""
+    """Tensors by name; a name has several if different paths in the tree are written alike."""
     found: dict[str, list[Stored]] = {}
     for part in side.parts:
         for record in part.inventory.tensors:
@@ -110,7 +111,7 @@ def _by_name(side: OpenCheckpoint) -> dict[str, list[Stored]]:
 
 
 def _spelled(tensors: dict[str, list[Stored]], alike: set[str]) -> dict[int, Spelling]:
-    """How the names are spelled that read alike, by the identities of the records."""
+    """Spellings of the ambiguous names, by the ids of their records."""
     groups: dict[str, list[Stored]] = {}
     for name in alike:
         for stored in tensors.get(name, ()):
@@ -129,8 +130,8 @@ def _spelled(tensors: dict[str, list[Stored]], alike: set[str]) -> dict[int, Spe
 def _of_one_name(
     mine: Sequence[Stored], theirs: Sequence[Stored], told: dict[int, Spelling]
 ) -> tuple[list[tuple[Stored, Stored]], list[Stored], list[Stored]]:
-    """Pairs by how the name is spelled, then, of those that no key tells apart, in order; and what is left of both."""
-    by_spelling: dict[Spelling, deque[Stored]] = {}  # keys that are no text, nor numbers, may be spelled alike, too
+    """Pairs by spelling of the name, then in order for names that no key tells apart; and the rest of both sides."""
+    by_spelling: dict[Spelling, deque[Stored]] = {}  # keys other than text and numbers may have the same spelling
     for stored in theirs:
         if id(stored.record) in told:
             by_spelling.setdefault(told[id(stored.record)], deque()).append(stored)
@@ -148,7 +149,7 @@ def _of_one_name(
 
 
 def _look_by_parameter(found: Counterparts, one: OpenCheckpoint) -> None:
-    """Pair what is left of the state of optimizers whose parameters go by other keys on the other side."""
+    """Pair unmatched state of optimizers that key their parameters differently on the other side."""
     if not found.twins:
         return
     ours, theirs = ({stored.record.name: stored for stored in side} for side in (found.removed, found.added))
@@ -168,7 +169,7 @@ def _put_in_order(found: Counterparts, one: OpenCheckpoint) -> None:
 
 
 def _look_in_other_files(found: Counterparts, one: OpenCheckpoint, other: OpenCheckpoint) -> None:
-    """Pair what is left by its name inside of the file."""
+    """Pair unmatched tensors by their names inside the files."""
     by_folder = not (one.is_whole or other.is_whole)
     if one.is_whole and other.is_whole:
         return
@@ -198,7 +199,7 @@ def _by_place(tensors: Iterable[Stored], side: OpenCheckpoint, *, by_folder: boo
 
 
 def _files(tensors: Sequence[Stored], side: OpenCheckpoint) -> str:
-    """Where tensors are, for people."""
+    """Files of the tensors, as text for a message."""
     names = list(dict.fromkeys(stored.part.name for stored in tensors))
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more} of {side.path}" if names != [""] else side.path

@@ -1,7 +1,4 @@
-"""The values of a comparison: where two checkpoints differ.
-
-Never opens a checkpoint: ``comparison`` does.
-"""
+"""Results of a comparison: the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
 class Criteria(NamedTuple):
-    """What counts as a difference of two checkpoints.
+    """Criteria for a difference between two checkpoints.
 
     Attributes:
-        devices: whether devices count, and what ``convert`` changes with them: group flags, ``torch.device`` objects,
-            and dtypes that the target lacks. Roles count with them.
+        devices: whether devices count, and everything that ``convert`` changes with them: group flags,
+            ``torch.device`` objects, and dtypes that the target lacks. Roles count only if devices do.
         values_of: names of the tensors of the first checkpoint whose values are compared; None for all.
     """
 
@@ -27,14 +24,14 @@ class Criteria(NamedTuple):
 
 
 class LoneNan(NamedTuple):
-    """Elements that are NaN on one side alone, which no figure tells of; NaN on both sides is no difference of values.
+    """Elements that are NaN on one side only. NaN on both sides is not a difference of values.
 
     Attributes:
-        first: how many are in the first tensor alone.
-        second: how many are in the second alone.
-        elements: how many elements were compared.
-        max_abs: the largest absolute difference of the others; 0 where there are none.
-        max_rel: likewise, over the larger magnitude of the two.
+        first: number of elements that are NaN in the first tensor only.
+        second: number of elements that are NaN in the second only.
+        elements: number of elements compared.
+        max_abs: the largest absolute difference of all other elements; 0 without any.
+        max_rel: likewise, divided by the larger magnitude of the two.
     """
 
     first: int
@@ -45,13 +42,13 @@ class LoneNan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """How far the values of two tensors lie apart; NaN on one side alone, and unequal infinities, are infinitely far.
+    """Distance between the values of two tensors: infinite for NaN on one side only, and for unequal infinities.
 
     Attributes:
-        max_abs: the largest absolute difference of two elements; of integers that a float64 does not have, exactly.
-        max_rel: the largest difference of two elements over the larger magnitude of the two: 0 to 2, or infinite (also
-            where the difference is, as of 1.7e308 and -1.7e308).
-        lone_nan: what of it is NaN on one side alone; None where nothing is.
+        max_abs: the largest absolute difference of two elements; exact for integers that float64 cannot represent.
+        max_rel: the largest difference of two elements, divided by the larger magnitude of the two: 0 to 2, or
+            infinite. It is also infinite if the difference overflows, as for 1.7e308 and -1.7e308.
+        lone_nan: elements that are NaN on one side only; None without any.
     """
 
     max_abs: float | int
@@ -59,7 +56,7 @@ class Gap(NamedTuple):
     lone_nan: LoneNan | None = None
 
     def repeated(self, times: int) -> Gap:
-        """The same of elements of which each stands so many times."""
+        """The gap of tensors in which each element occurs ``times`` times."""
         if self.lone_nan is None:
             return self
         first, second, elements, *rest = self.lone_nan
@@ -67,14 +64,14 @@ class Gap(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Something that both checkpoints have, and not alike.
+    """A difference between two checkpoints, other than a tensor that only one of them has.
 
     Attributes:
-        name: of the tensor, or path of what is none.
-        what: which of its properties; ``object`` for what is no tensor, and for the kind of one.
-        source: how it is in the first; for a ``value`` its shape.
-        target: how it is in the second.
-        gap: of a ``value``, how far the two lie apart; None where that was not measured.
+        name: name of the tensor, or path of the object or file.
+        what: the property that differs; ``object`` for anything other than a tensor, and for the kind of a tensor.
+        source: the property in the first checkpoint; for a ``value``, the shape.
+        target: the property in the second, likewise.
+        gap: for a ``value``, the distance between the two; None if it was not measured.
     """
 
     name: str
@@ -85,11 +82,11 @@ class Change(NamedTuple):
 
 
 class Uncompared(NamedTuple):
-    """Something in both checkpoints that could not be compared: the values of a tensor, as a rule.
+    """A tensor or an object that could not be compared; usually the values of a tensor.
 
     Attributes:
-        name: of the tensor, or of the object.
-        reason: why.
+        name: name of the tensor or of the object.
+        reason: why it could not be compared.
     """
 
     name: str
@@ -98,17 +95,17 @@ class Uncompared(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DiffResult(OneLine):
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         first: path of the first checkpoint.
         second: path of the second.
-        tensors: how many tensors both of them have.
-        added: names of the tensors that only the second has.
-        removed: names of those that only the first has.
-        changed: what differs otherwise, in the order of the first.
-        uncompared: tensors that may differ.
-        notes: what was compared in another way than it lies, or left out, for people; none of it makes a difference.
+        tensors: number of tensors that both of them have.
+        added: names of tensors that only the second has.
+        removed: names of tensors that only the first has.
+        changed: all other differences: those of tensors in the order of the first, then all others.
+        uncompared: tensors and objects that may differ.
+        notes: notes on anything left out, or not compared as stored; they do not count as differences.
     """
 
     first: str
@@ -126,6 +123,6 @@ class DiffResult(OneLine):
         return not (self.added or self.removed or self.changed or self.uncompared)
 
     def __str__(self) -> str:
-        """Whether they are the same, in one line."""
+        """One line that says whether they are the same."""
         counts = f"{len(self.added)} added, {len(self.removed)} removed, {len(self.changed)} changed"
         return f"{self.first} and {self.second}: {'the same' if self.same else counts}"

@@ -1,6 +1,6 @@
-"""How far the values of two tensors lie apart, block by block, with NaN on one side alone told apart from figures.
+"""Measure the distance between the values of two tensors, with NaN on one side only counted separately.
 
-Never holds more than a block of either, and never measures by itself: it is told what does.
+Tensors are read block by block: memory holds one block of each at a time. The caller provides the measure.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    #: How far two blocks of equally many elements lie apart, each with its dtype; None where that cannot be said.
+    #: Distance between two blocks with equally many elements, each with its dtype; None if it cannot be measured.
     Measure: TypeAlias = Callable[[bytes, str, bytes, str], Gap | None]
 
-#: Formats of struct for the numbers that have NaN.
+#: Format characters of ``struct`` for dtypes that have NaN.
 _FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d"}
-#: Of dtypes of one byte, those that are NaN.
+#: Bytes that are NaN, for dtypes of one byte.
 _NAN_BYTES: Final = {
     "float8_e5m2": b"\x7d\x7e\x7f\xfd\xfe\xff", "float8_e4m3fn": b"\x7f\xff", "float8_e8m0fnu": b"\xff",
     "float8_e4m3fnuz": b"\x80", "float8_e5m2fnuz": b"\x80",
@@ -34,13 +34,13 @@ _COMPLEX: Final = {
 def gap_between(
     pairs: Iterable[tuple[bytes, bytes]], dtype: str, other: str, measure: Measure
 ) -> tuple[bool, Gap | None]:
-    """Whether any block differs from its counterpart, and how far they lie apart.
+    """Whether any block differs from its counterpart, and the gap between them.
 
     Args:
         pairs: blocks of elements, in this machine's byte order.
-        dtype: of the first of each pair.
-        other: of the second.
-        measure: asked for blocks that are not the same bytes.
+        dtype: dtype of the first block of each pair.
+        other: dtype of the second.
+        measure: called for blocks whose bytes or dtypes differ.
     """
     differ, gap = False, Gap(0.0, 0.0)
     elements = first = second = 0
@@ -51,7 +51,7 @@ def gap_between(
         found = measure(one, dtype, two, other)
         if found is None:
             return dtype == other, None
-        # Zero and minus zero, or two NaN, are other bits: of one dtype that is a difference.
+        # Within one dtype, different bits are a difference, even those of 0.0 and -0.0 or of two NaN.
         differ = differ or dtype == other or found.max_abs > 0
         if isinf(found.max_abs) or isnan(found.max_rel):
             ours, theirs = _nan_flags(one, dtype), _nan_flags(two, other)
@@ -66,7 +66,7 @@ def gap_between(
 
 
 def _nan_flags(block: bytes, dtype: str) -> bytes:
-    """A byte for each element: 1 where it is NaN, else 0."""
+    """One byte for each element: 1 for NaN, else 0."""
     if dtype in _COMPLEX:
         parts = _nan_flags(block, _COMPLEX[dtype])
         return bytes(map(int.__or__, parts[::2], parts[1::2]))
@@ -82,7 +82,7 @@ def _nan_flags(block: bytes, dtype: str) -> bytes:
 
 
 def _without(block: bytes, dtype: str, *flags: bytes) -> bytes:
-    """The elements of a block that are NaN on no side."""
+    """Elements of a block that are not NaN on either side."""
     item = ITEM_BYTES[dtype]
     stays = bytes(not any(both) for both in zip(*flags, strict=True))
     return bytes(compress(block, (stay for stay in stays for _ in range(item))))

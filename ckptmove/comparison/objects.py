@@ -1,7 +1,4 @@
-"""What two parts of checkpoints hold that is no tensor, side by side, however each of them keeps it.
-
-Never holds a device against another one where it is told which places name one.
-"""
+"""Compare the objects other than tensors in two parts of checkpoints, whose formats may differ."""
 
 from __future__ import annotations
 
@@ -19,33 +16,33 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.comparison.rekeyed import Twins
 
-#: What an optimizer's state_dict is made of, flat or not.
+#: Keys of an optimizer's state_dict, flat or not.
 _PARTS: Final = ("state", "param_groups")
 
 
 class ObjectsBeside:
-    """What is no tensor in two parts, side by side.
+    """Objects other than tensors in two parts, for comparison.
 
     Attributes:
-        keeps_less: whether one of them is a distributed checkpoint, which keeps no order of keys, among other things:
-            that hangs on the number of ranks.
-        is_mixed: whether the other one is a file then, which keeps more.
-        uncompared: paths of what may differ, because one part keeps too little of it to tell.
-        opaque: paths of options and state that are objects of some class, of which nobody can tell.
+        keeps_less: whether a part is a distributed checkpoint, which stores less than a file: for example, no order of
+            keys, because that depends on the number of ranks.
+        is_mixed: whether one part is a distributed checkpoint and the other one a file.
+        uncompared: paths of objects that may differ, because one part stores too little of them.
+        opaque: paths of options and state that are objects of some class and cannot be compared.
     """
 
     def __init__(self, ours: OpenPart, theirs: OpenPart, twins: Sequence[Twins]) -> None:
-        """Take two parts.
+        """Prepare the comparison of two parts.
 
         Args:
-            ours: the one.
-            theirs: the one that it should equal.
-            twins: optimizers with other keys in the two checkpoints (:func:`ckptmove.comparison.rekeyed.find_twins`).
+            ours: the first part.
+            theirs: the part that it should equal.
+            twins: optimizers whose keys or form differ (:func:`ckptmove.comparison.rekeyed.find_twins`).
         """
         self._ours, self._theirs = ours, theirs
         own = {id(optimizer) for optimizer in ours.inventory.optimizers}
         self._twins = [twin for twin in twins if id(twin.one) in own]
-        #: Where it is not known which parameter is which, optimizers are compared as they lie.
+        #: Optimizers compared parameter by parameter. If the parameters cannot be matched, they are compared as stored.
         self._wheres = {ours.own_name(twin.one.where) for twin in self._twins if twin.keys}
         self.keeps_less = ours.is_distributed or theirs.is_distributed
         self.is_mixed = ours.is_distributed != theirs.is_distributed
@@ -54,7 +51,7 @@ class ObjectsBeside:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What was compared in another way than it lies, or not at all, for people."""
+        """Notes on objects that were not compared, or not compared as stored."""
         for twin in self._twins:
             where = twin.one.where or "the optimizer"
             unknown = "which parameter is which is not told"
@@ -67,17 +64,17 @@ class ObjectsBeside:
             yield f"{self.opaque[0]}{more} not compared: an object, which is no plain value"
 
     def is_apart(self, path: str, key: str) -> bool:
-        """Whether what is under a key in the dict at a path, seen from the part, is compared parameter by parameter."""
+        """Whether a key of the dict at a path in the part is compared parameter by parameter."""
         return path in self._wheres and key.partition(".")[0] in _PARTS
 
     def kept_changes(self, sites: tuple[Collection[int], Collection[int]] = ((), ())) -> Iterator[TreeChange]:
-        """Each place where they differ, as far as a distributed checkpoint keeps what stands there.
+        """Differences between the parts, in objects that a distributed checkpoint stores.
 
         Args:
-            sites: starts in the pickles of both of what may differ, because it follows the device.
+            sites: starts of operations, in each pickle, whose values may differ because they follow the device.
 
         Raises:
-            UnreadableInput, LimitExceeded: as their trees.
+            UnreadableInput, LimitExceeded: if a tree cannot be read, or needs more than the limits allow.
         """
         trees = self._ours.tree(), self._theirs.tree()
         for change in kept_changes(*trees, TensorNodes(), sites=sites, is_apart=self.is_apart):
@@ -87,10 +84,10 @@ class ObjectsBeside:
                 yield change
 
     def twin_changes(self, *, flags_count: bool) -> Iterator[TreeChange]:
-        """Each option, and what else of an optimizer is no tensor, that differs from that of the same parameter.
+        """Differences in options and other non-tensor state between optimizers, matched by parameter.
 
         Args:
-            flags_count: whether options that follow the device are held against each other, too.
+            flags_count: whether options that follow the device are compared too.
         """
         for twin in self._twins:
             for path, mine, theirs in twin.changes(flags_count=flags_count):

@@ -1,6 +1,6 @@
-"""Compare what two checkpoints hold besides tensors: objects, code, other files.
+"""Compare the content of two checkpoints other than tensors: objects, code, other files.
 
-Whatever has no counterpart is a change, or a note says that it was not compared.
+Content without a counterpart is reported as a change, or a note says that it was not compared.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import Listing
     from ckptmove.model import Inventory
 
-#: Between the path of something in a pickled module and the name that its state_dict gives it.
+#: Path components of a pickled module that its state_dict leaves out of names.
 _MODULE_PARTS: Final = frozenset({"_modules", "_parameters", "_buffers"})
-#: Files that are named in a note, of however many.
+#: Maximum number of files named in a note.
 _SHOWN: Final = 4
-#: Digits of a SHA-256 that are shown.
+#: Number of digits shown of a SHA-256.
 _DIGITS: Final = 12
 
 
 class Remainder:
-    """Compares what is no tensor.
+    """Compares all content other than tensors.
 
     Attributes:
-        changed: what differs.
-        uncompared: what may differ.
-        notes: on what was compared in another way than it lies, or not at all, for people.
+        changed: differences.
+        uncompared: objects that may differ.
+        notes: notes on content that was not compared, or not compared as stored.
     """
 
     def __init__(self, one: OpenCheckpoint, other: OpenCheckpoint, found: Counterparts, *, devices_count: bool) -> None:
-        """Take two checkpoints.
+        """Prepare the comparison of two checkpoints.
 
         Args:
             one: the first.
             other: the second.
-            found: what of their tensors and files is counterparts.
-            devices_count: whether devices, and the flags that follow them, are compared.
+            found: their matched tensors and files.
+            devices_count: whether to compare devices, and the flags that follow them.
         """
         self._devices_count = devices_count
         self._one = one
@@ -62,10 +62,10 @@ class Remainder:
         self.notes: list[str] = []
 
     def compare(self) -> None:
-        """Go through the parts, then through the other files.
+        """Compare the parts, then the other files.
 
         Raises:
-            UnreadableInput, LimitExceeded: something cannot be read.
+            UnreadableInput, LimitExceeded: if something cannot be read, or needs more than the limits allow.
         """
         self._moved()
         for mine, other in self._found.parts:
@@ -81,7 +81,7 @@ class Remainder:
     # --- files that are checkpoints ------------------------------------------------------------------------------
 
     def _moved(self) -> None:
-        """Files whose tensors are elsewhere on the other side: each with its counterpart, if it has one alone."""
+        """Compare files whose tensors are in other files on the other side, if each has a single counterpart."""
         moved = list(self._found.moved.values())
         if not moved:
             return
@@ -99,13 +99,13 @@ class Remainder:
         self._gathered(rest.values())
 
     def _gathered(self, parts: Collection[OpenPart]) -> None:
-        """Files of which several stand for one: what they hold besides tensors is all alike, or not compared."""
+        """Add a note on files that are split or merged on the other side, unless they differ in nothing but tensors."""
         if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
             return
         self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")
 
     def _part(self, mine: OpenPart, other: OpenPart) -> None:
-        """Everything in the trees that is not a part of a tensor, and what is in no tree."""
+        """Compare everything in the trees that is not part of a tensor, and content outside the trees."""
         for part in (mine, other):
             for name in part.lost():
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
@@ -122,18 +122,18 @@ class Remainder:
         ours, theirs = mine.extras(), other.extras()
         for name in dict.fromkeys((*ours, *theirs)):
             before, after = ours.get(name), theirs.get(name)
-            # An object of a distributed checkpoint has a place in the tree, too: that one side lacks it is found there.
+            # Objects of a distributed checkpoint are also in its tree, where the comparison finds absent ones.
             if before != after and not (mine.is_distributed and None in {before, after}):
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
         if not beside.keeps_less:
             self.changed += _tree_changes(mine, other, beside, sites)
 
     def _following(self, part: OpenPart) -> Collection[int]:
-        """The places in the pickle of a part that are not compared, as they follow a device."""
+        """Sites in the pickle of a part that are not compared, because they follow the device."""
         return () if self._devices_count or part.is_distributed else device_sites(part.inventory, part.base)
 
     def _alone(self) -> None:
-        """Files that only one side has, and no tensor of which is in another file of the other side."""
+        """Report files that only one side has, unless their tensors are in other files of the other side."""
         for index, (side, rival) in enumerate(((self._one, self._other), (self._other, self._one))):
             places = {seen_from_top(rival, part.name) for part in rival.parts}
             moved = {names[index] for names in self._found.moved}
@@ -158,7 +158,7 @@ class Remainder:
         self._note_on(indices, ": not compared, as it says which file holds what")
 
     def _passed_over(self) -> None:
-        """What no checkpoint is looked for in: that is not compared, and makes no difference."""
+        """Add notes on hidden and empty folders: they are not compared, and do not count as differences."""
         listed = [(side, side.listing) for side in (self._one, self._other) if side.listing is not None]
         hidden = [seen_from_top(side, file.path) for side, own in listed for file in own.files if file.is_hidden]
         self._note_on(dict.fromkeys(hidden), ": not compared, as it lies in a hidden folder")
@@ -173,11 +173,11 @@ class Remainder:
 
 
 def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
-    """Starts of the operations that a conversion may change: tags, named devices, flags, classes of cast storages.
+    """Starts of the operations that a conversion may change: tags, named devices, flags, storage classes (for casts).
 
     Args:
-        inventory: of a file.
-        base: what was added to its sites, where it is a part of a directory.
+        inventory: inventory of a file.
+        base: offset added to its sites in the inventory of a directory.
     """
     sites: set[int | None] = set()
     for storage in inventory.storages:
@@ -204,20 +204,20 @@ def _tree_changes(
     found = tree_changes(other.tree(), sites[1], mine.tree(), sites[0], mine.name, TensorNodes(), is_apart)
     for one in _without(found, lost):
         if mine.represents_extra(one.theirs) and other.represents_extra(one.ours):
-            continue  # for a long string: those are compared as extras
+            continue  # a long string, which is compared as an extra
         if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
-            continue  # added or removed
+            continue  # already reported as added or removed
         yield Change(one.path, "object", one.theirs, one.ours)
 
 
 def _empty_folders(listing: Listing) -> Iterator[str]:
-    """The folders in a directory that nothing is in."""
+    """Empty folders of a directory."""
     parents = {path.rpartition("/")[0] for path in (*listing.names, *(folder.path for folder in listing.folders))}
     return (folder.path for folder in listing.folders if folder.path and folder.path not in parents)
 
 
 def _without(changes: Iterable[TreeChange], lost: Sequence[str]) -> Iterator[TreeChange]:
-    """All but what was not compared, because it is not there."""
+    """Changes without those in content that is missing or cut off, which is reported as uncompared."""
     for one in changes:
         is_absent = "absent" in {one.ours, one.theirs}
         if not any(one.path == name or (is_absent and name.startswith(f"{one.path}.")) for name in lost):

@@ -1,6 +1,6 @@
-"""Optimizers of two checkpoints that are one and the same, by other keys: numbers, names, or flat.
+"""Match an optimizer across checkpoints that key its parameters differently: by number, by name, or flat.
 
-Never takes two parameters for one where another match is as good.
+Parameters are matched only if the match is unambiguous.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class _Absent:
-    """What is not there."""
+    """Placeholder for a value that one side lacks."""
 
     def __repr__(self) -> str:
-        """As it is shown to people."""
+        """Text for messages."""
         return "absent"
 
 
 ABSENT: Final = _Absent()
-#: Options that follow the device, which a conversion changes.
+#: Options that follow the device: a conversion changes them.
 _FLAGS: Final = frozenset({"capturable", "fused"})
 
 
 class Twins(NamedTuple):
-    """An optimizer in two checkpoints that do not spell it alike.
+    """An optimizer whose keys or form differ between two checkpoints.
 
     Attributes:
-        one: as the first has it.
-        other: as the second has it.
-        keys: of its parameters in the first, each with that in the second; empty where that is not known.
+        one: the optimizer in the first.
+        other: the optimizer in the second.
+        keys: keys of its parameters in the first, mapped to those in the second; empty if they cannot be matched.
     """
 
     one: OptimizerRecord
@@ -46,19 +46,19 @@ class Twins(NamedTuple):
     keys: Mapping[str, str]
 
     def tensors(self) -> Iterator[tuple[TensorRecord, TensorRecord]]:
-        """The state of each parameter, side by side."""
+        """Pairs of state tensors, parameter by parameter."""
         theirs = {entry.key: dict(entry.tensors) for entry in self.other.state}
         for entry in self.one.state:
             others = theirs.get(self.keys.get(entry.key, ""), {})
             yield from ((tensor, others[key]) for key, tensor in entry.tensors if key in others)
 
     def changes(self, *, flags_count: bool) -> Iterator[tuple[str, object, object]]:
-        """Groups, options, and state that is no tensor, where they are not alike: path, and both values.
+        """Differences in groups, options and non-tensor state: the path and both values.
 
-        What one side lacks is ``ABSENT``, an object of some class ``OPAQUE``: of that nobody can tell.
+        A value that one side lacks is ``ABSENT``. An object of some class is ``OPAQUE`` and cannot be compared.
 
         Args:
-            flags_count: whether options that follow the device are held against each other, too.
+            flags_count: whether options that follow the device are compared too.
         """
         if not self.keys:
             return
@@ -71,7 +71,7 @@ class Twins(NamedTuple):
                 yield path, mine, theirs
 
     def _groups(self) -> Iterator[tuple[str, object, object]]:
-        """Which parameters are in one group; a flat form has no groups."""
+        """Differences in the parameters of each group; the flat form has no groups."""
         if self.one.is_flat or self.other.is_flat:
             return
         ours = sorted(sorted(self.keys[key] for key in group.params) for group in self.one.groups)
@@ -104,11 +104,11 @@ def _side_by_side(
 
 
 def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
-    """The optimizers at one place in two checkpoints that have other keys there, or another form.
+    """Optimizers with the same path in two checkpoints, whose keys or form differ.
 
-    Parameters are the same where their keys are, or else where both belong to the tensor of one name in the model.
+    If both use the same keys, parameters are matched by key; otherwise by the name of their tensor in the model.
     """
-    # Each for all of its optimizers at once, and only where one asks.
+    # Computed for all optimizers of a side at once, and only if needed.
     ours_paired, theirs_paired = (cache(partial(pair_all, side.inventory)) for side in (one, other))
     theirs = {record.where.removeprefix(other.top): at for at, record in enumerate(other.inventory.optimizers)}
     found = []
@@ -130,6 +130,6 @@ def _keys(optimizer: OptimizerRecord) -> frozenset[str]:
 
 
 def _by_tensor(side: OpenCheckpoint, pairing: Pairing) -> dict[str, str]:
-    """The keys of an optimizer's parameters by the names of their tensors; none where one of them is not known."""
+    """Keys of an optimizer's parameters by tensor name; empty if the tensor of any parameter is unknown."""
     found = {record.name.removeprefix(side.top): key for key, record in pairing.matches if record is not None}
     return found if pairing.is_certain and len(found) == len(pairing.matches) else {}

@@ -1,1 +1,1 @@
-"""From a request to a policy, a plan and the files that it writes."""
+"""Convert a checkpoint: turn a request into a policy, a plan and the output files."""

@@ -1,4 +1,4 @@
-"""Lay out a new archive of files: its checkpoints are changed, and members keep their order, names and dates."""
+"""Lay out a converted archive of files. Members keep their order, names and dates."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class _Changes:
     """New content of checkpoints in an archive.
 
     Attributes:
-        segments: segments of the archive's source, by the path of the member that they make up.
-        inflated: paths of members that were compressed, and no longer are.
+        segments: segments of the archive's source that form each changed member, by its path.
+        inflated: paths of members that were compressed in the old archive, and are not in the new one.
     """
 
     def __init__(self, conversion: Conversion, listing: ArchiveListing) -> None:
@@ -53,7 +53,7 @@ class _Changes:
         self.inflated: list[str] = []
 
     def add(self, part: FilePart, plan: MovePlan) -> None:
-        """Lay out a checkpoint as planned; without a change, only the CRC of the archive is compared."""
+        """Lay out a checkpoint as planned; an unchanged one is copied, if the archive has CRCs to compare it with."""
         members, path = self._listing.members, part.name
         if plan.is_empty and members.has_checksums:
             return
@@ -71,14 +71,14 @@ class _Changes:
                 self.inflated.append(path)
 
     def _hold(self, path: str, nbytes: int) -> None:
-        """Count bytes that stay in memory until all is written: twice compressed ones may inflate to any number."""
+        """Count bytes that stay in memory until the end: a member that is compressed twice may inflate to any size."""
         self._held += nbytes
         if self._held > zip_members.MOST_INFLATED_BYTES:
             detail = f"member '{path:.80}' is compressed, and too large to move in memory ({nbytes:,} bytes)"
             raise self._listing.members.refusal(detail)
 
     def _check(self, path: str) -> None:
-        """Compare a checkpoint without CRCs of its own with that of the archive."""
+        """Compare a checkpoint without CRCs of its own with the CRC of its member in the archive."""
         if not self._listing.members.has_checksums:
             self._conversion.unchecked.append(path)
         elif self._listing.flaws(path):

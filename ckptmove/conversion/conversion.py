@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
 
 _TORCH: Final = frozenset({"torch-zip", "torch-legacy", "torch-tar", "torchscript", "pickle"})
-#: Suffixes that name a format, with their containers; for an archive, its form.
+#: Suffixes that name a format, with the containers they fit; for an archive, its form.
 _SUFFIXES: Final[dict[str, frozenset[str]]] = {
     ".safetensors": frozenset({"safetensors"}),
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".pkl"), _TORCH),
@@ -38,13 +38,13 @@ _SUFFIXES: Final[dict[str, frozenset[str]]] = {
     ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
     **dict.fromkeys((".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
 }
-#: Kinds of facts about bytes that cannot be copied as they were written.
+#: Kinds of facts about bytes that are missing or damaged, so that the original bytes cannot be copied.
 _BROKEN: Final = LACKING | {"damaged-piece"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertRequest:
-    """A conversion, as requested.
+    """Request for a conversion.
 
     Attributes:
         path: a file or a directory.
@@ -90,8 +90,9 @@ class Conversion:
         plan: the changes to make.
         notes: notes for the user.
         unchecked: paths of the files whose bytes have no CRCs; empty for the one file of a checkpoint.
-        overflowed: numbers of values that were too large for the dtype that they were cast to.
-        is_writing: whether to write: not in a dry run, and no copy without changes unless ``output`` requests it.
+        overflowed: numbers of values that were too large for the dtype of their cast.
+        is_writing: whether to write the output. False in a dry run, and without changes if the checkpoint stores no
+            devices, unless ``output`` requests a copy.
     """
 
     def __init__(self, request: ConvertRequest, checkpoint: OpenCheckpoint) -> None:
@@ -153,7 +154,7 @@ class Conversion:
 
         Raises:
             CrcMismatch, DamagedArchive: if bytes of the file are damaged or missing.
-            UneditablePickle: if a change is at a place that no pickler of Python writes.
+            UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
         """
         casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
         segments = container.lay_out(apply_plan(machine, plan), casts)

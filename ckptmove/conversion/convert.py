@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def convert(request: ConvertRequest) -> ConvertResult:
-    """Plan a conversion and carry it out; errors as of :func:`ckptmove.api.convert`."""
+    """Plan and execute a conversion; errors as of :func:`ckptmove.api.convert`."""
     path, in_place = request.path, request.in_place
     if in_place and is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, of which a new one is made")
@@ -75,7 +75,7 @@ def _try_out(part: FilePart, plan: MovePlan) -> None:
         CrcMismatch: if the bytes of a deflated record, other than a storage, differ from their CRC.
     """
     with part.content() as (container, machine):
-        # Without the casts: a zip archive reads storages that are cast, for their new CRC.
+        # Casts are left out: for a cast storage, a zip archive would read its bytes to compute the new CRC.
         container.lay_out(apply_plan(machine, plan), {})
     absent = {fact.storage_key for fact in part.inventory.facts if fact.kind == "missing-storage"}
     for edit in plan.edits:

@@ -1,4 +1,4 @@
-"""Write a new checkpoint directory: the whole of it, or nothing."""
+"""Write a new checkpoint directory, completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ckptmove.moves import MovePlan
 
 
-#: Files that are written at a time: while some are read or made durable, others are written.
+#: Number of files written at a time: while some are read or synced to disk, others are written.
 AT_ONCE: Final = 4
 
 
 def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing: Listing) -> int:
     """Write the new directory; return the number of bytes.
 
-    Files that are not checkpoints are copied byte for byte, links are made again, and permission bits stay. Pieces of a
-    distributed checkpoint are copied and compared with their CRCs.
+    Files that are not checkpoints are copied byte for byte. Links are created again, and permission bits are kept.
+    Pieces of a distributed checkpoint are copied and compared with their CRCs.
 
     Raises:
         CkptMoveError: as of :func:`ckptmove.api.convert`.
@@ -55,7 +55,7 @@ class _Stopped(Exception):
 
 
 class _Writer:
-    """Writes the whole directory, some files at a time.
+    """Writes the directory, several files at a time.
 
     Attributes:
         written: bytes written so far.
@@ -84,7 +84,7 @@ class _Writer:
 
         Raises:
             SourceChanged: if a file changed since the plan was made.
-            CkptMoveError: as of :func:`ckptmove.api.convert`; the first error ends all of it.
+            CkptMoveError: as of :func:`ckptmove.api.convert`; the first error stops all writing.
         """
         self._sink.reserve(self._total)
         for folder in self._listing.folders:
@@ -99,7 +99,7 @@ class _Writer:
                 self._is_over = True
 
     def _work(self) -> None:
-        """Write one file after the other until none is left."""
+        """Write the remaining files one after the other."""
         try:
             while (file := self._next()) is not None:
                 with self._sink.file(file.path, file.mode) as new:
@@ -128,7 +128,7 @@ class _Writer:
         if self._request.check and not part.has_own_checksums:
             self._conversion.unchecked.append(part.name)
         overflowed = self._conversion.overflowed.append
-        # Its tree is read again here, because the trees of all files would not fit into memory.
+        # The tree of the file is read again here, because the trees of all files together would not fit into memory.
         with part.content() as (container, machine):
             segments = self._conversion.lay_out(container, machine, plan)
             write_segments(container.source, segments, sink, part.path, self._counted(), overflowed)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def change_file(conversion: Conversion, part: FilePart) -> int:
-    """Change a file as planned, without reading a tensor; return the number of bytes written.
+    """Change a file as planned, without reading tensors; return the number of bytes written.
 
     Raises:
         Refused, WriteFailed: as of :func:`ckptmove.api.convert`.
@@ -39,7 +39,7 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     if plan.is_empty and not plan.inflates:
         return 0
     patch, size = _patch(part, plan), part.inventory.size_bytes
-    place = cast("DiskPlace", part.disk)  # it is a file on the disk
+    place = cast("DiskPlace", part.disk)  # the file is on disk
     conversion.notes += _other_names(part.path)
     if request.dry_run:
         return 0
@@ -50,7 +50,7 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
 
 
 def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[[], None] = do_nothing) -> UndoResult:
-    """Undo all conversions of a file in place; arguments and errors as of :func:`ckptmove.api.undo`."""
+    """Undo all in-place conversions of a file; arguments and errors as of :func:`ckptmove.api.undo`."""
     began = time.perf_counter()
     if is_folder(path):
         raise NothingToUndo(path, "it is a directory, and only a file is converted in place", "directory")
@@ -79,7 +79,7 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[
 
 
 def _other_names(path: str) -> Iterator[str]:
-    """Notes on other names of the file, which the change affects too."""
+    """Notes on links to the file, because the change affects them too."""
     target = link_target(path)
     if target:
         yield f"it is a symbolic link: the change is one of the file that it leads to, {target}"
@@ -89,7 +89,7 @@ def _other_names(path: str) -> Iterator[str]:
 
 
 def _way_back(path: str, patch: Patch, size: int) -> str:
-    """How to undo a change of a file that had ``size`` bytes before it."""
+    """Note on how to undo the change; ``size`` is the size of the file before it, in bytes."""
     if not patch.writes:
         return "it is again what it was before it was first converted in place, byte for byte"
     if not patch.can_undo:
@@ -99,11 +99,11 @@ def _way_back(path: str, patch: Patch, size: int) -> str:
 
 
 def _patch(part: FilePart, plan: MovePlan) -> Patch:
-    """The change of the file that a plan needs.
+    """The patch of the file that carries out a plan.
 
     Raises:
         InPlaceImpossible: if storages change, or the format has no room for another pickle.
-        UneditablePickle: if a change is at a place that no pickler of Python writes.
+        UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
     """
     if plan.inflates:
         raise InPlaceImpossible(part.path, "its storages are compressed, and would be stored plainly")

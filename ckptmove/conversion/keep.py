@@ -1,4 +1,4 @@
-"""Find what ``--keep`` leaves in place: tensors under any of their names, and what shares their device."""
+"""Find the tensors that ``--keep`` leaves in place, by any of their names, and everything that shares their device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.moves import Kept
 
-#: What tensors have in common that can only go with all of them: a storage's key, a place in the pickle, a wrapper.
+#: Something that tensors share, so that they only move together: key of a storage, place in the pickle, or wrapper.
 _Bond: TypeAlias = "str | int | TensorRecord"
 
 
 def wrapper_devices(inventory: Inventory) -> dict[str, int]:
     """Places in the pickle of the devices of wrapper subclasses, by name; only editable ones.
 
-    Such a tensor has no storage: its values are in tensors inside of it, and its device is a ``torch.device``.
+    A wrapper subclass has no storage: its values are in inner tensors, and its device is a ``torch.device``.
     """
     sites = {mention.where: mention.site for mention in inventory.mentions if mention.tuple_site is not None}
     return {
@@ -34,7 +34,7 @@ def wrapper_devices(inventory: Inventory) -> dict[str, int]:
 def mesh_owners(inventory: Inventory) -> dict[str, str]:
     """The path of the device type of each mesh inside a DTensor, and the name of that DTensor.
 
-    A mesh that several DTensors share is listed inside the first. A DTensor on ``meta`` says nothing of its mesh.
+    A mesh that several DTensors share is listed inside the first. A ``meta`` DTensor does not tell where its mesh is.
     """
     owners: dict[str, str] = {}
     if not any(mention.kind == "device_mesh" for mention in inventory.mentions):
@@ -51,7 +51,7 @@ def mesh_owners(inventory: Inventory) -> dict[str, str]:
 
 
 def dragged_along(kept: Iterable[Kept], globs: Sequence[str]) -> tuple[Kept, ...]:
-    """What stays only because it shares memory with what globs name; what is inside of that is named with it."""
+    """Tensors that stay only because they share memory with a match of a glob; its inner tensors count as matches."""
     stay = [one for one in kept if one.reason == "keep"]
     is_named = _compiled(globs).match
     inside = tuple(f"{one.name}." for one in stay if is_named(one.name))
@@ -59,10 +59,10 @@ def dragged_along(kept: Iterable[Kept], globs: Sequence[str]) -> tuple[Kept, ...
 
 
 def kept_tensors(inventory: Inventory, globs: Sequence[str]) -> frozenset[str]:
-    """The names of the tensors that stay, those of their parts too.
+    """Names of the tensors that stay, and of their parts.
 
-    A tied tensor stays under all of its names where a glob matches one of them, a view stays with its storage, and a
-    wrapper subclass with what is inside of it.
+    A tied tensor stays under all of its names if a glob matches one of them. A view stays with its storage, and a
+    wrapper subclass with its inner tensors.
     """
     if not globs:
         return frozenset()
@@ -91,7 +91,7 @@ def kept_tensors(inventory: Inventory, globs: Sequence[str]) -> frozenset[str]:
 def kept_sites(inventory: Inventory, globs: Sequence[str]) -> frozenset[int]:
     """Starts of the operations that push a value that stays: a flag of a group, or the device of a mention.
 
-    A value that hangs on several paths has one start, so that it stays where a glob matches any of them.
+    A value with several paths has one start, so that it stays if a glob matches any of them.
     """
     if not globs:
         return frozenset()
@@ -103,7 +103,7 @@ def kept_sites(inventory: Inventory, globs: Sequence[str]) -> frozenset[int]:
 
 
 def flag_paths(inventory: Inventory) -> Iterator[tuple[str, int]]:
-    """The path of every flag of a group, and its start."""
+    """Path and start of every flag in the parameter groups."""
     for optimizer in inventory.optimizers:
         for group in optimizer.groups:
             for flag in group.flags:
@@ -115,7 +115,7 @@ def _compiled(globs: Sequence[str]) -> re.Pattern[str]:
 
 
 def _inside(record: TensorRecord) -> str:
-    """How the paths begin of what hangs on a tensor."""
+    """Prefix of the paths of everything inside a tensor."""
     return f"{record.name}." if record.name else ""
 
 
@@ -124,12 +124,12 @@ def _device_path(wrapper: TensorRecord) -> str:
 
 
 def _names(record: TensorRecord) -> list[str]:
-    """All that a glob may name a tensor by."""
+    """All names by which a glob may match a tensor."""
     device = [_device_path(record)] if record.kind == "wrapper-subclass" else []
     return [record.name, *(part.name for part in record.parts), *device]
 
 
 def _bonds(record: TensorRecord, wrappers: Mapping[str, int]) -> list[_Bond]:
-    """The storages of a tensor; where none tags it, the place of its device."""
+    """Storages of a tensor; the place of its device instead, if no storage has its device tag."""
     site = wrappers.get(record.name, record.device_site)
     return [part.storage for part in record.dense() if part.storage is not None] if site is None else [site]

@@ -69,7 +69,7 @@ def overflow_note(values: int) -> str:
 
 
 def _neighbours(glob: str, names: Sequence[str]) -> str:
-    """Names of the file that begin like a glob, up to the next part; else the first parts of all names."""
+    """Names in the file that begin like a glob, up to the next part; otherwise the first parts of all names."""
     begin = ""
     for part in glob.split(".")[:-1]:
         if not any(name.startswith(f"{begin}{part}.") for name in names):
@@ -93,7 +93,7 @@ def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
     model = [record for record in inventory.tensors if record.role == "model"] or inventory.tensors
     homes = {targets.get(record.name, record.device) for record in model}
     if plan.request.to is not None:
-        homes.add(plan.request.to)  # where no device is stored with the model, that is still where it is to go
+        homes.add(plan.request.to)  # also if the model has no stored device, this is its target
     before = {edit.source for edit in plan.edits}
     edited = {flag.where for flag in plan.flags}
     for mention in inventory.mentions:
@@ -120,12 +120,12 @@ def _named(mention: Mention) -> str:
 
 
 def _means(value: str, tag: str) -> bool:
-    """Whether a named device is that of a tag; without an index, every device of its type."""
+    """Whether a named device matches a tag; a name without an index matches every device of its type."""
     return devices.same_device(value, tag) or value == devices.split(tag)[0]
 
 
 def _flaws(inventory: Inventory) -> Iterator[str]:
-    """Problems of the file that a copy has too."""
+    """Notes on problems of the file that the copy also has."""
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)

@@ -33,11 +33,11 @@ class _Holder:
     """Holder of one device tag: a storage, or a tensor whose storage has no tag.
 
     Attributes:
-        storage: as it is now; for the device of a tensor, a storage that has the tensor's name and no class, and no
-            sites where that device is a mention.
-        rank: of the rule that decides: the highest of all tensors that view it.
-        tag: where it goes.
-        names: the tensors that view it, each with the dtype of its view: an untyped storage has none of its own.
+        storage: the storage before the conversion; for the device of a tensor, a placeholder with the tensor's name and
+            without a class. The placeholder has no sites if that device is a mention.
+        rank: rank of the rule that decides: the highest-ranking one for any tensor that views the storage.
+        tag: the target device.
+        names: tensors that view the storage, each with the dtype of its view, because untyped storages have no dtype.
     """
 
     storage: StorageRef
@@ -46,25 +46,25 @@ class _Holder:
     names: dict[str, str]
 
     def take(self, rank: int, tag: str, name: str, dtype: str) -> None:
-        """Add a tensor that views it; between answers of one rank the first in the file counts."""
+        """Add a tensor that views it; if two rules rank the same, the first tensor in the file decides."""
         if rank < self.rank:
             self.rank, self.tag = rank, tag
         self.names.setdefault(name, dtype)
 
     def lacking(self) -> list[tuple[str, str]]:
-        """The tensors, by name and dtype, whose dtype is not to be had where they go."""
+        """Tensors, by name and dtype, whose dtype the target device does not support."""
         absent = unsupported_dtypes(self.tag)
         views = self.names or {self.storage.key: self.storage.dtype}
         return [(name, dtype) for name, dtype in views.items() if dtype in absent]
 
 
-#: A tensor, what holds its tag (None where nothing can be moved), and the rank of the rule that decides on it alone.
+#: A tensor, the holder of its tag (None if it cannot be moved), and the rank of the rule for this tensor alone.
 _Placed: TypeAlias = "tuple[TensorRecord, _Holder | None, int]"
 
 
 @dataclass(slots=True)
 class _Placement:
-    """Every holder, by the key of its storage or the place of its device, and every tensor."""
+    """All holders, by the key of the storage or the place of the device, and all tensors."""
 
     holders: dict[str | int, _Holder]
     tensors: list[_Placed]
@@ -84,8 +84,8 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     """Decide on every change of a conversion.
 
     Moves are per storage: if tensors with different decisions share one, the highest rule wins and the others
-    follow. Planning the result of a plan gives an empty plan, unless a device that something is sent to is
-    itself sent elsewhere.
+    follow. Planning the result of a plan gives an empty plan, unless the request also moves a target device
+    elsewhere.
 
     Args:
         inventory: the checkpoint.
@@ -107,7 +107,7 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
 
 
 def _planned(inventory: Inventory, policy: Policy, placement: _Placement) -> MovePlan:
-    """Every change, now that it is known where each tensor goes."""
+    """All changes, given the placement of each tensor."""
     lost = _out_of_place(placement.holders.values())
     casts = frozenset(holder.storage.key for holder in lost if holder.storage.dtype in CAST_DOWN)
     owners = mesh_owners(inventory)
@@ -121,12 +121,12 @@ def _planned(inventory: Inventory, policy: Policy, placement: _Placement) -> Mov
 
 
 def dtypes_out_of_place(inventory: Inventory, request: MoveRequest) -> tuple[tuple[str, str], ...]:
-    """The tensors, by name and dtype, that a conversion would send where their dtype is not to be had."""
+    """Tensors, by name and dtype, that a conversion would move to a device without support for their dtype."""
     return _dtypes(_out_of_place(_place(inventory, Policy(inventory, request)).holders.values()))
 
 
 def _place(inventory: Inventory, policy: Policy) -> _Placement:
-    """Ask the policy about every tensor, and settle on one answer for each storage."""
+    """Apply the policy to every tensor, and choose one target for each storage."""
     storages = {storage.key: storage for storage in inventory.storages}
     holders: dict[str | int, _Holder] = {}
     values_only: set[str | None] = set()
@@ -146,7 +146,8 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
         tensors.append((record, None if key is None else holders[key], answer[0]))
     for unseen, storage in storages.items():
         if unseen not in holders:
-            # No tensor views it: what only feeds a tensor of another device stays, the rest goes as its device does.
+            # No tensor views it. A storage that only provides values for a tensor on another device stays; others move
+            # with their device.
             rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
             holders[unseen] = _Holder(storage, rank, tag, {})
     return _Placement(holders, tensors)
@@ -159,7 +160,7 @@ def _hold(
     answer: tuple[int, str],
     view: tuple[str, str],
 ) -> None:
-    """Add a tensor, by name and dtype, to what holds its tag."""
+    """Add a tensor, by name and dtype, to the holder of its tag."""
     holder = holders.get(key)
     if holder is None:
         holders[key] = _Holder(storage, *answer, dict([view]))
@@ -177,7 +178,7 @@ def _nameless(storage: StorageRef) -> TensorRecord:
 
 
 def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
-    """What would go where its dtype is not to be had."""
+    """Holders with a dtype that their target device does not support."""
     poor = {tag for tag in {holder.tag for holder in holders} if unsupported_dtypes(tag)}
     return [holder for holder in holders if holder.tag in poor and holder.lacking()] if poor else []
 
@@ -209,7 +210,7 @@ def _edits(holders: Iterable[_Holder], casts: Collection[str]) -> Iterator[Stora
     for holder in holders:
         storage = holder.storage
         cast = (storage.dtype, CAST_DOWN[storage.dtype]) if storage.key in casts else None
-        if storage.tag_sites and (holder.tag != storage.device or cast is not None):  # without any, it is a mention
+        if storage.tag_sites and (holder.tag != storage.device or cast is not None):  # without sites, a mention
             yield StorageEdit(
                 storage.key, tuple(holder.names), storage.device, holder.tag, storage.nbytes, RULES[holder.rank].name,
                 cast, storage.tag_sites, storage.class_sites,
@@ -217,7 +218,7 @@ def _edits(holders: Iterable[_Holder], casts: Collection[str]) -> Iterator[Stora
 
 
 def _kept(tensors: Collection[_Placed], policy: Policy) -> Iterator[Kept]:
-    """The tensors that stay although their device is sent elsewhere."""
+    """Tensors that stay although the request moves their device."""
     leaves = {tag: policy.destination(tag) not in {None, tag} for tag in {record.device for record, _, _ in tensors}}
     for record, holder, rank in tensors:
         if leaves[record.device] and (holder is None or holder.tag == record.device):
@@ -234,13 +235,13 @@ def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
 def _mention_edits(
     mentions: Collection[Mention], owners: Mapping[str, str], placement: _Placement, policy: Policy
 ) -> Iterator[FlagEdit]:
-    """What follows the tensors.
+    """Edits of named devices, which follow the tensors.
 
     Args:
         mentions: devices named outside of tensors.
         owners: by the path of a mesh's device type, the name of its DTensor.
-        placement: where the tensors go.
-        policy: says what may be edited.
+        placement: targets of the tensors.
+        policy: decides which mentions may be edited.
     """
     if not mentions:
         return
@@ -255,7 +256,7 @@ def _mention_edits(
         own = None if mention.site is None else placement.holders.get(mention.site)
         if mention.where in owners and mention.site is not None and not policy.keeps_site(mention.site):
             own = wrappers[owners[mention.where]]
-        if own is not None:  # the device of one tensor, which follows no other
+        if own is not None:  # the device of one tensor, which follows only that tensor
             target = mention.value if same_device(own.tag, mention.value) else own.tag
         elif not _is_editable(mention, policy) or kind == "meta" or (kind == "cpu" and not leaves_cpu):
             continue
@@ -279,10 +280,10 @@ def _is_editable(mention: Mention, policy: Policy) -> bool:
 
 
 def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str, bool]]:
-    """The devices that names follow, before and after, in the order of the file.
+    """Devices that named devices follow, before and after the conversion, in the order of the file.
 
-    True where a tensor on it goes as its device does; False where all of them stay for reasons of their own. A device
-    that only repaired tensors lay on (a ``step`` that goes back to the CPU) is not there before.
+    A device is True if a tensor on it moves with its device, and False if other rules decide on all of its tensors.
+    A device with only repaired tensors (a ``step`` that goes back to the CPU) is left out of the first dict.
     """
     before: dict[str, bool] = {}
     after: dict[str, bool] = {}
@@ -297,7 +298,7 @@ def _sent_devices(holders: Iterable[_Holder]) -> tuple[dict[str, bool], dict[str
 
 
 def _follow(value: str, sent: dict[str, bool], policy: Policy) -> str:
-    """Target of a named device: that of the tensors on it; without an index, of those on any device of its type."""
+    """Target of a named device: the target of its tensors; without an index, of tensors on any device of its type."""
     kind, index = split(value)
     nearby = [tag for tag in sent if same_device(tag, value) or (index is None and split(tag)[0] == kind)]
     tags = [tag for tag in nearby if sent[tag]] if nearby else [value]

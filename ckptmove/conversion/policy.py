@@ -1,6 +1,6 @@
-"""Decide on the device of each tensor: an ordered table of rules, which can be printed.
+"""Decide on the device of each tensor, by an ordered table of rules that can be printed.
 
-Where optimizers create their scalars is what ``_init_group`` of each class in ``torch.optim`` does; a test runs them.
+The device of optimizer scalars follows ``_init_group`` of each class in ``torch.optim``; a test runs these classes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """One rule.
+    """A rule that decides on the device of tensors.
 
     Attributes:
         name: kebab-case, as a plan prints it.
         reason: why, in one line.
-        decide: the tag that the rule gives a tensor, or None where the rule does not apply.
+        decide: returns the tag for a tensor, or None if the rule does not apply.
     """
 
     name: str
@@ -86,9 +86,10 @@ def _unmapped(_: Policy, record: TensorRecord) -> str:
     return record.device
 
 
-#: The first rule that applies decides. ``--keep`` names tensors, so it beats everything. ``--map`` names devices, as
-#: ``--to`` does, so it beats that and nothing else: were it before the rules of a tensor's nature, ``--map cpu=cuda:0``
-#: would send a right ``step`` to ``cuda:0`` and a spoiled one from there to the CPU, and the next run both back again.
+#: The first rule that applies decides. ``--keep`` names tensors, so it comes first. ``--map`` names devices, as
+#: ``--to`` does, so it comes directly before ``--to``. If it came before the rules for kinds of tensors,
+#: ``--map cpu=cuda:0`` would move a correct ``step`` to ``cuda:0`` and a misplaced one from there to the CPU, and the
+#: next run would swap them again.
 RULES: Final[tuple[Rule, ...]] = (
     Rule("keep", "stays where it is, as --keep says", _keep),
     Rule("without-bytes", "a tensor without bytes in the file (meta) has nothing to move", _without_bytes),
@@ -101,23 +102,23 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("target", "everything else goes where --to says", _target),
     Rule("unmapped", "no --map names its device, and there is no --to", _unmapped),
 )
-#: The rules under which a tensor goes where its device is sent, rather than where it belongs by its nature.
+#: Rules that move a tensor with its device, as the request says, and not by the kind of the tensor.
 DESTINATION_RULES: Final = frozenset({"map", "target"})
 
 GROUP_FLAG: Final = FollowRule("group-flag", "the optimizer refuses this option on the device of its parameters")
 DEVICE_MENTION: Final = FollowRule("device-mention", "a named device follows the tensors that lie on it")
 MESH_TYPE: Final = FollowRule("mesh-type", "a DeviceMesh names the device type of its DTensors")
 
-#: Lists in which a scheduler keeps a learning rate for each group (``LRScheduler.__init__`` and ``step``). They hold
-#: clones of ``initial_lr`` and ``lr``: tensors where those are tensors, and on the same device.
+#: Lists in which a scheduler keeps a learning rate for each group (``LRScheduler.__init__`` and ``step``). They contain
+#: clones of ``initial_lr`` and ``lr``: tensors if those are tensors, and on the same device.
 _RATES: Final = frozenset({"base_lrs", "_last_lr"})
-#: What the paths of a group's options go through, in a ``state_dict`` and in an optimizer pickled as an object.
+#: Path components that lead to a group's options, in a ``state_dict`` and in an optimizer pickled as an object.
 _OPTIONS: Final = (".param_groups.", ".defaults.")
 _SCALAR_SHAPES: Final = frozenset({(), (1,)})
 
 
 class _GroupFacts(NamedTuple):
-    """What decides on the tensors among a group's options.
+    """Facts about a group that decide on the tensors among its options.
 
     Attributes:
         is_captured: whether ``capturable`` or ``fused`` stays set.
@@ -130,9 +131,9 @@ class _GroupFacts(NamedTuple):
     def keeps(self, record: TensorRecord) -> bool:
         """Whether an option that is a CPU tensor stays there.
 
-        ``load_state_dict`` copies groups without moving anything. So an option that the run had on the CPU beside
-        parameters of an accelerator stays. Where the parameters come from the CPU too, a scalar still stays: every
-        optimizer takes it from there, and it costs no synchronization. A captured graph only sees it on the device.
+        ``load_state_dict`` copies groups without moving anything. So an option that the run had on the CPU, with
+        parameters on an accelerator, stays. If the parameters come from the CPU too, a scalar still stays: every
+        optimizer accepts it there, and it costs no synchronization. A captured graph only sees it on the device.
         """
         return self.is_on_accelerator or (record.shape in _SCALAR_SHAPES and not self.is_captured)
 
@@ -142,7 +143,7 @@ class Policy:
 
     Attributes:
         request: the request.
-        homes: names of optimizer scalars, each with the tag where its optimizer would create it.
+        homes: names of optimizer scalars, each with the tag of the device where its optimizer would create it.
         group_options: names of the tensors in ``param_groups``, and of a scheduler's copies, that stay on the CPU.
         mesh_ranks: names of the tensors of a ``DeviceMesh``.
         nested_sizes: names of the parts of nested tensors that describe their layout.
@@ -179,7 +180,7 @@ class Policy:
     def decide(self, record: TensorRecord) -> tuple[int, str]:
         """The rank in :data:`RULES` of the rule that decides on a tensor, and the tag that it gives."""
         name = record.name
-        # All that a rule looks at: a checkpoint has few kinds of tensors, and many of each.
+        # Everything that rules read of a tensor. Answers are cached by it: a checkpoint has few kinds of tensors.
         kind = (
             record.device,
             record.role,
@@ -198,14 +199,14 @@ class Policy:
         return answer
 
     def keeps(self, record: TensorRecord) -> bool:
-        """Whether ``--keep`` names a tensor, by any of its names, or one that it cannot be parted from."""
+        """Whether ``--keep`` matches a tensor, by any of its names, or another one that it can only move with."""
         return record.name in self._kept_tensors
 
     def keeps_site(self, site: int) -> bool:
-        """Whether ``--keep`` names a value by any of the paths that lead to it.
+        """Whether ``--keep`` matches a value by any of the paths that lead to it.
 
         Args:
-            site: start of the operation that pushes the value: one for all paths.
+            site: start of the operation that pushes the value; the same for all paths.
         """
         return site in self._kept_sites
 
@@ -214,7 +215,7 @@ class Policy:
         return self.wrappers.get(record.name, record.device_site)
 
     def is_immovable(self, record: TensorRecord) -> bool:
-        """Whether a tensor can be nowhere else: it is meta, or nothing in the file that could be edited says where."""
+        """Whether a tensor cannot be moved: it is meta, or the file has no editable value for its device."""
         return record.device == "meta" or (record.storage is None and self.device_site(record) is None)
 
     def mapped(self, tag: str) -> str | None:
@@ -230,17 +231,17 @@ class Policy:
     # --- optimizers --------------------------------------------------------------------------------------------------
 
     def _settle(self, optimizer: OptimizerRecord, *, has_accelerator: bool) -> dict[str, _GroupFacts]:
-        """Find the homes of an optimizer's scalars, after its flags are as the target takes them.
+        """Find the homes of an optimizer's scalars, after the flags that the target refuses are found.
 
         Args:
             optimizer: the optimizer.
-            has_accelerator: whether the model is on one, which counts for groups without any state.
+            has_accelerator: whether the model is on an accelerator, which counts for groups without state.
 
         Returns:
-            The groups by their paths.
+            Facts about the groups, by their paths.
         """
         row = BY_NAME.get(optimizer.algorithm or "")
-        # ``load_state_dict`` treats the key "step" alike for every class, a stranger's too.
+        # ``load_state_dict`` treats the key "step" the same for every class, including those outside torch.
         scalar_keys = {"step"} | (row.scalars if row else frozenset())
         group_of = {key: index for index, group in reversed([*enumerate(optimizer.groups)]) for key in group.params}
         placed: list[tuple[int | None, str | None, StateEntry]] = []
@@ -270,7 +271,7 @@ class Policy:
         }
 
     def _settle_flags(self, group: ParamGroup, tags: set[str]) -> bool:
-        """Note the flags that cannot stay set; return whether one stays that brings the scalars to the parameter."""
+        """Record flags that cannot stay set; return whether one stays that puts scalars on the parameter's device."""
         wanted = tags or ({self.request.to} if self.request.to else set())
         stays = False
         for flag in group.flags:
@@ -288,16 +289,16 @@ _SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
 
 
 def _first_moment(entry: StateEntry, scalar_keys: Iterable[str]) -> TensorRecord | None:
-    """A tensor of the state on the device of its parameter; None if there is none."""
+    """A tensor of the state that is on the device of its parameter, or None."""
     return next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
 
 
 def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFacts]]) -> frozenset[str]:
-    """The names of the tensors in ``param_groups``, and of their copies, that stay on the CPU.
+    """Names of the tensors in ``param_groups``, and of their copies, that stay on the CPU.
 
-    A scheduler copies the rates. An optimizer pickled as an object has ``defaults``, which share their tensors with the
-    groups. An option that shares its storage with a tensor of another kind (a model that learns its ``lr``) goes where
-    that goes.
+    A scheduler copies the learning rates. An optimizer pickled as an object has ``defaults``, which share their tensors
+    with the groups. An option that shares its storage with a tensor of another kind (a model that learns its ``lr``)
+    moves with that tensor.
     """
     groups: dict[str, tuple[_GroupFacts, ...]] = {where: (facts,) for own in optimizers for where, facts in own.items()}
     for optimizer, own in zip(inventory.optimizers, optimizers, strict=True):
@@ -327,7 +328,7 @@ def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFact
 
 
 def _groups_of(name: str, groups: Mapping[str, tuple[_GroupFacts, ...]]) -> tuple[_GroupFacts, ...]:
-    """The groups that a tensor is an option of; none for the parameters that a pickled optimizer lists there."""
+    """Groups that have a tensor as an option; empty for the parameters that a pickled optimizer lists in groups."""
     path, key = name, ""
     while path and path not in groups:
         path, _, key = path.rpartition(".")
@@ -335,7 +336,7 @@ def _groups_of(name: str, groups: Mapping[str, tuple[_GroupFacts, ...]]) -> tupl
 
 
 def _scalars(entry: StateEntry, keys: Iterable[str]) -> Iterator[TensorRecord]:
-    """The bookkeeping tensors among some keys; a wrapper subclass goes as a whole, with what is inside of it."""
+    """Scalar tensors with one of the keys; a wrapper subclass is left out, because it moves with its inner tensors."""
     return (
         record
         for key, record in entry.tensors
