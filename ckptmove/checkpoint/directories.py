@@ -1,4 +1,4 @@
-"""The inventory of a directory or an archive: files, facts about them, and the checkpoints among them."""
+"""Inventory of a directory or an archive: its files, facts about them, and the checkpoints among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
 
-#: What a rank saves of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
+#: A file that one rank writes of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
 _SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
 
 #: The numbers in a name, without their leading zeros.
@@ -32,10 +32,10 @@ class FileRecord(NamedTuple):
         layout: layout of the file alone.
         size_bytes: its size.
         tensors: number of its tensors.
-        devices: their tags, in the order of the file.
+        devices: device tags of its tensors, in the order of the file.
         expression: Python that opens it, if it is a member of an archive; else None.
-        weights_only_since: the first torch, from 2.4 on, whose ``torch.load(weights_only=True)`` takes all that its
-            pickle has without further options; None if no version does.
+        weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
+            pickle without further options; None if no version does.
     """
 
     path: str
@@ -61,7 +61,7 @@ class FileFact(ArchiveFact):
 
     @classmethod
     def of(cls, fact: ArchiveFact, path: str) -> FileFact:
-        """A fact about a file, as a fact about the directory that has the file at a path."""
+        """Turn a fact about a file into a fact about the directory that contains it at ``path``."""
         prefix = f"{path}/" if path else ""
         return cls(fact.kind, prefix + fact.record, fact.nbytes, prefix + fact.storage_key)
 
@@ -73,15 +73,15 @@ class FileFact(ArchiveFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DirectoryInventory(Inventory):
-    """A directory or an archive as if it were one dict: the path of each file, and its content.
+    """Inventory of a directory or an archive, as one dict that maps the path of each file to its content.
 
-    Names begin with the path of their file and a dot, keys of storages with the path and a slash. ``root_keys`` are
-    what state_dicts stand under: the path of a file, or that and a key of the file's root. Sites are those of all
-    pickles laid end to end.
+    Names begin with the path of their file and a dot; keys of storages begin with the path and a slash. ``root_keys``
+    are the names of the state_dicts: the path of a file, or the path and a key of the file's root. Sites are offsets in
+    all pickles concatenated.
 
     Attributes:
-        files: those that are checkpoints, in the order of their tensors.
-        form: what the archive is; None for a directory.
+        files: files that are checkpoints, in the order of their tensors.
+        form: format of the archive; None for a directory.
         is_incomplete: whether a file could not be read and was left out.
     """
 
@@ -91,10 +91,10 @@ class DirectoryInventory(Inventory):
 
     @property
     def sharding(self) -> str:
-        """Why no file holds an optimizer's state for a whole parameter; empty where that is not so.
+        """Why no file holds the optimizer state of a whole parameter; empty if one may.
 
-        ZeRO cuts the state of all parameters, laid end to end, into one run for each rank, also where there is one
-        (``deepspeed/runtime/zero/stage_1_and_2.py``); model parallelism cuts the parameters themselves.
+        ZeRO concatenates the state of all parameters and cuts it into one run for each rank, even for a single rank
+        (``deepspeed/runtime/zero/stage_1_and_2.py``). Model parallelism cuts the parameters themselves.
         """
         paths = [file.path for file in self.files]
         if any(map(ZERO_FILE.fullmatch, paths)):
@@ -107,9 +107,9 @@ class DirectoryInventory(Inventory):
 
     @property
     def order_lost(self) -> str:
-        """Why the model's tensors are not in the order of the model; empty where they may be.
+        """Why the model's tensors are not in the order of the model; empty if they may be.
 
-        Of what several ranks hold alike, each saves a share (``torch/distributed/checkpoint/_dedup_save_plans.py``).
+        Ranks that hold equal tensors each save some of them (``torch/distributed/checkpoint/_dedup_save_plans.py``).
         """
         if any(file.container == "safetensors" and "model" in file.roles for file in self.files):
             return "safetensors has sorted the model's tensors"
@@ -124,13 +124,13 @@ class DirectoryInventory(Inventory):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """Folders or files that are checkpoints of their own, a model with its optimizer each; empty below two.
+        """Folders or files that each contain a model with its optimizer; empty if there are fewer than two.
 
-        By number. Files are, where a folder has several of them.
+        Sorted by number. These are files if a folder contains several of them, and folders otherwise.
         """
         if self.sharding:
-            return ()  # the folders of ranks
-        saved = (file for file in self.files if not _SHARD.fullmatch(file.path))  # by itself, no rank's share is one
+            return ()  # its folders belong to ranks
+        saved = (file for file in self.files if not _SHARD.fullmatch(file.path))  # a rank saves only a part
         whole = [file.path for file in saved if {"model", "optimizer"}.issubset(file.roles)]
         if len({path.rpartition("/")[0] for path in whole}) < len(whole):
             return tuple(sorted(whole, key=_by_number))
@@ -145,7 +145,7 @@ class DirectoryInventory(Inventory):
         return _home(where, self._homes())
 
     def in_folder(self, folder: str) -> DirectoryInventory:
-        """The tensors and files of one folder alone, without those of folders in it; all else as it is."""
+        """A copy with the tensors and files of one folder only, without its subfolders; other fields are unchanged."""
         homes = self._homes()
         tensors = tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) == folder)
         files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
@@ -157,13 +157,13 @@ class DirectoryInventory(Inventory):
         return next((file for file in self.files if file.path == _home(where, homes)), None)
 
     def below(self, path: str) -> tuple[TensorRecord, ...]:
-        """The tensors of a file, or of all files in a folder and in the folders below it."""
+        """The tensors of a file, or of all files in a folder and its subfolders."""
         homes = {folder: folder for folder in self._homes()}
         own = {home for home in homes if not path or home == path or home.startswith(f"{path}/")}
         return tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) in own)
 
     def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
-        """Tensors of each of the ``checkpoints`` apart, and of all the rest."""
+        """Tensors grouped by ``checkpoints``; all others form one more group."""
         own = set(self.checkpoints)
         folders = ((file.path, file.path.rpartition("/")[0]) for file in self.files)
         homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
@@ -173,7 +173,7 @@ class DirectoryInventory(Inventory):
         return groups.values()
 
     def _homes(self) -> dict[str, str]:
-        """The folder of each checkpoint by what its names begin with: its path, or that folder if it is distributed."""
+        """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""
         folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
         return {folder if file.container == "dcp" else file.path: folder for file, folder in folders}
 
@@ -186,4 +186,4 @@ def _by_number(folder: str) -> list[tuple[int, str]]:
 def _home(where: str, homes: Mapping[str, str]) -> str:
     while where and where not in homes:
         where = where[: max(where.rfind("."), where.rfind("/"), 0)]  # ranks may each have a .metadata in one folder
-    return homes.get(where, "")  # names of a distributed checkpoint that is all there is begin with nothing
+    return homes.get(where, "")  # no prefix if the directory is one distributed checkpoint

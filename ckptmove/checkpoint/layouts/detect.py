@@ -1,6 +1,6 @@
-"""Whose layout a directory has, told from the files in it and from what they say.
+"""Detect the layout of a directory from the names and the content of its files.
 
-Never goes by the directory's own name, and never takes a model in several files for whole without looking.
+The name of the directory itself is not used.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.model import LayoutName
 
-#: An index of a million tensors is smaller.
+#: Size limit of an index; the index of a million tensors is smaller.
 _MOST_INDEX_BYTES: Final = 1 << 26
 _POINTER_BYTES: Final = 4096
 
 
 def require_shards(listing: Listing) -> None:
-    """Refuse a model in several files of which one is missing.
+    """Check that no file of a sharded model is missing.
 
     Raises:
-        MissingShard: its index names a file that is not there.
-        DamagedArchive: it is no index.
-        LimitExceeded: its index is larger than any.
-        AccessFailed: it cannot be read.
+        MissingShard: if an index names a file that does not exist.
+        DamagedArchive: if an index is invalid.
+        LimitExceeded: if an index is too large.
+        AccessFailed: if an index is unreadable.
     """
     names = listing.names
     for file in listing.files:
@@ -51,7 +51,7 @@ def require_shards(listing: Listing) -> None:
 
 
 def is_index(name: str) -> bool:
-    """Whether a file says which tensor of a model in several files is in which of them."""
+    """Whether a file is the index of a sharded model, which maps each tensor to its file."""
     return INDEX_FILE.fullmatch(name) is not None
 
 
@@ -68,11 +68,11 @@ def _shards(listing: Listing, name: str) -> Sequence[str]:
 
 
 def layout_of(listing: Listing, records: Sequence[FileRecord]) -> LayoutName:
-    """The layout of a directory: that of the topmost folder which has one.
+    """The layout of a directory: that of the topmost folder with a known layout.
 
     Args:
-        listing: what lies in it.
-        records: what its checkpoint files say of themselves.
+        listing: files of the directory.
+        records: rows of its checkpoint files.
     """
     by_path = {record.path: record for record in records}
     folders: dict[str, list[ListedFile]] = {}
@@ -104,7 +104,7 @@ def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutNam
 
 
 def _by_pointer(listing: Listing, folder: str, said: Mapping[str, LayoutName]) -> LayoutName | None:
-    """The layout of the file that ``last_checkpoint`` names: mmengine writes a path, Detectron2 a name."""
+    """Layout of the file that ``last_checkpoint`` names: mmengine writes a path, Detectron2 a name."""
     path = f"{folder}/{POINTER_FILE}".lstrip("/")
     if path not in listing.names:
         return None

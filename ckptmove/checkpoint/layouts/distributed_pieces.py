@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckptmove.model import TensorRecord
 
 _ZIP: Final = b"PK\x03\x04"
-#: What a piece raises that is not what was written.
+#: Errors that mean that a piece is damaged.
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
 #: Operations and bytes of pickles that all pieces together may need, in addition to their own size.
 _OPERATIONS: Final = 1 << 20
@@ -37,7 +37,7 @@ _PICKLE_BYTES: Final = 1 << 22
 
 
 def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) -> Limits:
-    """Resource limits for one piece: all objects are held at once, and a few kilobytes inflate to many operations.
+    """Resource limits for one piece: all objects are in memory at once, and a few kilobytes inflate to many operations.
 
     A piece that is not compressed, as torch writes it, never needs more.
     """
@@ -52,16 +52,16 @@ def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) ->
 def check_piece(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[ArchiveFact, ...]:
-    """What is wrong with the bytes of a piece: each CRC is compared, and it is held against ``.metadata``.
+    """Facts about damage in a piece, after comparing it with its CRCs and with ``.metadata``.
 
     Args:
-        source: the file that it is in.
-        piece: its piece, which does not reach past the end of it.
-        container: what ``.metadata`` says.
-        limits: what it may ask for.
+        source: the file that contains it.
+        piece: the piece; it ends within the file.
+        container: content of ``.metadata``.
+        limits: resource limits for reading the piece.
 
     Raises:
-        UnreadableInput: the file cannot be read, or the piece is of a kind that is not read.
+        UnreadableInput: if the file is unreadable, or the format of the piece is not supported.
         LimitExceeded: if it needs more than the limits allow.
     """
     record = f"{piece.file}/{piece.name}"
@@ -80,13 +80,13 @@ def check_piece(
 def checks_in(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[CheckedRange, ...]:
-    """The CRCs that the bytes of a piece must have where they are copied, once its form is what it should be.
+    """Check the form of a piece, and return the CRCs to check when its bytes are copied.
 
     Arguments as of :func:`check_piece`.
 
     Raises:
-        CrcMismatch, DamagedArchive, DamagedPickle: it is damaged.
-        UnreadableInput, LimitExceeded: as :func:`check_piece`.
+        CrcMismatch, DamagedArchive, DamagedPickle: if it is damaged.
+        UnreadableInput, LimitExceeded: as of :func:`check_piece`.
     """
     if piece.offsets is None:
         stream = open_object(source, piece, limits)
@@ -102,7 +102,7 @@ def checks_in(
     copied = [one for one in segments if isinstance(one, CopySegment)]
     if len(copied) == len(segments):
         return tuple(chain.from_iterable(one.checks for one in copied))
-    for fact in stream.check():  # what is deflated has a CRC of what it inflates to
+    for fact in stream.check():  # the CRC of a deflated record is that of its inflated bytes
         raise CrcMismatch(source.path, folder + fact.record)
     return ()
 
@@ -116,29 +116,29 @@ def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[Arc
 
 
 def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
-    """The ``torch.save`` of an object; None where it has written its bytes itself.
+    """The ``torch.save`` of an object; None if the object wrote its own bytes.
 
     Args:
-        source: the file that it is in.
-        piece: its piece, which does not reach past the end of it.
-        limits: what it may ask for.
+        source: the file that contains it.
+        piece: its piece, which ends within the file.
+        limits: resource limits for reading it.
 
     Raises:
-        DamagedArchive: it does not begin as one, and ends as one.
-        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+        DamagedArchive: if it ends like a ``torch.save`` but does not begin like one.
+        UnreadableInput, LimitExceeded: as for a checkpoint in a file of its own.
     """
     try:
         return container_of(PartSource(source, piece.span), limits)
     except NotACheckpoint as error:
         tail = source.read(max(piece.span.start, piece.span.end - END_BYTES), piece.span.end)
         head = source.read(piece.span.start, min(piece.span.start + len(_ZIP), piece.span.end))
-        if tail.startswith(END_SIGNATURE) and head != _ZIP:  # else it is a zip of something else, like numpy's
+        if tail.startswith(END_SIGNATURE) and head != _ZIP:  # other zips are no damage, for example numpy's
             raise damaged_piece(source, piece, f"is {error.found}") from error
     return None
 
 
 def read_object(source: ByteSource, piece: Piece, limits: Limits) -> ReadObject:
-    """An object, as far as its content is in a pickle: it may have written its own bytes, or have tensors in it.
+    """Read an object; its pickle is left out if the object wrote its own bytes, or contains tensors.
 
     Arguments and errors as of :func:`open_object`.
     """
@@ -155,7 +155,7 @@ def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
     Arguments and errors as of :func:`open_object`.
 
     Raises:
-        DamagedArchive: if it is not a piece.
+        DamagedArchive: if the piece is not in a format of checkpoints.
     """
     try:
         return container_of(PartSource(source, piece.span), limits)
@@ -166,18 +166,18 @@ def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
 def chunk_in(
     stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[TensorRecord, ...]:
-    """The tensors in a piece: one, unless ``.metadata`` says of no tensor that it has this chunk.
+    """The tensors in a piece: exactly one, unless ``.metadata`` lists no tensor with this chunk.
 
     Args:
-        stream: what the piece is.
-        source: the file that it is in.
+        stream: the piece as a container.
+        source: the file that contains the piece.
         piece: the piece.
-        container: what ``.metadata`` says.
-        limits: what it may ask for.
+        container: content of ``.metadata``.
+        limits: resource limits for reading the piece.
 
     Raises:
-        DamagedArchive: it holds something else than ``.metadata`` says.
-        UnreadableInput, LimitExceeded: as a checkpoint of its own.
+        DamagedArchive: if its content differs from ``.metadata``, or its tensor has too few bytes.
+        UnreadableInput, LimitExceeded: as for a checkpoint in a file of its own.
     """
     expected, inventory = container.chunk_at(piece), build_inventory(stream, stream.read(), limits)
     tensors = inventory.tensors
@@ -194,5 +194,5 @@ def _spelled(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def damaged_piece(source: ByteSource, piece: Piece, what: str) -> DamagedArchive:
-    """The error that says of a piece that it is not what it should be, and what it does or is."""
+    """The error for a damaged piece; ``what`` describes the damage and begins with a verb."""
     return DamagedArchive(source.path, f"the piece of '{piece.name:.200}' at byte {piece.span.start} {what}")
