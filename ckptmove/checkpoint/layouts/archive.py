@@ -65,12 +65,12 @@ class ArchiveListing(Listing):
 
     @property
     def form(self) -> ArchiveForm:
-        """Its form."""
+        """Format of the archive, zip or tar."""
         return self.members.form
 
     @property
     def described(self) -> str:
-        """Its kind in words, and whether its end is missing."""
+        """Its format in words, and whether its end is missing."""
         return _DESCRIBED[self.members.form] + (_CUT if self.members.facts else "")
 
     @property
@@ -168,7 +168,7 @@ def inner_archives(
 
 def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, limits: Limits) -> bool:
     if isinstance(error, ArchiveOfFiles):
-        # A compressed zip was inflated whole to detect it; of a compressed tar only the beginning was.
+        # To detect it, a compressed zip was inflated completely, but a compressed tar only at its beginning.
         is_whole = error.form == "zip" or listing.members.span(path) is not None
         source = listing.open(path) if is_whole else MemorySource(path, _beginning(listing, path))
         return _lists_one(source, error.form, limits)
@@ -196,7 +196,7 @@ def _is_one(source: ByteSource, limits: Limits) -> bool:
 
 def _lists_one(source: ByteSource, form: ArchiveForm, limits: Limits) -> bool:
     members = _FORMS[form](source, limits)
-    # A fact here means that its end is missing, and there may have been more members.
+    # A fact here means that the end is missing, so more members may have existed.
     return bool(members.facts) or any(
         _begins_as_one(members, file.path) for file in members.files if not file.is_hidden
     )

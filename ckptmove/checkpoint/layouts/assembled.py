@@ -1,6 +1,6 @@
 """Read a tensor that is stored in pieces as if its elements were contiguous.
 
-A piece whose own elements are not in order is held whole.
+A piece whose elements are not in order is read into memory completely.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ChunkElements:
 
 
 class _Box(NamedTuple):
-    """A chunk as rows of the tensor: an axis that it fills completely is merged into the axis before.
+    """A chunk as rows of the tensor: an axis that it fills completely is merged into the axis before it.
 
     Attributes:
-        shape: of the tensor.
+        shape: shape of the tensor.
         offsets: first index of the chunk on each axis.
-        sizes: its own shape.
+        sizes: shape of the chunk.
         place: index of the chunk.
     """
 
@@ -100,9 +100,9 @@ class AssembledTensor:
         """Hold the chunks; a chunk is opened when its elements are read.
 
         Args:
-            shape: of the tensor.
-            dtype: of its elements.
-            chunks: disjoint parts that cover it, and are not empty.
+            shape: shape of the tensor.
+            dtype: dtype of its elements.
+            chunks: disjoint parts that cover the tensor; none is empty.
             load: returns the elements of a chunk, by its index.
         """
         self._item = ITEM_BYTES[dtype]

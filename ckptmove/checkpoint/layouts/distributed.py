@@ -141,7 +141,7 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         layout="dcp",
         size_bytes=nbytes,
         facts=(*inventory.facts, *_unnamed(folder, container)),
-        # Keys that are numbers are text there, and a load puts them back under the keys of the training.
+        # ``.metadata`` stores integer keys as text, and a load restores the keys of the training run.
         optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
     )
     return ReadFolder(container, inventory, damage)
@@ -168,7 +168,7 @@ class PiecesOfFile(NamedTuple):
 
         Raises:
             CrcMismatch, DamagedArchive, DamagedPickle: if a piece is damaged.
-            UnreadableInput, LimitExceeded: if its format is not supported, or it needs too much.
+            UnreadableInput, LimitExceeded: if its format is not supported, or it needs more than the limits allow.
         """
         found: list[CheckedRange] = []
         for piece in self.pieces:
@@ -181,7 +181,7 @@ def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -
     """The pieces in each file of a distributed checkpoint, by the path of the file in the directory.
 
     Args:
-        part: where it is.
+        part: place of the checkpoint.
         container: its ``.metadata``.
     """
     return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
@@ -229,7 +229,7 @@ def _is_table(listing: Listing, path: str) -> bool:
 def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
     """Raise UnsupportedContainer for pieces of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    Its ``.metadata`` is the same, except that the places of pieces mean nothing.
+    Its ``.metadata`` looks the same, but its places of pieces are meaningless.
     """
     seen: set[str] = set()
     for piece in container.whole_pieces():
@@ -259,7 +259,7 @@ def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
 ) -> Iterator[ArchiveFact]:
-    """Read objects that are not tensors into the container; of two places of one object torch uses the last.
+    """Read objects that are not tensors into the container; if an object has two places, torch uses the last.
 
     Returns:
         Facts about those that are damaged.

@@ -89,7 +89,7 @@ class DistributedPart(OpenPart):
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
         names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
         self._names = dict.fromkeys(names)
-        # Of two places of one chunk the last counts, as in the dict that torch makes of them.
+        # If a chunk has two places, the last one counts, as in the dict that torch builds.
         self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
         #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], ContainerName | None] = {}
@@ -126,7 +126,7 @@ class DistributedPart(OpenPart):
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         """The pieces of a tensor by its name, except those without elements; all of them are complete."""
         for chunk, piece in self._found(self._tensors[key]) or ():
-            kind = cast("ContainerName", self._kind_of(piece))  # of what is found, it is known
+            kind = cast("ContainerName", self._kind_of(piece))  # _found returns only known kinds
             yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
 
     def objects(self) -> Iterator[tuple[str, StoredPiece]]:
@@ -221,7 +221,7 @@ class DistributedPart(OpenPart):
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if stored is None else extent(stored, record)
-        if stored is None or place is None or overlaps(record):  # of a few bytes, an expanded one makes any number
+        if stored is None or place is None or overlaps(record):  # an expanded one has any number
             raise damaged_piece(source, piece, "does not hold all of its elements plainly")
         return stream.name, stored, record, place
 

@@ -1,4 +1,4 @@
-"""The contract of an archive of files: members as sources, and segments of a changed archive.
+"""Base class for archives of files: members as byte sources, and segments of a changed archive.
 
 No member is written to a file: its name could be any path.
 """
@@ -28,10 +28,10 @@ class Members(ABC):
     """An open archive of files.
 
     Attributes:
-        form: its form.
+        form: format of the archive, zip or tar.
         source: its bytes.
         files: its members that are files, by path.
-        has_checksums: whether it has a CRC of each.
+        has_checksums: whether it has a CRC of each member.
         facts: facts about the archive itself.
     """
 
@@ -55,7 +55,7 @@ class Members(ABC):
 
         Raises:
             MustBeUnpacked: if it cannot be read inside of the archive.
-            CrcMismatch: its bytes are compressed, and damaged.
+            CrcMismatch: if its bytes are compressed and damaged.
         """
 
     @abstractmethod
@@ -77,17 +77,17 @@ class Members(ABC):
 
     @abstractmethod
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Read a member and compare it with its CRC: one ``crc-mismatch`` where it differs."""
+        """Read a member and compare it with its CRC: one ``crc-mismatch`` if it differs."""
 
     @abstractmethod
     def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
-        """The archive with other bytes in some of its members, all else as it is.
+        """Segments of the archive with some members changed and everything else unchanged.
 
         Args:
             changed: segments of this archive's source that make up a changed member, by its path.
 
         Raises:
-            CrcMismatch: a compressed member that is kept differs from its CRC.
+            CrcMismatch: if an unchanged compressed member differs from its CRC.
         """
 
     def listed(self, members: Sequence[tuple[str, int]]) -> tuple[ListedFile, ...]:
@@ -104,7 +104,7 @@ class Members(ABC):
             path = shown_path(name)
             if path in files:
                 raise self.refusal(f"two of its members are named '{path:.80}'")
-            # In an archive that is open, a member stays what it is: its place says enough.
+            # Members of an open archive do not change, so the place of a member identifies it.
             files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0, 0), _is_hidden(path))
         return tuple(sorted(files.values(), key=lambda file: file.path))
 
@@ -120,12 +120,12 @@ class Members(ABC):
 
 
 def full_path(archive: str, path: str) -> str:
-    """Path of a member as users see it."""
+    """Path of a member as users see it, with the path of its archive."""
     return f"{archive}/{path}"
 
 
 def shown_path(name: str) -> str:
-    """The path of a member, as it is shown: its name from the top of the archive."""
+    """Path of a member as users see it in the archive: its name without leading ``./``."""
     while name.startswith("./"):
         name = name[2:]
     return name

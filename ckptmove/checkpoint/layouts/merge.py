@@ -38,7 +38,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     """Write the inventory of a file as a part of the whole: names, keys and sites.
 
     Args:
-        path: path of the file in the directory; of a folder that is one checkpoint, empty for the directory itself.
+        path: path of the file in the directory, or of a folder that is one checkpoint; empty for the directory itself.
         inventory: inventory of the file alone.
         base: total length of the pickles of all files before it.
     """
@@ -117,7 +117,7 @@ def merge(path: str, container: ContainerName, parts: Sequence[OpenPart], size_b
 
 
 def split_plan(plan: MovePlan, parts: Sequence[OpenPart]) -> tuple[MovePlan, ...]:
-    """Split a plan for the whole into one for each part, with keys and sites as they are in the file.
+    """Split a plan for the whole into one for each part, with the keys and sites of its file.
 
     Kept tensors are left out because they change nothing, and inflated storages because the container knows them.
     """
@@ -129,7 +129,7 @@ def split_plan(plan: MovePlan, parts: Sequence[OpenPart]) -> tuple[MovePlan, ...
         back = _Mover(parts[index].name, -bases[index], None)
         edits[index].append(back.edit(edit))
     for flag in plan.flags:
-        # A plan only names what can be edited, so that there is a site.
+        # A plan contains only values that can be edited, so a site exists.
         site = cast("int", flag.site if flag.mention is None else flag.mention.site)
         index = bisect_right(bases, site) - 1
         back = _Mover(parts[index].name, -bases[index], None)
@@ -162,7 +162,7 @@ class _Mover:
         return tuple(site + self._base for site in sites)
 
     def tensor(self, record: TensorRecord) -> TensorRecord:
-        """A tensor; optimizer state refers to the same record again."""
+        """Move a tensor once, because optimizer state refers to the same record again."""
         moved = self._tensors.get(id(record))
         if moved is None:
             moved = self._tensors[id(record)] = with_file_role(
@@ -207,7 +207,7 @@ class _Mover:
     def _flag(self, flag: FlagValue) -> FlagValue:
         return flag._replace(site=flag.site + self._base)
 
-    # --- and back, with a base below zero -------------------------------------------------------------------------
+    # --- the inverse, with a negative base ------------------------------------------------------------------------
 
     def edit(self, edit: StorageEdit) -> StorageEdit:
         return edit._replace(
@@ -239,7 +239,7 @@ def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
 
 
 def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
-    """Globals to report: of a distributed checkpoint, which ``torch.load`` never reads, only the dangerous ones."""
+    """Globals to report; only dangerous ones of a distributed checkpoint, which ``torch.load`` never reads."""
     if container_class(inventory.container).is_editable:
         return inventory.globals
     return tuple(use for use in inventory.globals if use.verdict == "dangerous")

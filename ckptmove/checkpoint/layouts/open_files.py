@@ -1,4 +1,4 @@
-"""Read the files of a directory or an archive, of which a few are open at a time: there may be thousands."""
+"""Read the files of a directory or an archive, with only a few open at a time: there may be thousands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import Listing
     from ckptmove.model import Span
 
-#: A tensor that is split by columns is stored in the files of as many ranks, and is read from all of them in turn.
+#: A tensor that is split by columns over this many ranks is read from all of their files in turn.
 _MOST_OPEN: Final = 32
 
 
 class OpenFiles:
-    """Files of a listing; those that were read last are open.
+    """Files of a listing; the most recently read ones are open.
 
     Attributes:
         listing: the listing.
@@ -38,14 +38,14 @@ class OpenFiles:
         return _Reopened(self, path)
 
     def opened(self, path: str) -> ByteSource:
-        """A file, open until some others were read; errors as of :meth:`source`."""
+        """A file, open until enough other files are read; errors as of :meth:`source`."""
         source = self._open.pop(path, None)
         if source is None:
             if len(self._open) == _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
             source = self.listing.open(path)
         self._open[path] = source
-        if path in self._listed:  # a link leads to a file of the directory, and is not listed itself
+        if path in self._listed:  # a link to a file of the directory is not listed itself
             self.listing.require_unchanged(self._listed[path])
         return source
 
@@ -74,7 +74,7 @@ class _Reopened:
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """The bytes of a span in blocks of at most ``block_bytes``, each valid on its own; errors as of the file."""
-        del buffers  # each block has bytes of its own
+        del buffers  # each block has its own bytes
         check_within(self, span.start, span.end)
         for start in range(span.start, span.end, block_bytes):
             yield memoryview(self.read(start, min(start + block_bytes, span.end)))

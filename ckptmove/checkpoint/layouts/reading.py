@@ -153,7 +153,7 @@ class Reader:
         try:
             with naming(listing.full(path)):
                 listing.look(path)
-                limits = limits_of(listing, path, self._limits)  # of a member that may be a checkpoint
+                limits = limits_of(listing, path, self._limits)  # only if it may be a checkpoint
                 source = self._files.source(path) if self._keep_trees else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
                     part = FilePart(read_file(source, limits), limits, listing.disk(file))
@@ -179,7 +179,7 @@ class Reader:
         self._done += file.size_bytes
 
     def _look_into(self, part: OpenPart, path: str) -> None:
-        """Check a part and make its outline, if requested, while its tree is there."""
+        """Check a part and make its outline, if requested, while its tree is in memory."""
         if self._check:
             told = None if self._progress is None else shifted(self._progress, self._done, self._total)
             part.inventory = replace(part.inventory, facts=part.check(told))
@@ -211,7 +211,7 @@ class Reader:
             )
 
     def _merged(self, outside: tuple[ArchiveFact, ...]) -> DirectoryInventory:
-        """The inventory of the whole."""
+        """Inventory of all parts together."""
         listing, parts = self._listing, self._parts
         inventory = merge(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
 
 _BLOCK: Final = 1 << 20
-#: Blocks of zeros that writers put at the end, before they fill it up to 10,240 bytes.
+#: Blocks of zeros that writers put at the end, before they pad the tar to a multiple of 10,240 bytes.
 _ENDING: Final = 2
 
 
@@ -32,8 +32,8 @@ class TarMembers(Members):
 
         Raises:
             DamagedArchive: if a header is invalid, or needs more bytes than the tar has.
-            MustBeUnpacked: two members have one name, or one has holes.
-            LimitExceeded: it has more members than the limits allow.
+            MustBeUnpacked: if two members have the same name, or one is sparse.
+            LimitExceeded: if it has more members than the limits allow.
         """
         self.source = source
         everything, lacking = read_to_end(source, limits)
@@ -44,13 +44,13 @@ class TarMembers(Members):
         sparse = next((member.name for member in members if member.kind == "sparse"), None)
         if sparse is not None:
             raise self.refusal(f"member '{sparse:.80}' is sparse: its holes are not in the archive")
-        # A link of the same name as a file would take its place, where it is unpacked.
+        # Links are listed too: unpacking a link with the name of a file would replace the file.
         every = self.listed([(member.name, member.span.nbytes) for member in members])
         self._members = {shown_path(member.name): member for member in members if member.kind == "file"}
         self.files = tuple(file for file in every if file.path in self._members)
 
     def look(self, path: str) -> None:
-        """Nothing: any member can be opened at no cost."""
+        """Do nothing: opening a member costs nothing."""
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member."""
@@ -69,12 +69,12 @@ class TarMembers(Members):
         return f"tarfile.open({self.source.path!r}).extractfile({self._members[path].name!r})"
 
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Nothing: a tar keeps no CRC of its members."""
+        """Return no facts: a tar has no CRCs of its members."""
         del path
         return ()
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
-        """The tar with other bytes in some of its members, all else as it is.
+        """Segments of the tar with some members changed and everything else unchanged.
 
         Args:
             changed: segments of the tar's source that make up a changed member, by its path.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
-#: Limit for the inflated size of all compressed checkpoints of an archive, before and after a conversion, which holds
-#: them at once.
+#: Limit for the total inflated size of all compressed checkpoints of an archive, before and after a conversion. A
+#: conversion holds all of them in memory.
 MOST_INFLATED_BYTES: Final = 1 << 26
 #: Bytes of a compressed member that show whether it may be a checkpoint.
 _HEAD: Final = 4096
@@ -49,8 +49,8 @@ class ZipMembers(Members):
 
         Raises:
             DamagedArchive: if its directory or a header is invalid, or two members share bytes.
-            MustBeUnpacked: two members have one name, or one is encrypted, or compressed otherwise than by deflate.
-            LimitExceeded: it has more members than the limits allow.
+            MustBeUnpacked: if two members have the same name, or one is encrypted or not compressed by deflate.
+            LimitExceeded: if it has more members than the limits allow.
         """
         self.source = source
         self._directory = read_directory(source, limits)
@@ -71,7 +71,7 @@ class ZipMembers(Members):
         self._left = MOST_INFLATED_BYTES
 
     def look(self, path: str) -> None:
-        """Refuse a compressed member by its first bytes; only what may be a checkpoint is worth inflating whole.
+        """Check the first bytes of a compressed member, to inflate only possible checkpoints completely.
 
         Raises:
             NotACheckpoint: if it is not a checkpoint.
@@ -82,15 +82,15 @@ class ZipMembers(Members):
             full = full_path(self.source.path, path)
             if record.nbytes and not head:
                 raise NotACheckpoint(full, "bytes that cannot be inflated")
-            with suppress(DamagedArchive):  # a zip that ends after so many bytes: there is more of it
+            with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
                 recognise(MemorySource(full, head))
 
     def open(self, path: str) -> ByteSource:
-        """The bytes of a member; those of a compressed one are inflated, as long as all of them fit in memory.
+        """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together.
 
         Raises:
-            MustBeUnpacked: all that are compressed do not fit.
-            CrcMismatch: its bytes are compressed, and damaged.
+            MustBeUnpacked: if the inflated members do not fit.
+            CrcMismatch: if its bytes are compressed and damaged.
         """
         record, span = self._records[path], self.span(path)
         if span is not None:
@@ -114,9 +114,9 @@ class ZipMembers(Members):
         return None if record.method == DEFLATED else self._spans[record.place]
 
     def limits(self, path: str, limits: Limits) -> Limits:
-        """What a member may ask for: of a compressed one, the pickle follows the bytes that it takes in the archive.
+        """Resource limits for a member; the limits of a compressed one grow with its compressed size.
 
-        A few kilobytes inflate to millions of operations, which take a minute to read.
+        A few kilobytes can inflate to millions of pickle operations, which take a minute to read.
         """
         record = self._records[path]
         if record.method != DEFLATED:
@@ -136,10 +136,10 @@ class ZipMembers(Members):
         return True
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a member block by block, inflated where they are compressed; each is valid until the next.
+        """The bytes of a member block by block, inflated if they are compressed; each is valid until the next.
 
         Raises:
-            CrcMismatch: its bytes differ from their CRC, which is known once all of them have passed.
+            CrcMismatch: if the bytes differ from their CRC; raised after the last block.
         """
         record, crc, nbytes = self._records[path], 0, 0
         for block in self._contents(record):
@@ -153,19 +153,20 @@ class ZipMembers(Members):
         return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
 
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Read a member and compare it with its CRC: one ``crc-mismatch`` where it differs."""
+        """Read a member and compare it with its CRC: one ``crc-mismatch`` if it differs."""
         return () if self._sound(path) else (FileFact("crc-mismatch", path, self._records[path].nbytes, path),)
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
-        """The zip with other bytes in some of its members, which are then stored plainly, all else as it is.
+        """Segments of the zip with some members changed and everything else unchanged.
 
-        The CRC of a member precedes its bytes, so that changed members are read once here.
+        Changed members are stored without compression. They are read once here, because the CRC of a member precedes
+        its bytes.
 
         Args:
             changed: segments of the zip's source that make up a changed member, by its path.
 
         Raises:
-            CrcMismatch: a compressed member that is kept differs from its CRC.
+            CrcMismatch: if an unchanged compressed member differs from its CRC.
         """
         new: dict[int, NewRecord] = {}
         for path, segments in changed.items():
