@@ -50,8 +50,7 @@ def load_config(folder: Path) -> Config:
     except FileNotFoundError:
         return Config()  # the working directory was removed
     paths = (home / _NAME for home in (folder, *folder.parents))
-    # Path.is_file raises PermissionError for a folder that this user may not search.
-    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # os.path.isfile returns False for it
+    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # Path.is_file raises PermissionError for a folder that this user may not search
     if found is None:
         return Config()
     table = _table(found)

@@ -181,8 +181,8 @@ class Reader:
     def _look_into(self, part: OpenPart, path: str) -> None:
         """Check a part and make its outline, if requested, while its tree is in memory."""
         if self._check:
-            told = None if self._progress is None else shifted(self._progress, self._done, self._total)
-            part.inventory = replace(part.inventory, facts=part.check(told))
+            progress = None if self._progress is None else shifted(self._progress, self._done, self._total)
+            part.inventory = replace(part.inventory, facts=part.check(progress))
         if self._make_outline:
             for line in part.outline():
                 self._lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))
