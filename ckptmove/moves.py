@@ -12,6 +12,33 @@ if TYPE_CHECKING:
     from ckptmove.model import ContainerName, Mention
 
 
+class Remap(NamedTuple):
+    """The options of a ``convert`` command that change keys, parts or dtypes.
+
+    Attributes:
+        strip_prefix: prefixes to remove from the keys of every state_dict that has them; an empty tuple for the
+            prefixes of known wrappers. None to remove nothing.
+        add_prefix: prefix to add to the keys of every state_dict.
+        rename: pairs of a glob of keys and its replacement, in which each ``*`` stands for the text that it matched.
+        only: globs of paths, or roles: only these parts are kept.
+        drop: globs of paths, or roles: these parts are left out.
+        as_root: path of the value that becomes the root; empty to keep the root.
+        compact: whether each storage is written only as far as its tensors reach.
+        plain: whether objects are replaced by values that ``torch.load(weights_only=True)`` loads.
+        dtype: pairs of a role and a dtype for its floating tensors; an empty role for the model.
+    """
+
+    strip_prefix: tuple[str, ...] | None = None
+    add_prefix: str = ""
+    rename: tuple[tuple[str, str], ...] = ()
+    only: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    as_root: str = ""
+    compact: bool = False
+    plain: bool = False
+    dtype: tuple[tuple[str, str], ...] = ()
+
+
 class MoveRequest(NamedTuple):
     """The options of a ``convert`` command.
 
@@ -21,6 +48,7 @@ class MoveRequest(NamedTuple):
         keep: globs of tensor names that are not moved.
         cast: whether a dtype that the target does not support is cast to the next smaller one.
         rewrite_strings: whether device strings in configs are changed with their tensors.
+        remap: changes of keys, parts and dtypes.
     """
 
     to: str | None
@@ -28,6 +56,7 @@ class MoveRequest(NamedTuple):
     keep: tuple[str, ...] = ()
     cast: bool = False
     rewrite_strings: bool = False
+    remap: Remap = Remap()
 
 
 class StorageEdit(NamedTuple):
@@ -90,6 +119,66 @@ class FlagEdit(NamedTuple):
     site: int | None = None
 
 
+class Renamed(NamedTuple):
+    """A key that changes.
+
+    Attributes:
+        where: path of the dict, or of the list of names, before the change.
+        source: old key.
+        target: new key.
+    """
+
+    where: str
+    source: str
+    target: str
+
+
+class Dropped(NamedTuple):
+    """A part that is left out.
+
+    Attributes:
+        name: its path.
+        tensors: number of tensors in it.
+        nbytes: their size in bytes.
+        reason: ``drop``, ``only``, ``as-root`` or ``tied``.
+    """
+
+    name: str
+    tensors: int
+    nbytes: int
+    reason: str
+
+
+class Replaced(NamedTuple):
+    """An object that is replaced by a plain value.
+
+    Attributes:
+        where: its path.
+        source: full name of its class or function.
+        target: the plain type, for example ``dict``.
+    """
+
+    where: str
+    source: str
+    target: str
+
+
+class Trimmed(NamedTuple):
+    """A storage that is written only as far as its tensors reach.
+
+    Attributes:
+        storage: its key.
+        names: tensors that view it.
+        source_nbytes: size in bytes before.
+        nbytes: size in bytes after.
+    """
+
+    storage: str
+    names: tuple[str, ...]
+    source_nbytes: int
+    nbytes: int
+
+
 class MovePlan(NamedTuple):
     """All changes of a conversion.
 
@@ -99,6 +188,10 @@ class MovePlan(NamedTuple):
         kept: tensors that a rule of the policy keeps on their device.
         flags: group flags, ``torch.device`` objects and strings that change.
         inflates: keys of storages that are deflated in the source and stored uncompressed in the output.
+        renamed: keys that change.
+        dropped: parts that are left out.
+        replaced: objects that are replaced by plain values.
+        trimmed: storages that become smaller.
     """
 
     request: MoveRequest
@@ -106,11 +199,20 @@ class MovePlan(NamedTuple):
     kept: tuple[Kept, ...] = ()
     flags: tuple[FlagEdit, ...] = ()
     inflates: tuple[str, ...] = ()
+    renamed: tuple[Renamed, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    trimmed: tuple[Trimmed, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether the file already matches the request."""
-        return not self.edits and not self.flags
+        return not (self.edits or self.flags or self.is_remapped)
+
+    @property
+    def is_remapped(self) -> bool:
+        """Whether anything but devices changes."""
+        return bool(self.renamed or self.dropped or self.replaced or self.trimmed)
 
 
 class Unmatched(NamedTuple):
