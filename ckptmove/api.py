@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
     from ckptmove.model import Finding, Inventory
-    from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
+    from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, Remap
     from ckptmove.verification.evidence import VerifyResult
 
 
@@ -172,7 +172,17 @@ def convert(
     to: Device | None = None,
     map_location: MapLocation | None = None,
     keep: Sequence[str] = (),
+    strip_prefix: bool | str | Sequence[str] = False,
+    add_prefix: str = "",
+    rename: Mapping[str, str] | None = None,
+    only: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    as_root: str = "",
+    compact: bool = False,
+    plain: bool = False,
+    dtype: str | Mapping[str, str] | None = None,
     output: FilePath | None = None,
+    shard_size: int | str | None = None,
     in_place: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -183,7 +193,7 @@ def convert(
     settle: Callable[[], None] = do_nothing,
     limits: Limits | None = None,
 ) -> ConvertResult:
-    """Rewrite a checkpoint for another device: the pickle is edited, the bytes of tensors are copied unchanged.
+    """Rewrite a checkpoint: for another device, with other keys, parts or dtypes, or in another format.
 
     A format without devices, for example safetensors, is copied if ``output`` is given; otherwise nothing is written.
 
@@ -193,7 +203,18 @@ def convert(
         map_location: as in ``torch.load``: a target device, as ``to``, or a dict from globs of devices to devices,
             applied before ``to``; the first match counts.
         keep: globs of tensor names that stay on their device.
-        output: the new file or directory (default: the name of ``path`` with the device in it).
+        strip_prefix: prefixes to remove from the keys of state_dicts; True for those of known wrappers.
+        add_prefix: prefix to add to the keys of state_dicts.
+        rename: new names of keys, by globs of the old ones: ``{"backbone.*": "encoder.*"}``.
+        only: parts to keep: globs of paths, or roles.
+        drop: parts to leave out: globs of paths, or roles.
+        as_root: path of the value to write as the whole file.
+        compact: whether each storage is written only as far as its tensors reach.
+        plain: whether objects become plain values, so that ``torch.load(weights_only=True)`` loads the file.
+        dtype: new dtype of the model's floating tensors, or a dict from roles to dtypes.
+        output: the new file or directory (default: the name of ``path`` with the device in it). Its suffix names the
+            format: ``.safetensors``, or ``.pth`` for one file of ``torch.save``.
+        shard_size: largest size of a file, in bytes or as ``"5GB"``; the output is a directory of safetensors files.
         in_place: whether to change the file itself, in a time independent of its size; :func:`undo` restores it.
         force: whether to replace an existing output.
         dry_run: whether to stop after the plan.
@@ -213,11 +234,25 @@ def convert(
         WriteFailed: if the output cannot be written; the partial file is removed, and the source is unchanged.
     """
     from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, used by convert only
+    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # likewise
 
     to, mapping = _targets(to, map_location)
+    remap = remap_options(
+        strip_prefix=None if strip_prefix is False else [] if strip_prefix is True else _words(strip_prefix),
+        add_prefix=add_prefix,
+        rename=[f"{old}={new}" for old, new in (rename or {}).items()],
+        only=_words(only),
+        drop=_words(drop),
+        as_root=as_root,
+        compact=compact,
+        plain=plain,
+        dtype=[f"{role}={one}" for role, one in dtype.items()] if isinstance(dtype, Mapping) else _words(dtype or ()),
+    )
     request = ConvertRequest(
         path=os.fspath(path),
-        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings),
+        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=remap),
+        shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
         output=os.fspath(output) if output else None,
         in_place=in_place,
         force=force,
@@ -239,7 +274,8 @@ def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
         raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
     from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # inspect does not wait for it
 
-    tag = parse_target(request.move.to).replace(":", "") if request.move.to else "moved"
+    move = request.move
+    tag = parse_target(move.to).replace(":", "") if move.to else "moved" if move.mapping else "new"
     return carry_out(replace(request, default_output=default_output(request.path, tag)))
 
 
@@ -368,26 +404,35 @@ def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str |
     return _text(map_location if to is None else to), {}
 
 
+def _words(words: str | Sequence[str]) -> Sequence[str]:
+    return [words] if isinstance(words, str) else words
+
+
 def _text(device: Device | None) -> str | None:
     return None if device is None else str(device)
 
 
 def move_request(
-    to: str | None, map_location: Mapping[str, str], keep: Sequence[str], *, cast: bool, rewrite_strings: bool
+    to: str | None,
+    map_location: Mapping[str, str],
+    keep: Sequence[str],
+    *,
+    cast: bool,
+    rewrite_strings: bool,
+    remap: Remap | None = None,
 ) -> MoveRequest:
-    """The moves of a conversion, with its devices checked.
+    """The changes of a conversion, with its devices checked.
 
     Raises:
-        UsageError: if no target is given, or a device is unknown.
+        UsageError: if a device is unknown.
     """
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.moves import MoveRequest, Remap  # noqa: PLC0415  # inspect does not wait for it
 
-    if to is None and not map_location:
-        raise UsageError("convert needs a target: --to DEVICE, or --map SOURCE=DEVICE")
     return MoveRequest(
         to=parse_target(to) if to is not None else None,
         mapping=tuple(parse_mapping(f"{source}={device}") for source, device in map_location.items()),
         keep=tuple(keep),
         cast=cast,
         rewrite_strings=rewrite_strings,
+        remap=remap or Remap(),
     )

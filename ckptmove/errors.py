@@ -409,6 +409,43 @@ class InPlaceImpossible(Refused):
         self.reason = reason
 
 
+class NotRemappable(Refused):
+    """Keys, parts or dtypes of the checkpoint cannot be changed. ``reason`` is a clause.
+
+    Attributes:
+        container: its format.
+    """
+
+    kind = "not-remappable"
+
+    def __init__(self, path: str, container: str, reason: str) -> None:
+        super().__init__(f"only the devices of a {container} checkpoint can be changed: {reason}", path=path)
+        self.container = container
+
+
+class NotGathered(Refused):
+    """The files of a directory cannot become one file. ``reason`` is a clause.
+
+    Attributes:
+        folder: a folder or file in it that can; empty if none is known.
+    """
+
+    kind = "not-gathered"
+
+    def __init__(self, path: str, reason: str, folder: str = "") -> None:
+        super().__init__(f"its files cannot be written as one file: {reason}", path=path)
+        self.folder = folder
+
+
+class MixedByteOrders(Refused):
+    """One file cannot hold storages of both byte orders. The path is that of a big-endian file."""
+
+    kind = "mixed-byte-orders"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("its storages are big-endian, and those of another file are little-endian", path=path)
+
+
 class NothingToUndo(Refused):
     """The file holds no record of its state before a conversion in place.
 

@@ -133,6 +133,24 @@ def convert(
     rewrite_strings: Annotated[
         bool, typer.Option("--rewrite-strings", help="Also change device names in configs.")
     ] = False,
+    strip_prefix: options.StripPrefix = None,
+    add_prefix: options.AddPrefix = "",
+    rename: options.Rename = None,
+    only: options.Only = None,
+    drop: options.Drop = None,
+    as_root: options.AsRoot = "",
+    compact: options.Compact = False,
+    plain: options.Plain = False,
+    dtype: options.Dtype = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-size",
+            metavar="SIZE",
+            help="Write a directory of safetensors files of at most this size: 5GB.",
+            show_default=False,
+        ),
+    ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not compare CRCs; the kernel copies the bytes.")
     ] = False,
@@ -145,36 +163,53 @@ def convert(
     _version: options.Version = False,
     _help: options.Help = False,
 ) -> None:
-    """Rewrite a checkpoint for another device.
+    """Rewrite a checkpoint: for another device, with other keys, parts or dtypes, or in another format.
 
     Moves tensors, optimizer state, RNG states and optimizer options, as map_location should. Needs no torch, no GPU
     and no target device.
 
-    Writes a new file, even if nothing changes, or with --in-place changes the file itself. A format without devices
-    (safetensors, torch.distributed.checkpoint) is copied, and only with --output.
+    Writes a new file, even if nothing changes, or with --in-place changes the file itself. The suffix of --output
+    names the format: .safetensors, or .pth for one file of torch.save.
     """  # fmt: skip
     from ckptmove.api import move_request  # noqa: PLC0415  # --help does not need it
     from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not need it
     from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # --help does not need it
+    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, used by convert only
+    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # --help does not need it
+    from ckptmove.moves import Remap  # noqa: PLC0415  # --help does not need it
     from ckptmove.torch_facts.devices import parse_mapping  # noqa: PLC0415  # --help does not need it
 
     config = load_config(Path())
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     limits = Limits().times(limit_factor)
     if undo:
-        others = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check, strict)
+        remapping = (strip_prefix, add_prefix, rename, only, drop, as_root, compact, plain, dtype, shard_size)
+        others = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check, strict, *remapping)
         convert_command.require_alone(*others)
         named = single_path(path, config, "convert")
         raise typer.Exit(convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits))
+    remap = remap_options(
+        strip_prefix=strip_prefix,
+        add_prefix=add_prefix,
+        rename=rename or (),
+        only=only or (),
+        drop=drop or (),
+        as_root=as_root,
+        compact=compact,
+        plain=plain,
+        dtype=dtype or (),
+    )
     request = ConvertRequest(
         path=single_path(path, config, "convert"),
         move=move_request(
-            to if to is not None or maps else config.to,
+            to if to is not None or maps or remap != Remap() else config.to,
             dict(map(parse_mapping, maps or ())),
             keep or (),
             cast=cast,
             rewrite_strings=rewrite_strings,
+            remap=remap,
         ),
+        shard_bytes=None if shard_size is None else parse_size(shard_size),
         output=None if output is None else as_operand(output),
         in_place=in_place,
         force=force,

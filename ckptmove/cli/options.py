@@ -74,6 +74,54 @@ LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
 ]
+StripPrefix = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strip-prefix",
+        metavar="[PREFIX.]",
+        help="Remove a prefix from keys of state_dicts (default: those of known wrappers). Repeatable.",
+        show_default=False,
+    ),
+]
+AddPrefix = Annotated[
+    str,
+    typer.Option("--add-prefix", metavar="PREFIX.", help="Add a prefix to keys of state_dicts.", show_default=False),
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename", metavar="OLD=NEW", help="Rename keys: 'backbone.*=encoder.*'. Repeatable.", show_default=False
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB|ROLE", help="Keep only these parts: model, 'model.encoder.*'. Repeatable.", show_default=False
+    ),
+]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB|ROLE", help="Leave out these parts: optimizer. Repeatable.", show_default=False),
+]
+AsRoot = Annotated[
+    str,
+    typer.Option(
+        "--as-root", metavar="KEY", help="Write the value at this key as the whole file: ema.", show_default=False
+    ),
+]
+Compact = Annotated[bool, typer.Option("--compact", help="Write each storage only as far as its tensors reach.")]
+Plain = Annotated[
+    bool,
+    typer.Option("--plain", help="Replace objects by plain values, so that weights_only=True loads the file."),
+]
+Dtype = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ROLE=]DTYPE",
+        help="Cast floating tensors of the model, or of a role: bf16, optimizer=fp32. Repeatable.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Form = Annotated[
     str | None,

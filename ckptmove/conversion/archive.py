@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.layouts import zip_members
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.checkpoint.naming import naming
-from ckptmove.errors import CrcMismatch
+from ckptmove.conversion.remap.folder import RemappedFolder
+from ckptmove.errors import CrcMismatch, NotRemappable
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.segments import blocks_of, length, shifted, without_checks
 
@@ -29,6 +30,14 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
         CkptMoveError: as of :meth:`ckptmove.conversion.conversion.Conversion.lay_out`.
     """
     changes = _Changes(conversion, listing)
+    if conversion.remapped is not None:
+        new = RemappedFolder(conversion, conversion.remapped, checkpoint)
+        if new.removed:
+            reason = (
+                f"it has no room to leave out {min(new.removed)}: unpack it first, or name a file with --output X.pth"
+            )
+            raise NotRemappable(listing.path, "archive", reason)
+        return listing.members.lay_out({path: new.segments[path] for path in new.segments})
     for part, own in zip(checkpoint.parts, split_plan(conversion.plan, checkpoint.parts), strict=True):
         changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
     if changes.inflated:

@@ -9,37 +9,32 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
 from ckptmove.conversion.plan import plan_move
-from ckptmove.errors import DamagedArchive, OutputSuffix
-from ckptmove.io.locations import exists, split_suffix
+from ckptmove.conversion.target_format import target_format
+from ckptmove.errors import DamagedArchive
+from ckptmove.io.locations import exists
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
 from ckptmove.limits import Limits
 from ckptmove.model import LACKING
-from ckptmove.moves import ConvertResult
+from ckptmove.moves import ConvertResult, MovePlan, Remap
 from ckptmove.pickles.edits import apply_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import Progress, Segment
-    from ckptmove.model import Inventory
-    from ckptmove.moves import MovePlan, MoveRequest
+    from ckptmove.model import ContainerName
+    from ckptmove.moves import MoveRequest
     from ckptmove.pickles.state import Machine
 
-_TORCH: Final = frozenset({"torch-zip", "torch-legacy", "torch-tar", "torchscript", "pickle"})
-#: Suffixes that name a format, with the containers they fit; for an archive, its form.
-_SUFFIXES: Final[dict[str, frozenset[str]]] = {
-    ".safetensors": frozenset({"safetensors"}),
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".pkl"), _TORCH),
-    ".pt2": frozenset({"torch-export"}),
-    ".zip": frozenset({"zip", "torch-zip", "torchscript", "torch-export"}),
-    ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
-    **dict.fromkeys((".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
-}
 #: Kinds of facts about bytes that are missing or damaged, so that the original bytes cannot be copied.
 _BROKEN: Final = LACKING | {"damaged-piece"}
+_CONTAINERS: Final[dict[str, ContainerName]] = {
+    "torch": "torch-zip", "safetensors": "safetensors", "shards": "directory",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +43,10 @@ class ConvertRequest:
 
     Attributes:
         path: a file or a directory.
-        move: the moves to make.
+        move: the changes to make.
         output: the new file or directory; None for the default.
         default_output: the default output.
+        shard_bytes: largest size of a safetensors file in a new directory; None to write no shards.
         in_place: whether to change the file itself.
         force: whether to replace an existing output.
         dry_run: whether to stop after the plan.
@@ -65,6 +61,7 @@ class ConvertRequest:
     move: MoveRequest
     output: str | None = None
     default_output: str = ""
+    shard_bytes: int | None = None
     in_place: bool = False
     force: bool = False
     dry_run: bool = False
@@ -87,6 +84,8 @@ class Conversion:
 
     Attributes:
         request: the request.
+        format: format of the output.
+        remapped: the new tree, if anything but devices changes; else None.
         plan: the changes to make.
         notes: notes for the user.
         unchecked: paths of the files whose bytes have no CRCs; empty for the one file of a checkpoint.
@@ -99,22 +98,27 @@ class Conversion:
         """Plan the conversion.
 
         Raises:
-            OutputSuffix: if the suffix of the output belongs to another format.
+            OutputSuffix: if the suffix of the output belongs to a format that cannot be written.
             UnsupportedDtype, UncastableDtype: as of :func:`ckptmove.conversion.plan.plan_move`.
+            UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
             DamagedArchive: if a file of a directory or of an archive is cut off.
         """
-        inventory = checkpoint.inventory
-        _require_suffix(request, inventory)
+        inventory, move = checkpoint.inventory, request.move
+        is_sharded = request.shard_bytes is not None
+        self.format = target_format(request.output, request.default_output, inventory, is_sharded=is_sharded)
         self.request = request
-        self._container = inventory.container
-        self.plan = plan_move(inventory, request.move)
+        moves = plan_move(inventory, move) if move.to is not None or move.mapping else MovePlan(move)
+        self.remapped = self._remap(checkpoint, moves)
+        self.plan = moves if self.remapped is None else self.remapped.plan
+        self._container = _CONTAINERS.get(self.format, inventory.container)
+        new = inventory if self.remapped is None else self.remapped.inventory
         self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
-        self.notes += conversion_notes(inventory, self.plan)
-        self._is_refused = is_refused(inventory)
-        self._unmatched = tuple(unmatched_options(inventory, request.move))
+        self.notes += conversion_notes(new, self.plan)
+        self._is_refused = is_refused(new)
+        self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []
         self.overflowed: list[int] = []
-        reason = checkpoint.no_devices if self.plan.is_empty else ""
+        reason = checkpoint.no_devices if self.plan.is_empty and self.remapped is None else ""
         is_idle = bool(reason) and request.output is None and not request.in_place
         self.is_writing = not (request.dry_run or is_idle)
         if isinstance(inventory, DirectoryInventory) and not is_idle:
@@ -126,6 +130,14 @@ class Conversion:
         is_free = is_idle or request.force or request.in_place
         if request.dry_run and not is_free and exists(request.target):
             self.notes.append(f"{request.target} is there already: without --force nothing replaces it")
+
+    def _remap(self, checkpoint: OpenCheckpoint, moves: MovePlan) -> Remapped | None:
+        request = self.request
+        if request.move.remap == Remap() and self.format == "same":
+            return None
+        from ckptmove.conversion.remap.remapping import remap  # noqa: PLC0415  # slow import, rarely needed
+
+        return remap(checkpoint, moves, request.limits, as_file=self.format != "same")
 
     def result(self, written: int) -> ConvertResult:
         """The result, with the number of bytes written."""
@@ -157,20 +169,11 @@ class Conversion:
             UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
         """
         casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
-        segments = container.lay_out(apply_plan(machine, plan), casts)
+        return self.checked(container.lay_out(apply_plan(machine, plan), casts))
+
+    def checked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """The segments with their checks, unless the request leaves them out."""
         return segments if self.request.check else without_checks(segments)
-
-
-def _require_suffix(request: ConvertRequest, inventory: Inventory) -> None:
-    """Raise OutputSuffix if readers that use the suffix would fail on the output. The source's own is always right."""
-    if request.output is None:
-        return
-    (root, suffix), source = split_suffix(request.output), split_suffix(request.default_output)[1]
-    form = inventory.form if isinstance(inventory, DirectoryInventory) else None
-    container = form or inventory.container
-    named = _SUFFIXES.get(suffix.lower())
-    if named is not None and container not in named and suffix.lower() != source.lower():
-        raise OutputSuffix(request.output, suffix, container, root + ("" if container == "directory" else source))
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

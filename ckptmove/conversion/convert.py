@@ -1,4 +1,4 @@
-"""Convert a checkpoint: open it, plan the moves, check the output, and write it."""
+"""Convert a checkpoint: open it, plan the changes, check the output, and write it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ckptmove.io.locations import is_folder
 from ckptmove.io.new_output import require_new_file
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
+from ckptmove.moves import Remap
 from ckptmove.pickles.edits import apply_plan
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.moves import ConvertResult, MovePlan
 
 
@@ -26,13 +28,20 @@ def convert(request: ConvertRequest) -> ConvertResult:
     """Plan and execute a conversion; errors as of :func:`ckptmove.api.convert`."""
     path, in_place = request.path, request.in_place
     if in_place and is_folder(path):
-        raise InPlaceImpossible(path, "it is a directory, of which a new one is made")
+        raise InPlaceImpossible(path, "it is a directory: a new one is written")
+    # A format is only known once the checkpoint is open; a few trees too many cost little.
+    needs_trees = request.move.remap != Remap() or request.output is not None or request.shard_bytes is not None
     try:
-        with naming(path), open_checkpoint(path, request.limits, files=not in_place, objects=False) as checkpoint:
+        with (
+            naming(path),
+            open_checkpoint(
+                path, request.limits, files=not in_place, objects=needs_trees, keep_trees=needs_trees
+            ) as checkpoint,
+        ):
             conversion = Conversion(request, checkpoint)
             return conversion.result(_carry_out(conversion, checkpoint))
     except ArchiveOfFiles as error:
-        raise InPlaceImpossible(path, "it is an archive of files, of which a new one is made") from error
+        raise InPlaceImpossible(path, "it is an archive of files: a new one is written") from error
 
 
 def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
@@ -42,38 +51,58 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
         from ckptmove.conversion.in_place import change_file  # noqa: PLC0415  # not for a new file
 
         return change_file(conversion, checkpoint.file)
+    if conversion.format == "shards":
+        from ckptmove.conversion.sharded_output import write_shards  # noqa: PLC0415  # only with --shard-size
+
+        return write_shards(conversion, checkpoint)
     if not conversion.is_writing:
-        if request.dry_run and listing is None:
-            _try_out(checkpoint.file, conversion.plan)
+        if request.dry_run:
+            _try_out(conversion, checkpoint)
         return 0
-    if listing is not None and listing.form is None:
+    if conversion.format == "same" and listing is not None and listing.form is None:
         from ckptmove.conversion.directory import write_directory  # noqa: PLC0415  # not for a file
 
         return write_directory(conversion, checkpoint, listing)
     require_new_file(request.path, request.target, request.default_output, force=request.force)
-    if listing is None:
-        with checkpoint.file.content() as (container, machine):
-            source, segments = container.source, conversion.lay_out(container, machine, conversion.plan)
-        if request.check and not checkpoint.file.has_own_checksums:
-            conversion.unchecked.append("")
-    else:
-        from ckptmove.conversion.archive import lay_out_archive  # noqa: PLC0415  # not for a file
-
-        archive = cast("ArchiveListing", listing)
-        source, segments = archive.members.source, lay_out_archive(conversion, checkpoint, archive)
+    source, segments = _lay_out(conversion, checkpoint)
     with FileSink(request.target, force=request.force) as sink:
         written = write_segments(source, segments, sink, request.path, request.progress, conversion.overflowed.append)
         sink.commit(request.settle)
     return written
 
 
-def _try_out(part: FilePart, plan: MovePlan) -> None:
+def _lay_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> tuple[ByteSource, tuple[Segment, ...]]:
+    """The new file as segments, and the source of those that name none."""
+    if conversion.remapped is not None and (checkpoint.listing is None or conversion.format != "same"):
+        from ckptmove.conversion.remap.new_files import lay_out_file  # noqa: PLC0415  # not for moves alone
+
+        return lay_out_file(conversion, conversion.remapped, checkpoint)
+    if checkpoint.listing is None:
+        if conversion.request.check and not checkpoint.file.has_own_checksums:
+            conversion.unchecked.append("")
+        with checkpoint.file.content() as (container, machine):
+            return container.source, conversion.lay_out(container, machine, conversion.plan)
+    from ckptmove.conversion.archive import lay_out_archive  # noqa: PLC0415  # not for a file
+
+    archive = cast("ArchiveListing", checkpoint.listing)
+    return archive.members.source, lay_out_archive(conversion, checkpoint, archive)
+
+
+def _try_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> None:
     """Raise in a dry run the errors of the conversion that are known without reading tensors.
 
     Raises:
         DamagedArchive, UneditablePickle: as of :meth:`Conversion.lay_out`.
         CrcMismatch: if the bytes of a deflated record, other than a storage, differ from their CRC.
     """
+    if conversion.remapped is not None:
+        if checkpoint.listing is None or conversion.format != "same":
+            _lay_out(conversion, checkpoint)
+    elif checkpoint.listing is None:
+        _try_moves(checkpoint.file, conversion.plan)
+
+
+def _try_moves(part: FilePart, plan: MovePlan) -> None:
     with part.content() as (container, machine):
         # Casts are left out: for a cast storage, a zip archive would read its bytes to compute the new CRC.
         container.lay_out(apply_plan(machine, plan), {})

@@ -11,9 +11,11 @@ from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
+from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.directory_sink import DirectorySink
 from ckptmove.io.new_output import require_new_folder
+from ckptmove.io.part import MemorySource
 from ckptmove.io.rewrite import write_segments
 from ckptmove.model import Span
 
@@ -41,8 +43,11 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     """
     request = conversion.request
     require_new_folder(request.path, request.target, force=request.force)
-    with DirectorySink(request.target, listing.names, force=request.force) as sink:
-        writer = _Writer(conversion, checkpoint, listing, sink)
+    remapped = conversion.remapped
+    new = None if remapped is None else RemappedFolder(conversion, remapped, checkpoint)
+    names = listing.names if new is None else listing.names - new.removed
+    with DirectorySink(request.target, names, force=request.force) as sink:
+        writer = _Writer(conversion, checkpoint, listing, sink, new)
         writer.run()
         sink.commit(request.settle)
     if sink.leftover is not None:
@@ -62,18 +67,25 @@ class _Writer:
     """
 
     def __init__(
-        self, conversion: Conversion, checkpoint: OpenCheckpoint, listing: Listing, sink: DirectorySink
+        self,
+        conversion: Conversion,
+        checkpoint: OpenCheckpoint,
+        listing: Listing,
+        sink: DirectorySink,
+        new: RemappedFolder | None,
     ) -> None:
-        self._conversion, self._request = conversion, conversion.request
+        self._conversion, self._request, self._new = conversion, conversion.request, new
         self._listing, self._sink = listing, sink
         self._pieces: dict[str, PiecesOfFile] = {}
         self._plans: dict[str, tuple[FilePart, MovePlan]] = {}
-        for part, plan in zip(checkpoint.parts, split_plan(conversion.plan, checkpoint.parts), strict=True):
+        moves = conversion.plan if new is None else conversion.plan._replace(edits=(), flags=())
+        for part, plan in zip(checkpoint.parts, split_plan(moves, checkpoint.parts), strict=True):
             if isinstance(part, FilePart):
                 self._plans[part.name] = part, plan
             elif isinstance(part, DistributedPart) and self._request.check:  # no device is stored in its files
                 self._pieces |= part.pieces_of_files()
-        self._left = iter(listing.files)
+        removed = frozenset[str]() if new is None else new.removed
+        self._left = iter([file for file in listing.files if file.path not in removed])
         self._total = sum(file.size_bytes for file in listing.files)
         self._lock = Lock()
         self._is_over = False
@@ -118,7 +130,11 @@ class _Writer:
         """Write one file, changed as planned or unchanged."""
         with naming(self._listing.full(file.path)):
             self._listing.require_unchanged(file)
-            if file.path in self._plans:
+            segments = None if self._new is None else self._new.segments.get(file.path)
+            if segments is not None:
+                source, overflowed = MemorySource(file.path, b""), self._conversion.overflowed.append
+                write_segments(source, segments, sink, source.path, self._counted(), overflowed)
+            elif file.path in self._plans:
                 self._convert(*self._plans[file.path], sink)
             else:
                 self._copy(file.path, sink)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import Conversion
+    from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.changes import Patch
     from ckptmove.io.source import DiskPlace
     from ckptmove.limits import Limits
@@ -38,7 +39,8 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     request, plan = conversion.request, conversion.plan
     if plan.is_empty and not plan.inflates:
         return 0
-    patch, size = _patch(part, plan), part.inventory.size_bytes
+    patch = _patch(part, plan) if conversion.remapped is None else _remapped_patch(part, conversion, conversion.remapped)
+    size = part.inventory.size_bytes
     place = cast("DiskPlace", part.disk)  # the file is on disk
     conversion.notes += _other_names(part.path)
     if request.dry_run:
@@ -111,3 +113,18 @@ def _patch(part: FilePart, plan: MovePlan) -> Patch:
         raise InPlaceImpossible(part.path, "--cast writes tensors anew, in another length")
     with part.content() as (container, machine):
         return container.patch(apply_plan(machine, plan))
+
+
+def _remapped_patch(part: FilePart, conversion: Conversion, remapped: Remapped) -> Patch:
+    """The patch of the file with a new tree.
+
+    Raises:
+        InPlaceImpossible: if storages change, or the format has no room for another pickle.
+    """
+    from ckptmove.conversion.remap.new_files import NewFiles  # noqa: PLC0415  # not for moves alone
+
+    files = NewFiles(remapped, conversion)
+    if remapped.storages.changes or not files.keeps_storages(part, remapped.root):
+        raise InPlaceImpossible(part.path, "bytes of tensors would move or change")
+    with part.content() as (container, _):
+        return container.patch(files.pickle(part, remapped.root))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple, nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
@@ -44,18 +44,6 @@ def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
     for node in list(nodes(machine.root)):
         _replace(node, change)
     machine.root = change(machine.root)
-
-
-def nodes(root: Value) -> Iterator[Node]:
-    """Iterate over the nodes of a tree, each once."""
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Node) and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            stack += node.members()
 
 
 def _replace(node: Node, change: Callable[[Value], Value]) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive, DamagedPickle
-from ckptmove.formats.merge_pickles import merge, nodes, replace_nodes
+from ckptmove.formats.merge_pickles import merge, replace_nodes
 from ckptmove.formats.torch_legacy import TorchLegacy
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.index import read_directory
 from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Tuple, nodes
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container

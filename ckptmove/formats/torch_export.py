@@ -19,7 +19,6 @@ from ckptmove.errors import DamagedArchive, LimitExceeded, UneditableGraph, Unsu
 from ckptmove.formats.export_code import called_names
 from ckptmove.formats.export_json import Device, ExportJson, JsonBudget
 from ckptmove.formats.export_pickle import ExportPickle, tags_of
-from ckptmove.formats.merge_pickles import nodes
 from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED
@@ -30,7 +29,7 @@ from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.rebuild_arguments import LARGEST
 from ckptmove.pickles.script import split_parts
-from ckptmove.pickles.tree import Call, Tuple
+from ckptmove.pickles.tree import Call, Tuple, nodes
 from ckptmove.torch_facts.devices import same_device, split
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 

@@ -52,6 +52,11 @@ def split_suffix(path: str) -> tuple[str, str]:
     return os.path.splitext(path)  # noqa: PTH122  # a path stays as it was typed: a Path would drop "./" and a slash at its end
 
 
+def stem(path: str) -> str:
+    """The last part of a path without its suffix; ``archive`` if nothing is left, as torch calls the folder."""
+    return split_suffix(os.path.basename(path))[0].lstrip(".") or "archive"  # noqa: PTH119  # the path stays text
+
+
 def default_output(path: str, tag: str) -> str:
     """Name an output next to its source: ``model.cuda0.pth`` for ``model.pth``, ``run.cuda0`` for a directory.
 

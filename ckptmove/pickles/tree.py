@@ -215,3 +215,15 @@ class Opaque(Node):
 MADE: Final = (Call, Persistent, Opaque)
 
 Value: TypeAlias = "Node | str | bytes | int | float | bool | None"
+
+
+def nodes(root: Value) -> Iterator[Node]:
+    """Iterate over the nodes of a tree, each once."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Node) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack += node.members()

@@ -13,12 +13,15 @@ from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
+from ckptmove.pickles.tree import Global, Persistent, nodes
 from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.limits import Limits
+    from ckptmove.model import ContainerName
     from ckptmove.pickles.state import Machine
+    from ckptmove.pickles.tree import Value
 
 #: Classes of an archive's own code, and functions of TorchScript's reader. No load imports either of them.
 _SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
@@ -76,6 +79,42 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         last_rates=tuple(walk.last_rates),
     )
     return inventory if container.has_devices else complete(inventory)
+
+
+def tree_inventory(root: Value, path: str, container: ContainerName, limits: Limits, pickle_bytes: int) -> Inventory:
+    """Build the inventory of a tree that was changed, and is in no file yet.
+
+    Args:
+        root: the tree.
+        path: path of its checkpoint.
+        container: format of its checkpoint.
+        limits: resource limits for the walk.
+        pickle_bytes: size of the pickles that it was read from.
+
+    Raises:
+        LimitExceeded, DamagedPickle: as :func:`build_inventory`.
+    """
+    walk = Walk(limits, pickle_bytes)
+    found = tuple(nodes(root))
+    walk.reader.gather(node for node in found if type(node) is Persistent)
+    walk.run(root)
+    pairs = as_dict(root)
+    names = dict.fromkeys(node.full_name for node in found if type(node) is Global)
+    return Inventory(
+        path=path,
+        container=container,
+        layout="other",
+        size_bytes=0,
+        root_keys=tuple(key_text(key) for key in pairs.keys()) if pairs is not None else (),  # noqa: SIM118  # no mapping
+        tensors=tuple(walk.tensors),
+        storages=walk.reader.storages(),
+        mentions=tuple(walk.mentions),
+        globals=tuple(map(classify, names)),
+        optimizers=tuple(draft.freeze() for draft in walk.optimizers),
+        contents=frozenset(walk.contents),
+        rng_devices=tuple(walk.rng_devices),
+        last_rates=tuple(walk.last_rates),
+    )
 
 
 def _judged(name: str, opened: frozenset[str]) -> GlobalUse:

@@ -25,6 +25,8 @@ _KEEP: Final = "keep"
 _DEVICE: Final = "cyan"
 #: Shortest time in seconds for which a rate is shown: a shorter one measures the start, not the disk.
 _WORTH_A_RATE: Final = 1.0
+#: Lines of one kind of change that are shown.
+_SHOWN: Final = 3
 _NOTHING: Final = "nothing to change: no tensor has to move"
 
 
@@ -75,6 +77,7 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
     for flag in plan.flags:
         yield page.cut(f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})")
+    yield from _remapping(page, plan, verbose=verbose)
     # If nothing moves, only tensors that --keep holds back are worth a line.
     kept = tuple(one for one in plan.kept if verbose or not plan.is_empty or one.reason == _KEEP)
     yield from _kept(page, kept, verbose=verbose)
@@ -82,6 +85,42 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         yield page.paint(_NOTHING, "bold")
     changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
     yield from _legend(page, {*changes, *(one.reason for one in kept)})
+
+
+def _remapping(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
+    """The changes of keys, parts, objects and storages; a few of each kind unless ``verbose``."""
+    replaced: dict[tuple[str, str], list[str]] = {}
+    for swap in plan.replaced:
+        replaced.setdefault((swap.source, swap.target), []).append(swap.where or "the root")
+    yield from _first(page, [
+        f"replace {clean(source)} by {clean(target)}: {clean(places[0])}" + _more(len(places) - 1)
+        for (source, target), places in replaced.items()
+    ], verbose=verbose)  # fmt: skip
+    yield from _first(page, [
+        f"drop {clean(one.name)}: {amount(one.tensors, 'tensor')}, {size(one.nbytes)} ({one.reason})"
+        for one in plan.dropped
+    ], verbose=verbose)  # fmt: skip
+    renamed: dict[str, list[str]] = {}
+    for key in plan.renamed:
+        renamed.setdefault(key.where, []).append(f"{clean(key.source)} -> {clean(key.target)}")
+    for where, keys in renamed.items():
+        yield page.cut(f"rename {amount(len(keys), 'key')} of {clean(where) or 'the root'}")
+        yield from _first(page, [f"  {key}" for key in keys], verbose=verbose)
+    saved = sum(one.source_nbytes - one.nbytes for one in plan.trimmed)
+    if plan.trimmed:
+        yield f"cut {amount(len(plan.trimmed), 'storage')} to {'its' if len(plan.trimmed) == 1 else 'their'} tensors: {size(saved)} less"
+
+
+def _first(page: Page, lines: list[str], *, verbose: bool) -> Iterator[str]:
+    """Lines cut to the page; without ``verbose``, a few of them and the number of the others."""
+    shown = len(lines) if verbose or len(lines) <= _SHOWN + 1 else _SHOWN
+    yield from map(page.cut, lines[:shown])
+    if len(lines) > shown:
+        yield f"  and {len(lines) - shown:,} more (-v shows them)"
+
+
+def _more(count: int) -> str:
+    return f" and {count:,} more" if count else ""
 
 
 def _legend(page: Page, used: set[str]) -> Iterator[str]:

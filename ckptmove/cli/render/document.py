@@ -74,6 +74,7 @@ def conversion(result: ConvertResult) -> Json:
     """The keys of ``convert``."""
     return {
         "plan": _plan(result.plan),
+        "format": result.container,
         "output": result.output,
         "in_place": result.in_place,
         "bytes_copied": result.bytes_copied,
@@ -240,6 +241,16 @@ def _plan(plan: MovePlan) -> Json:
         "kept": [{"name": kept.name, "device": kept.device, "reason": kept.reason} for kept in plan.kept],
         "flags": [
             {"where": flag.where, "from": flag.source, "to": flag.target, "reason": flag.reason} for flag in plan.flags
+        ],
+        "renamed": [{"where": one.where, "from": one.source, "to": one.target} for one in plan.renamed],
+        "dropped": [
+            {"name": one.name, "tensors": one.tensors, "bytes": one.nbytes, "reason": one.reason}
+            for one in plan.dropped
+        ],
+        "replaced": [{"where": one.where, "from": one.source, "to": one.target} for one in plan.replaced],
+        "trimmed": [
+            {"storage": one.storage, "names": list(one.names), "from": one.source_nbytes, "to": one.nbytes}
+            for one in plan.trimmed
         ],
     }
 

@@ -1,0 +1,1 @@
+"""Change keys, parts, objects and dtypes of a checkpoint."""

@@ -1,0 +1,110 @@
+"""Put the trees of a checkpoint's parts into one tree, with their new devices.
+
+The tree of a directory or an archive is a dict of the path of each part and its tree, as in its inventory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.build import tree_inventory
+from ckptmove.checkpoint.layouts.merge import split_plan
+from ckptmove.conversion.policy import Policy
+from ckptmove.conversion.remap.moving import move_tree
+from ckptmove.errors import NotRemappable
+from ckptmove.formats.opening import container_class
+from ckptmove.pickles.rebuild_arguments import view_of
+from ckptmove.pickles.tree import Call, Dict, Persistent, Tuple, nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.limits import Limits
+    from ckptmove.moves import MovePlan, MoveRequest
+    from ckptmove.pickles.tree import Value
+
+#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
+_KEY, _LOCATION, _FIELDS = 2, 3, 5
+_CODE: Final = "its code relies on the names and dtypes of its tensors"
+
+
+def combine(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits) -> Value:
+    """The tree of a checkpoint after its moves. It belongs to the caller; storages are keyed as in the inventory.
+
+    Args:
+        checkpoint: the checkpoint, with its trees.
+        plan: moves of the whole checkpoint.
+        limits: resource limits for walking over the tree.
+
+    Raises:
+        NotRemappable: if a part holds code.
+        UneditablePickle: if a value that moves is not in the tree.
+    """
+    parts = checkpoint.parts
+    plans = (plan,) if checkpoint.is_whole else split_plan(plan, parts)
+    flat: list[Value] = []
+    for part, own in zip(parts, plans, strict=True):
+        flat += part.name, _part_tree(part, own, limits)
+    return flat[1] if checkpoint.is_whole else Dict(flat, [-1] * len(flat))
+
+
+def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
+    kind = container_class(part.inventory.container)
+    if kind.has_code:
+        raise NotRemappable(part.path, part.inventory.container, _CODE)
+    root = part.tree()
+    if kind.has_devices:
+        move_tree(root, plan)
+    else:
+        _place(root, part, plan.request, limits)
+    prefix = f"{part.name}/" if part.name else ""
+    _write_views_as_offsets(root)
+    rename_storages(root, lambda key: prefix + key)
+    return root
+
+
+def _place(root: Value, part: OpenPart, request: MoveRequest, limits: Limits) -> None:
+    """Give each storage of a format without devices the device that the policy decides on; by default the CPU."""
+    set_devices(root, {})
+    if request.to not in {None, "cpu"}:
+        inventory = tree_inventory(root, part.path, part.inventory.container, limits, part.inventory.size_bytes)
+        policy = Policy(inventory, request)
+        set_devices(root, {one.storage: policy.decide(one)[1] for one in inventory.tensors if one.storage is not None})
+
+
+def set_devices(root: Value, devices: Mapping[str, str]) -> None:
+    """Set the device of each storage, by its key; of all others, the CPU."""
+    for node in nodes(root):
+        pid = node.pid if type(node) is Persistent else None
+        if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
+            items = [*pid.items]
+            items[_LOCATION] = devices.get(str(items[_KEY]), "cpu")
+            node.pid = Tuple(tuple(items), pid.starts)
+
+
+def rename_storages(root: Value, rename: Callable[[str], str]) -> None:
+    """Change the keys of storages in a tree, in place; a persistent id keeps the five fields of a zip archive."""
+    for node in nodes(root):
+        pid = node.pid if type(node) is Persistent else None
+        if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
+            fields = [*pid.items[:_FIELDS]]
+            fields[_KEY] = rename(str(fields[_KEY]))
+            node.pid = Tuple(tuple(fields), pid.starts[:_FIELDS])
+
+
+def storage_keys(root: Value) -> dict[str, None]:
+    """Keys of the storages in a tree, in the order of the tree."""
+    pids = (node.pid for node in nodes(root) if type(node) is Persistent)
+    return {str(pid.items[_KEY]): None for pid in pids if type(pid) is Tuple and pid.items[:1] == ("storage",)}
+
+
+def _write_views_as_offsets(root: Value) -> None:
+    """Add the start of a view of a storage, which torch before 0.4 saved, to the offset of its tensor."""
+    for node in nodes(root):
+        args = node.args if type(node) is Call else None
+        if type(node) is Call and type(args) is Tuple and args.items and type(args.items[0]) is Persistent:
+            view = view_of(args.items[0])
+            if view is not None and type(args.items[1]) is int:
+                node.args = Tuple((args.items[0], args.items[1] + view[0], *args.items[2:]), args.starts)

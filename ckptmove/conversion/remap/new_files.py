@@ -1,0 +1,187 @@
+"""Lay out the new files of a remapped checkpoint as segments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.parts import FilePart
+from ckptmove.conversion.remap.combine import rename_storages, storage_keys
+from ckptmove.conversion.remap.storages import changed_bytes
+from ckptmove.conversion.to_safetensors import dense_records, flat_state
+from ckptmove.errors import DamagedArchive, MixedByteOrders
+from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
+from ckptmove.formats.safetensors_new import new_safetensors
+from ckptmove.io.contracts import FromSource, StreamSegment
+from ckptmove.io.cut import cut
+from ckptmove.io.locations import stem
+from ckptmove.io.part import MemorySource
+from ckptmove.io.segments import length
+from ckptmove.pickles.tree import Call, Global, Persistent, nodes
+from ckptmove.pickles.write import write_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.checkpoint.elements import StoredBytes
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.conversion.conversion import Conversion
+    from ckptmove.conversion.remap.remapping import Remapped
+    from ckptmove.conversion.to_safetensors import FlatState
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.pickles.tree import Value
+
+#: Bytes read at a time of a tensor that is assembled from pieces; a multiple of every element size.
+_BLOCK: Final = 1 << 20
+
+
+def lay_out_file(
+    conversion: Conversion, remapped: Remapped, checkpoint: OpenCheckpoint
+) -> tuple[ByteSource, tuple[Segment, ...]]:
+    """The one new file of a conversion, and the source of the segments that name none.
+
+    Raises:
+        DamagedArchive: if bytes of a storage are missing.
+        Refused: if the format cannot hold a value of the tree.
+    """
+    files, request, part = NewFiles(remapped, conversion), conversion.request, checkpoint.parts[0]
+    is_same, kind = conversion.format == "same", part.inventory.container
+    own = files.same_format(part, remapped.root) if is_same and isinstance(part, FilePart) else None
+    if own is not None and isinstance(part, FilePart):
+        return part.source, own
+    if conversion.format == "safetensors" or (is_same and kind == "safetensors"):
+        return files.source, files.safetensors_file(remapped.root)
+    if is_same and kind != "torch-zip":
+        conversion.notes.append(f"written as a zip archive, as torch.save does since 1.6, and not as {kind}")
+    return files.source, files.torch_file(remapped.root, stem(request.target))
+
+
+class NewFiles:
+    """Lays out files with the storages of a remapped checkpoint.
+
+    Attributes:
+        source: source of the segments that name none: it has no bytes.
+    """
+
+    def __init__(self, remapped: Remapped, conversion: Conversion) -> None:
+        self._remapped, self._conversion = remapped, conversion
+        self.source = MemorySource(conversion.request.path, b"")
+
+    def same_format(self, part: FilePart, root: Value) -> tuple[Segment, ...] | None:
+        """The file of a part with a new tree, laid out as before; None if it needs another layout.
+
+        Only an archive of ``torch.save`` with all of its storages in their lengths keeps its layout.
+
+        Raises:
+            DamagedArchive, CrcMismatch: as of :meth:`ckptmove.formats.contract.Container.lay_out`.
+        """
+        if not self.keeps_storages(part, root):
+            return None
+        if not part.has_checksums:
+            self._conversion.unchecked.append(part.name)
+        changes = self._remapped.storages.changes
+        casts = {_own_key(part, key): one.cast for key, one in changes.items() if one.cast is not None}
+        with part.content() as (container, _):
+            return self._conversion.checked(container.lay_out(self.pickle(part, root), casts))
+
+    def keeps_storages(self, part: FilePart, root: Value) -> bool:
+        """Whether a tree has exactly the storages of a part in their lengths, in an archive of ``torch.save``."""
+        own = {storage.key for storage in part.inventory.storages}
+        is_cut = any(one.storage in own for one in self._remapped.plan.trimmed)
+        return part.inventory.container == "torch-zip" and own == set(storage_keys(root)) and not is_cut
+
+    def pickle(self, part: FilePart, root: Value) -> bytes:
+        """The pickle of a tree whose storages are all in one part, under the keys of its file."""
+        rename_storages(root, partial(_own_key, part))
+        return write_pickle(root)
+
+    def torch_file(self, root: Value, folder: str) -> tuple[Segment, ...]:
+        """A new archive of ``torch.save``.
+
+        Args:
+            root: its tree; the keys of its storages are changed.
+            folder: name of the folder in the archive.
+
+        Raises:
+            DamagedArchive: if bytes of a storage are missing.
+            MixedByteOrders: if storages have different byte orders.
+        """
+        keys = {key: str(number) for number, key in enumerate(storage_keys(root))}
+        orders = {part.byteorder: part.path for part, _ in map(self._remapped.homes.__getitem__, keys)}
+        if len(orders) > 1:
+            raise MixedByteOrders(orders["big"])
+        storages = [self._new_storage(key, number) for key, number in keys.items()]
+        _name_classes(root)
+        rename_storages(root, keys.__getitem__)
+        segments = new_torch_file(folder, write_pickle(root), storages, next(iter(orders), "little"))
+        return self._conversion.checked(segments)
+
+    def safetensors_file(self, root: Value) -> tuple[Segment, ...]:
+        """A new safetensors file.
+
+        Raises:
+            NotInFormat: if the format cannot hold a value of the tree.
+            DamagedArchive: if bytes of a storage are missing.
+        """
+        state = self.flat_state(root)
+        return self._conversion.checked(new_safetensors(state.tensors, state.metadata))
+
+    def flat_state(self, root: Value) -> FlatState:
+        """The tensors of a state_dict; errors as of :meth:`safetensors_file`."""
+        overflowed = self._conversion.overflowed.append
+        state = flat_state(dense_records(root), self._bytes_of, self.source, overflowed)
+        self._conversion.plan = self._conversion.plan._replace(dropped=(*self._conversion.plan.dropped, *state.dropped))
+        return state
+
+    def _bytes_of(self, key: str) -> tuple[Segment, str]:
+        return self.storage(key)[0], self._remapped.homes[key][0].byteorder
+
+    def _new_storage(self, key: str, number: str) -> NewStorage:
+        segment, crc = self.storage(key)
+        return NewStorage(number, (segment,), length(segment), crc)
+
+    def storage(self, key: str) -> tuple[Segment, int | None]:
+        """How the bytes of a storage are written, cut and cast as planned, and their CRC-32 if it is known.
+
+        Raises:
+            DamagedArchive: if bytes of the storage are missing.
+        """
+        part, old = self._remapped.homes[key]
+        segment, crc = self._whole(part, _own_key(part, key))
+        if length(segment) < old.nbytes:
+            raise DamagedArchive(part.path, f"bytes of storage '{_own_key(part, key):.40}' are missing")
+        change = self._remapped.storages.changes.get(key)
+        if change is not None:
+            return changed_bytes(self.source, segment, change, part.byteorder), None
+        return cut(self.source, segment, 0, old.nbytes), crc if length(segment) == old.nbytes else None
+
+    def _whole(self, part: OpenPart, key: str) -> tuple[Segment, int | None]:
+        """All bytes of a storage by its key in the part, and their CRC-32 if it is known."""
+        if isinstance(part, FilePart):
+            with part.content() as (container, _):
+                segment, crc = container.storage_segment(key), container.storage_crc(key)
+            if segment is not None:
+                return FromSource(part.source, segment), crc
+        else:
+            stored = part.storage(key)
+            if stored is not None:
+                return StreamSegment(stored.span.nbytes, partial(_blocks, stored)), None
+        raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
+
+
+def _blocks(stored: StoredBytes) -> Iterator[bytes]:
+    for start in range(stored.span.start, stored.span.end, _BLOCK):
+        yield stored.source.read(start, min(start + _BLOCK, stored.span.end))
+
+
+def _own_key(part: OpenPart, key: str) -> str:
+    """Key of a storage in its part, from its key in the checkpoint."""
+    return key[len(part.name) + 1 :] if part.name else key
+
+
+def _name_classes(root: Value) -> None:
+    """Name the classes of pickled modules by globals: only files older than torch 1.6 have persistent ids for them."""
+    for node in list(nodes(root)):
+        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
+            node.func = node.func.module

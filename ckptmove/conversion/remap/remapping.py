@@ -1,0 +1,93 @@
+"""Change keys, parts, objects and dtypes of an open checkpoint, without the bytes of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.inventory.build import tree_inventory
+from ckptmove.conversion.remap.combine import combine
+from ckptmove.conversion.remap.gather import gather, require_gatherable
+from ckptmove.conversion.remap.plain import make_plain
+from ckptmove.conversion.remap.rename import rename
+from ckptmove.conversion.remap.select import select
+from ckptmove.conversion.remap.storages import resize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.conversion.remap.storages import StoragePlan
+    from ckptmove.limits import Limits
+    from ckptmove.model import Inventory, StorageRef
+    from ckptmove.moves import MovePlan
+    from ckptmove.pickles.tree import Dict, Value
+
+
+@dataclass(frozen=True)
+class Remapped:
+    """A checkpoint with its changes, before it is written.
+
+    Attributes:
+        root: the new tree; of several files, a dict of the path of each file and its tree.
+        inventory: content of the new tree.
+        plan: all changes.
+        storages: ranges and casts of the storages.
+        homes: each storage of the original and its part, by key.
+    """
+
+    root: Value
+    inventory: Inventory
+    plan: MovePlan
+    storages: StoragePlan
+    homes: Mapping[str, tuple[OpenPart, StorageRef]]
+
+
+def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file: bool) -> Remapped:
+    """Change a checkpoint as the request of a plan says.
+
+    Args:
+        checkpoint: the checkpoint, with its trees, which are changed.
+        plan: its moves.
+        limits: resource limits for walking over the tree.
+        as_file: whether several files become one value.
+
+    Raises:
+        UsageError: if an option matches nothing, or is invalid.
+        Refused: if a change is not possible.
+    """
+    options, inventory = plan.request.remap, checkpoint.inventory
+    if as_file and isinstance(inventory, DirectoryInventory) and not checkpoint.is_whole:
+        require_gatherable(inventory)
+    pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
+    root = combine(checkpoint, plan, limits)
+    replaced = ()
+    if options.plain:
+        root, replaced = make_plain(root, limits)
+    root, dropped = select(root, inventory, options)
+
+    def found() -> Inventory:
+        return tree_inventory(root, inventory.path, inventory.container, limits, pickle_bytes)
+
+    renamed = rename(root, found(), options)
+    if as_file and not checkpoint.is_whole and not options.as_root:
+        root = gather(cast("Dict", root), inventory.path)
+    new = found()
+    storages = resize(root, new.tensors, new.storages, options)
+    new = found()
+    kept = {storage.key for storage in new.storages}
+    return Remapped(
+        root=root,
+        inventory=new,
+        plan=plan._replace(
+            edits=(*(edit for edit in plan.edits if edit.storage in kept), *storages.casts),
+            renamed=renamed,
+            dropped=dropped,
+            replaced=replaced,
+            trimmed=storages.trimmed,
+        ),
+        storages=storages,
+        homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
+    )
