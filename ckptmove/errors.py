@@ -266,6 +266,51 @@ class OutputSuffix(Refused):
         self.instead = instead
 
 
+class NotInFormat(Refused):
+    """The format of the output cannot hold some entries of the checkpoint.
+
+    Attributes:
+        entries: key and description of each: ``("epoch", "an int")``. An empty key stands for the root.
+        root: key of the entry that is a state_dict; empty if there is none.
+    """
+
+    kind = "not-in-format"
+
+    def __init__(self, container: ContainerName, entries: tuple[tuple[str, str], ...], root: str = "") -> None:
+        shown = ", ".join(f"{repr(key)[:200] if key else 'the root'} is {found}" for key, found in entries[:_SHOWN])
+        more = f", and {len(entries) - _SHOWN:,} more" if len(entries) > _SHOWN else ""
+        super().__init__(f"{container} cannot hold all entries: {shown}{more}")
+        self.entries = entries
+        self.root = root
+
+
+class NotCastable(Refused):
+    """``--dtype`` selects a tensor whose elements cannot be cast on their own.
+
+    Attributes:
+        name: the tensor.
+        reason: why, as a clause.
+    """
+
+    kind = "not-castable"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"--dtype cannot cast '{name:.200}': {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class SharedStorage(NotCastable):
+    """``--dtype`` selects one of two tensors that share a storage. ``other`` is the tensor that it does not select."""
+
+    kind = "shared-storage"
+
+    def __init__(self, name: str, other: str, role: str) -> None:
+        super().__init__(name, f"'{other:.200}', of role '{role}', shares its storage and is not cast")
+        self.other = other
+        self.role = role
+
+
 class LimitExceeded(Refused):
     """The file needs more of a resource than its limit allows.
 

@@ -11,11 +11,12 @@ from itertools import repeat
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from ckptmove.io.cut import in_blocks
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptmove.model import TensorRecord
 
@@ -88,7 +89,7 @@ def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[by
     if is_in_order(record):
         found = _read(stored, span, item * BLOCK_ELEMENTS)
     else:
-        found = _cut(_strided(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
+        found = in_blocks(_strided(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
     return _native(stored, record, found)
 
 
@@ -97,11 +98,28 @@ def raw_blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterato
     return _native(stored, record, _read(stored, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
 
 
+def little_endian(record: TensorRecord, found: Iterable[bytes | memoryview], byteorder: str) -> Iterator[bytes]:
+    """Iterate over a tensor's elements in order, little-endian, in blocks of at most ``BLOCK_ELEMENTS``.
+
+    Args:
+        record: the tensor.
+        found: the bytes of its extent, in blocks of any size.
+        byteorder: their byte order.
+    """
+    item = ITEM_BYTES[record.dtype]
+    pieces = found if is_in_order(record) else _strided(b"".join(found), record, item)
+    return _ordered(record, in_blocks(pieces, item * BLOCK_ELEMENTS), byteorder, "little")
+
+
 def _native(stored: StoredBytes, record: TensorRecord, found: Iterator[bytes]) -> Iterator[bytes]:
+    return _ordered(record, found, stored.byteorder, sys.byteorder)
+
+
+def _ordered(record: TensorRecord, found: Iterator[bytes], source: str, target: str) -> Iterator[bytes]:
+    """Change the byte order of blocks of whole elements."""
     item = ITEM_BYTES[record.dtype]
     word = item // 2 if record.dtype.startswith("complex") else item
-    swaps = stored.byteorder != sys.byteorder and word > 1
-    return (_swapped(block, word) for block in found) if swaps else found
+    return (_swapped(block, word) for block in found) if source != target and word > 1 else found
 
 
 def is_in_order(record: TensorRecord) -> bool:
@@ -142,18 +160,6 @@ def _places(axes: list[tuple[int, int]]) -> Iterator[int]:
     *outer, (size, step) = axes  # each axis has two or more elements, so there are at most 63 axes
     for place in _places(outer):
         yield from range(place, place + size * step, step) if step else repeat(place, size)
-
-
-def _cut(pieces: Iterator[bytes], nbytes: int) -> Iterator[bytes]:
-    """Join and cut pieces into blocks of one length."""
-    held = bytearray()
-    for piece in pieces:
-        held += piece
-        while len(held) >= nbytes:
-            yield bytes(held[:nbytes])
-            del held[:nbytes]
-    if held:
-        yield bytes(held)
 
 
 def _swapped(block: bytes, word: int) -> bytes:

@@ -23,6 +23,8 @@ _AGAIN: Final = "compare its size with the original's, and copy or download it a
 _DISTRUST: Final = "do not load it, and do not trust its source"
 #: Values of ``--limit-factor`` that hints suggest.
 _FACTORS: Final = (10, 100, 1000)
+#: Maximum number of ``--drop`` options in a hint.
+_SHOWN_DROPS: Final = 4
 #: Containers that a conversion never changes in place.
 _MADE_ANEW: Final = frozenset({"directory", "archive"})
 #: Hints for files that are no checkpoint, by kind. ``{shell}`` is the path for a shell, ``{folder}`` its folder for a
@@ -320,6 +322,27 @@ def _(error: errors.UneditableGraph) -> str:
 def _(error: errors.UneditablePickle) -> str:
     del error
     return "if you trust its source, load it, save it again with torch.save, and convert the new file"
+
+
+@hint_for.register(errors.NotInFormat)
+def _(error: errors.NotInFormat) -> str:
+    if error.root:
+        return f"write only this state_dict: {command_line(['--as-root', error.root])}"
+    keys = [key for key, _ in error.entries if key]
+    if not keys:
+        return "write a .pth file instead"
+    drops = command_line([word for key in keys[:_SHOWN_DROPS] for word in ("--drop", key)])
+    return f"leave them out: {drops}{' ...' if len(keys) > _SHOWN_DROPS else ''}"
+
+
+@hint_for.register(errors.SharedStorage)
+def _(error: errors.SharedStorage) -> str:
+    return f"cast both: add --dtype {error.role}=DTYPE"
+
+
+@hint_for.register(errors.NotCastable)
+def _(error: errors.NotCastable) -> str:
+    return f"leave it out: {command_line(['--drop', error.name])}"
 
 
 @hint_for.register(errors.ChangeFailed)

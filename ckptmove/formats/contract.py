@@ -149,6 +149,21 @@ class Container(ABC):
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are missing or not stored plainly."""
 
+    def storage_segment(self, key: str) -> Segment | None:
+        """How the bytes of a storage are copied to an output; None if they are missing. Call :meth:`locate` before.
+
+        Raises:
+            DamagedArchive: if the place of the bytes is invalid.
+            LimitExceeded: if they are deflated, and far more than the tensors need.
+        """
+        span = self.storage_span(key)
+        return None if span is None else CopySegment(span)
+
+    def storage_crc(self, key: str) -> int | None:
+        """CRC-32 of the bytes of :meth:`storage_segment`, if the file records it."""
+        del key
+        return None
+
     def check(self) -> tuple[ArchiveFact, ...]:
         """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs."""
         return ()

@@ -72,7 +72,7 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
         if place is not None and not outline.strings[place].is_text:
             span = outline.strings[place].span
             found.append(NestedStream(node, open_stream(PartSource(source, span), limits), place, span.start))
-        elif type(argument) is bytes:
+        elif isinstance(argument, bytes):
             _refuse_payload(MemorySource(source.path, argument), limits)
         elif type(argument) is Call and argument.name == _ENCODE:
             data = _encoded(argument, outline, source)

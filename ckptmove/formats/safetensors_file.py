@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _LENGTH_BYTES: Final = 8
-_METADATA: Final = "__metadata__"
+METADATA: Final = "__metadata__"
 #: Sizes are signed 64-bit integers.
 _MOST_DIGITS: Final = 19
 #: Far more than any operator takes, and few enough that a product stays cheap.
@@ -51,14 +51,14 @@ _OTHER_STRINGS: Final = 1 << 19
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(_OPENINGS + b'"'))
 #: Openings, or a string with its content.
 _RUN: Final = re.compile(rb'([{\[]+)|"[^"]*"?')
-_DTYPES: Final[dict[str, str]] = {
+DTYPES: Final[dict[str, str]] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn_x2",
 }  # fmt: skip
 #: Numbers in one element of torch's dtype: the table counts numbers, torch counts bytes.
-_NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
+NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
 
 
 class _Tensor(NamedTuple):
@@ -114,7 +114,7 @@ class SafetensorsFile(Container):
         if self._data_start > source.size:
             raise self._damage(f"its header has {length} bytes, but the file ends before")
         header = self._parse(source.read(_LENGTH_BYTES, self._data_start))
-        self._metadata = header.pop(_METADATA, None)
+        self._metadata = header.pop(METADATA, None)
         self.producer = self._format(self._metadata)
         if len(header) > limits.records:
             raise LimitExceeded("the number of tensors", limit=limits.records, actual=len(header))
@@ -144,7 +144,7 @@ class SafetensorsFile(Container):
     def extras(self) -> tuple[tuple[str, bytes], ...]:
         """The metadata: a dict of strings."""
         text = json.dumps(self._metadata, sort_keys=True)
-        return ((_METADATA, hashlib.sha256(text.encode()).digest()),) if self._metadata else ()
+        return ((METADATA, hashlib.sha256(text.encode()).digest()),) if self._metadata else ()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Storages that the file lacks; the table itself is already checked.
@@ -212,7 +212,7 @@ class SafetensorsFile(Container):
         if metadata is None:
             return None
         if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
-            raise self._damage(f"its {_METADATA} is not a dict of strings")
+            raise self._damage(f"its {METADATA} is not a dict of strings")
         name = metadata.get("format")
         return f"format {name[:_LONGEST_PRODUCER]}" if name else None
 
@@ -224,10 +224,10 @@ class SafetensorsFile(Container):
                 raise self._damage(f"the row of tensor {name[:40]!r} is not as safetensors writes it")
         if len(shape) > _MOST_AXES or any(type(size) is not int or size < 0 for size in (*shape, start, end)):
             raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
-        dtype = _DTYPES.get(code)
+        dtype = DTYPES.get(code)
         if dtype is None:
             raise UnsupportedContainer(self.source.path, self.name, f"a safetensors file with dtype {code[:40]!r}")
-        numbers = _NUMBERS.get(dtype, 1)
+        numbers = NUMBERS.get(dtype, 1)
         nbytes, rest = divmod(prod(shape) * ITEM_BYTES[dtype], numbers)
         if rest or nbytes != end - start or (numbers > 1 and shape[-1] % numbers):
             raise self._damage(f"tensor {name[:40]!r} has {end - start} bytes, which do not match its shape")

@@ -26,7 +26,7 @@ from ckptmove.formats.zip_archive.names import (
 )
 from ckptmove.io.cast import SHRINK
 from ckptmove.io.changes import Patch
-from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, InflateSegment
+from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
 from ckptmove.io.inflate import inflate
 from ckptmove.io.part import PartSource
 from ckptmove.io.segments import blocks_of
@@ -183,6 +183,20 @@ class TorchZip(Container):
             return None
         return self._span(record)
 
+    def storage_segment(self, key: str) -> Segment | None:
+        """How a storage's record is copied, with the check of its CRC; inflated if it is deflated."""
+        record = self._storages.get(key)
+        if record is None:
+            return super().storage_segment(key)
+        if record.method == DEFLATED:
+            return self._inflate_segment(record, self._storage_bytes.get(key, 0))
+        return CopySegment(self._span(record), self._checks(record))
+
+    def storage_crc(self, key: str) -> int | None:
+        """CRC-32 of a storage's record, inflated; None if the archive holds none for it."""
+        record = self._storages.get(key)
+        return record.crc or None if record is not None else None
+
     def check(self) -> tuple[ArchiveFact, ...]:
         """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs.
 
@@ -294,21 +308,28 @@ class TorchZip(Container):
         for key, nbytes in self._storage_bytes.items():
             record = self._storages.get(key)
             if record is not None and record.method == DEFLATED:
-                limit = max(nbytes, self.limits.max_inflated_bytes(record.stored_bytes))
-                if record.nbytes > limit:
-                    raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
-                yield record.place, NewRecord((self._inflate_segment(record),), record.nbytes, record.crc)
+                segment = self._inflate_segment(record, nbytes)
+                yield record.place, NewRecord((segment,), record.nbytes, record.crc)
 
-    def _inflate_segment(self, record: ZipRecord) -> InflateSegment:
+    def _inflate_segment(self, record: ZipRecord, needed: int) -> InflateSegment:
+        """Raises LimitExceeded if a deflated storage declares far more bytes than its tensors need."""
+        limit = max(needed, self.limits.max_inflated_bytes(record.stored_bytes))
+        if record.nbytes > limit:
+            raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
         return InflateSegment(self._span(record), record.nbytes, record.crc, record.name)
+
+    def _checks(self, record: ZipRecord) -> tuple[CheckedRange, ...]:
+        """The check of a plainly stored record, if it has a CRC."""
+        return (CheckedRange(self._span(record), record.crc, record.name),) if record.crc else ()
 
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
         record, path = self._storages.get(key), self.source.path
         if record is None:
             raise DamagedArchive(path, f"storage '{key}' has no bytes to cast")
-        span, packed = self._span(record), self._inflate_segment(record) if record.method == DEFLATED else None
-        check = CheckedRange(span, record.crc, record.name) if record.crc and packed is None else None
-        segment = CastSegment(span, source, target, self.byteorder, check, packed)
+        copied = self.storage_segment(key)
+        packed = copied if isinstance(copied, InflateSegment) else None
+        check = next(iter(self._checks(record)), None) if packed is None else None
+        segment = CastSegment(self._span(record), source, target, self.byteorder, check, packed)
         crc = 0
         for block in blocks_of(self.source, (segment,)) if self._has_crcs else ():
             crc = zlib.crc32(block, crc)

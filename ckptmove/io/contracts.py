@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -177,4 +178,73 @@ class CastSegment(NamedTuple):
         return self.span.nbytes if self.packed is None else self.packed.nbytes
 
 
-Segment: TypeAlias = "CopySegment | BytesSegment | CastSegment | InflateSegment"
+class FromSource(NamedTuple):
+    """A segment of another source than that of the output's other segments.
+
+    Attributes:
+        source: the other source. The code that opened it closes it, after the segment was written.
+        segment: the segment of that source.
+    """
+
+    source: ByteSource
+    segment: Segment
+
+
+class StreamSegment(NamedTuple):
+    """Bytes that are produced while they are written.
+
+    Attributes:
+        nbytes: required number of bytes.
+        blocks: yields them in order. A block is valid until the next one is taken.
+    """
+
+    nbytes: int
+    blocks: Callable[[], Iterator[bytes | memoryview]]
+
+
+class RunningCrc:
+    """A CRC-32 that is computed while bytes are streamed.
+
+    Attributes:
+        value: CRC-32 of the bytes so far.
+    """
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def reset(self) -> None:
+        """Start with the first byte again."""
+        self.value = 0
+
+    def feed(self, block: bytes | memoryview) -> None:
+        """Process the next block."""
+        self.value = zlib.crc32(block, self.value)
+
+
+class Summed(NamedTuple):
+    """Segments whose CRC-32 is computed while they are written.
+
+    Attributes:
+        segments: the segments, one after the other.
+        crc: their CRC-32, complete once the last one was written.
+    """
+
+    segments: tuple[Segment, ...]
+    crc: RunningCrc
+
+
+class LateSegment(NamedTuple):
+    """New bytes that depend on segments before them, for example on their CRC-32.
+
+    Attributes:
+        nbytes: required number of bytes.
+        make: returns them; called when all segments before were written.
+    """
+
+    nbytes: int
+    make: Callable[[], bytes]
+
+
+Segment: TypeAlias = (
+    "CopySegment | BytesSegment | CastSegment | InflateSegment | FromSource | StreamSegment | Summed | LateSegment"
+)

@@ -1,4 +1,4 @@
-"""Stream segments of a source to a sink, checking CRCs on the way."""
+"""Stream segments of one or more sources to a sink, checking and computing CRCs on the way."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ckptmove.errors import CrcMismatch
 from ckptmove.io.cast import cast_blocks
-from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment, FileBacked, InflateSegment
+from ckptmove.io.contracts import (
+    CastSegment,
+    CopySegment,
+    FileBacked,
+    FromSource,
+    InflateSegment,
+    Summed,
+)
 from ckptmove.io.inflate import inflated_blocks
-from ckptmove.io.segments import elements_of, length
+from ckptmove.io.segments import blocks_of, elements_of, length
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from ckptmove.io.contracts import ByteSink, ByteSource, CheckedRange, Progress, Segment
@@ -28,6 +35,8 @@ BUFFERS: Final = 3
 #: Bytes that the kernel copies in one step. Progress and Ctrl-C are handled between steps. Steps end at multiples of
 #: this size, because file systems share only whole blocks.
 KERNEL_BLOCK: Final = 8 << 20
+
+_Block = TypeVar("_Block", bytes, memoryview, "bytes | memoryview")
 
 
 class _Checker:
@@ -66,10 +75,10 @@ def write_segments(
     progress: Progress | None = None,
     overflowed: Callable[[int], None] | None = None,
 ) -> int:
-    """Stream segments from a source to a sink. The kernel copies those without CRC checks.
+    """Stream segments to a sink. The kernel copies those of files without CRC checks.
 
     Args:
-        source: source of the copied bytes.
+        source: source of the copied bytes, except those of a :class:`~ckptmove.io.contracts.FromSource`.
         segments: the output from its first byte to its last.
         sink: the output; the code that opened it commits it.
         path: the source, for errors.
@@ -81,6 +90,8 @@ def write_segments(
 
     Raises:
         CrcMismatch: if a record does not match its CRC; raised up to a few blocks after its end.
+        DamagedArchive: if a segment produces another number of bytes than it requires.
+        SourceChanged: if one of the files was written to in the meantime.
         WriteFailed: if the sink fails; a lack of space is reported before the first byte is read.
     """
     places = [0, *accumulate(map(length, segments))]
@@ -99,9 +110,20 @@ def write_segments(
                 done += count
                 if progress is not None:
                     progress(done, total)
-    if isinstance(source, FileBacked):
-        source.require_unchanged()
+    for used in {id(one): one for one in (source, *_sources(segments))}.values():
+        if isinstance(used, FileBacked):
+            used.require_unchanged()
     return done
+
+
+def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:
+    """Yield the other sources of segments."""
+    for segment in segments:
+        if isinstance(segment, FromSource):
+            yield segment.source
+            yield from _sources((segment.segment,))
+        elif isinstance(segment, Summed):
+            yield from _sources(segment.segments)
 
 
 def _keeps_offset(segment: Segment, place: int) -> bool:
@@ -123,6 +145,9 @@ def _steps(
     overflowed: Callable[[int], None] | None,
 ) -> Iterator[int]:
     """Write one segment; yields the number of bytes after each step."""
+    if isinstance(segment, FromSource):
+        yield from _steps(segment.source, segment.segment, sink, segment.source.path, worker, overflowed)
+        return
     if isinstance(segment, CopySegment) and not segment.checks and isinstance(source, FileBacked):
         start, end = segment.span.start, segment.span.end
         while count := sink.copy(source.fileno(), start, min(KERNEL_BLOCK - start % KERNEL_BLOCK, end - start)):
@@ -141,14 +166,30 @@ def _blocks(
     worker: ThreadPoolExecutor,
     overflowed: Callable[[int], None] | None,
 ) -> Iterator[bytes | memoryview]:
-    if isinstance(segment, BytesSegment):
-        yield segment.data
-    elif isinstance(segment, InflateSegment):
+    if isinstance(segment, InflateSegment):
         yield from inflated_blocks(source, segment, path, BLOCK)
     elif isinstance(segment, CastSegment):
         yield from cast_blocks(_checked_elements(source, segment, path), segment, path, overflowed)
+    elif isinstance(segment, CopySegment):
+        checker = _Checker(segment.checks, segment.span.start, path)
+        yield from _fed(source.blocks(segment.span, BLOCK, BUFFERS), checker.feed, worker, BUFFERS)
+    elif isinstance(segment, FromSource):
+        yield from _blocks(segment.source, segment.segment, segment.source.path, worker, overflowed)
+    elif isinstance(segment, Summed):
+        segment.crc.reset()
+        for one in segment.segments:
+            yield from _fed(
+                _blocks(source, one, path, worker, overflowed), segment.crc.feed, worker, _valid_blocks(one)
+            )
     else:
-        yield from _checked_blocks(source, segment, path, worker)
+        yield from blocks_of(source, (segment,))
+
+
+def _valid_blocks(segment: Segment) -> int:
+    """Return how many blocks of a segment are valid at the same time."""
+    if isinstance(segment, FromSource):
+        return _valid_blocks(segment.segment)
+    return BUFFERS if isinstance(segment, CopySegment) else 1
 
 
 def _checked_elements(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
@@ -158,16 +199,18 @@ def _checked_elements(source: ByteSource, segment: CastSegment, path: str) -> It
         yield block
 
 
-def _checked_blocks(
-    source: ByteSource, segment: CopySegment, path: str, worker: ThreadPoolExecutor
-) -> Iterator[memoryview]:
-    """Yield blocks from a few rotating buffers: while one is read or written, earlier ones are still being checked."""
-    checker = _Checker(segment.checks, segment.span.start, path)
-    checking: deque[Future[None]] = deque()
-    for block in source.blocks(segment.span, BLOCK, BUFFERS):
-        checking.append(worker.submit(checker.feed, block))
+def _fed(
+    blocks: Iterable[_Block], feed: Callable[[_Block], None], worker: ThreadPoolExecutor, buffers: int
+) -> Iterator[_Block]:
+    """Yield blocks and feed them to a function in the worker: while one is read or written, earlier ones are processed.
+
+    A block is processed before ``buffers`` more are taken: its buffer is filled then.
+    """
+    feeding: deque[Future[None]] = deque()
+    for block in blocks:
+        feeding.append(worker.submit(feed, block))
         yield block
-        if len(checking) == BUFFERS:
-            checking.popleft().result()  # its buffer is filled next
-    for check in checking:
-        check.result()
+        if len(feeding) == buffers:
+            feeding.popleft().result()
+    for one in feeding:
+        one.result()

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.errors import DamagedArchive
 from ckptmove.io.cast import CAST_BLOCK, SHRINK, cast_blocks
-from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
+from ckptmove.io.contracts import (
+    BytesSegment,
+    CastSegment,
+    CheckedRange,
+    CopySegment,
+    FromSource,
+    InflateSegment,
+    LateSegment,
+    StreamSegment,
+    Summed,
+)
 from ckptmove.io.inflate import inflated_blocks
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
 
@@ -21,21 +32,29 @@ def length(segment: Segment) -> int:
     """Return the number of output bytes of a segment."""
     if isinstance(segment, BytesSegment):
         return len(segment.data)
-    if isinstance(segment, InflateSegment):
+    if isinstance(segment, (InflateSegment, StreamSegment, LateSegment)):
         return segment.nbytes
+    if isinstance(segment, FromSource):
+        return length(segment.segment)
+    if isinstance(segment, Summed):
+        return sum(map(length, segment.segments))
     return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
 
 
 def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
     """Convert a segment of a file inside another file to a segment of the outer file.
 
+    Segments of other sources, and bytes that come from no source, stay the same.
+
     Args:
         segment: segment of the inner file.
         start: offset of the inner file in the outer one.
         folder: prefix of its record names in the outer file.
     """
-    if isinstance(segment, BytesSegment):
+    if isinstance(segment, (BytesSegment, FromSource, StreamSegment, LateSegment)):
         return segment
+    if isinstance(segment, Summed):
+        return segment._replace(segments=tuple(shifted(one, start, folder) for one in segment.segments))
     span = _shifted(segment.span, start)
     if isinstance(segment, InflateSegment):
         return segment._replace(span=span, record=folder + segment.record)
@@ -64,6 +83,7 @@ def blocks_of(
 
     Raises:
         CrcMismatch: if inflated bytes do not match their CRC.
+        DamagedArchive: if a segment produces another number of bytes than it requires.
     """
     for segment in segments:
         if isinstance(segment, BytesSegment):
@@ -72,6 +92,17 @@ def blocks_of(
             yield from inflated_blocks(source, segment, source.path, _BLOCK)
         elif isinstance(segment, CastSegment):
             yield from cast_blocks(elements_of(source, segment, source.path), segment, source.path, overflowed)
+        elif isinstance(segment, FromSource):
+            yield from blocks_of(segment.source, (segment.segment,), overflowed)
+        elif isinstance(segment, StreamSegment):
+            yield from _exactly(segment.nbytes, segment.blocks(), source.path)
+        elif isinstance(segment, LateSegment):
+            yield from _exactly(segment.nbytes, (segment.make(),), source.path)
+        elif isinstance(segment, Summed):
+            segment.crc.reset()
+            for block in blocks_of(source, segment.segments, overflowed):
+                segment.crc.feed(block)
+                yield block
         else:
             yield from source.blocks(segment.span, _BLOCK)
 
@@ -83,7 +114,23 @@ def elements_of(source: ByteSource, segment: CastSegment, path: str) -> Iterator
     return source.blocks(segment.span, CAST_BLOCK)
 
 
+def _exactly(nbytes: int, blocks: Iterable[bytes | memoryview], path: str) -> Iterator[bytes | memoryview]:
+    """Yield blocks that have a required number of bytes in total."""
+    left = nbytes
+    for block in blocks:
+        left -= len(block)
+        if left < 0:
+            break
+        yield block
+    if left:
+        raise DamagedArchive(path, f"{'more' if left < 0 else 'fewer'} than {nbytes} bytes where the output needs them")
+
+
 def _without_checks(segment: Segment) -> Segment:
+    if isinstance(segment, FromSource):
+        return segment._replace(segment=_without_checks(segment.segment))
+    if isinstance(segment, Summed):
+        return segment._replace(segments=without_checks(segment.segments))
     if isinstance(segment, CopySegment):
         return segment._replace(checks=())
     return segment._replace(check=None) if isinstance(segment, CastSegment) else segment

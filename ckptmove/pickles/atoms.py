@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import LimitExceeded
+from ckptmove.pickles.tree import ByteArray, Python2Str
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,8 +150,11 @@ def _raw_unicode(raw: bytes) -> str:
 
 
 def _python2_text(raw: bytes) -> str:
-    """Decode a ``str`` of Python 2 as UTF-8, as torch does; other bytes become escapes."""
-    return raw.decode("utf-8", "backslashreplace")
+    if raw.isascii():
+        return raw.decode()
+    text = Python2Str(raw.decode("utf-8", "backslashreplace"))
+    text.raw = raw
+    return text
 
 
 def _long(raw: bytes) -> int:
@@ -208,5 +212,5 @@ HANDLERS: Final[dict[int, Handler]] = {
     ord("B"): _counted(4, bytes),
     ord("C"): _counted(1, bytes),
     0x8E: _counted(8, bytes),
-    0x96: _counted(8, bytes),
+    0x96: _counted(8, ByteArray),
 }

@@ -51,7 +51,7 @@ def _pop_to_mark(machine: Machine, position: int) -> int:
 def _duplicate(machine: Machine, position: int) -> int:
     value = machine.stack[-1]
     machine.reads.extend((position, machine.starts[-1]))
-    if type(value) is Tuple or type(value) is bytes:
+    if type(value) is Tuple or isinstance(value, bytes):
         machine.reread[id(value)] = value
     machine.stack.append(value)
     machine.starts.append(position)
@@ -117,7 +117,7 @@ def _recall(machine: Machine, position: int, index: int) -> None:
         reads = machine.reads
         reads.append(position)
         reads.append(machine.memo_starts[index])
-    elif type(value) is Tuple or type(value) is bytes:
+    elif type(value) is Tuple or isinstance(value, bytes):
         machine.reread[id(value)] = value
     elif value is UNSET:
         raise KeyError
@@ -133,7 +133,7 @@ def _binget(machine: Machine, position: int) -> int:
         reads = machine.reads
         reads.append(position)
         reads.append(machine.memo_starts[index])
-    elif type(value) is Tuple or type(value) is bytes:
+    elif type(value) is Tuple or isinstance(value, bytes):
         machine.reread[id(value)] = value
     elif value is UNSET:
         raise KeyError

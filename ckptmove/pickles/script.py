@@ -146,6 +146,6 @@ def _with_attributes(root: Value, attributes: AnySequence[tuple[str, Value]]) ->
         whole.starts += -1, -1
     if type(root) is not Call or type(own) is not Dict:
         return whole
-    module = Call(root.func, root.args, root.args_start)
+    module = Call(root.func, root.args, root.args_start, root.opcode)
     module.state, module.state_start = whole, root.state_start
     return module

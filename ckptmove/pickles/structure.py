@@ -9,7 +9,22 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import end_within, line
-from ckptmove.pickles.tree import MADE, Call, Dict, Global, List, Opaque, Persistent, Set, Tuple
+from ckptmove.pickles.tree import (
+    MADE,
+    NEWOBJ,
+    NEWOBJ_EX,
+    OBJ,
+    REDUCE,
+    Call,
+    Dict,
+    FrozenSet,
+    Global,
+    List,
+    Opaque,
+    Persistent,
+    Set,
+    Tuple,
+)
 from ckptmove.torch_facts.weights_only import COMPUTED, EXTENSION
 
 if TYPE_CHECKING:
@@ -69,14 +84,14 @@ def _inst(machine: Machine, position: int) -> int:
     value, end = _two_lines(machine, position)
     items, starts = pop_mark(machine)
     machine.containers += 1
-    machine.stack.append(Call(value, Tuple(tuple(items), tuple(starts)), position))
+    machine.stack.append(Call(value, Tuple(tuple(items), tuple(starts)), position, OBJ))
     machine.starts.append(position)
     return end
 
 
 def _obj(machine: Machine, position: int) -> int:
     items, starts = pop_mark(machine)
-    machine.stack.append(Call(items[0], Tuple(tuple(items[1:]), tuple(starts[1:])), position))
+    machine.stack.append(Call(items[0], Tuple(tuple(items[1:]), tuple(starts[1:])), position, OBJ))
     machine.starts.append(position)
     return position + 1
 
@@ -84,7 +99,7 @@ def _obj(machine: Machine, position: int) -> int:
 def _reduce(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
     arguments = stack.pop()
-    stack[-1] = Call(stack[-1], arguments, starts.pop())
+    stack[-1] = Call(stack[-1], arguments, starts.pop(), machine.data[position])
     starts[-1] = position
     return position + 1
 
@@ -93,7 +108,7 @@ def _newobj_ex(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
     kwargs, arguments = stack.pop(), stack.pop()
     starts.pop()
-    call = Call(stack[-1], arguments, starts.pop())
+    call = Call(stack[-1], arguments, starts.pop(), NEWOBJ_EX)
     call.kwargs = kwargs
     stack[-1] = call
     starts[-1] = position
@@ -289,10 +304,10 @@ HANDLERS: Final[dict[int, Handler]] = {
     ord("c"): _global,
     0x93: _stack_global,
     ord("i"): _inst,
-    ord("o"): _obj,
-    ord("R"): _reduce,
-    0x81: _reduce,  # NEWOBJ
-    0x92: _newobj_ex,
+    OBJ: _obj,
+    REDUCE: _reduce,
+    NEWOBJ: _reduce,
+    NEWOBJ_EX: _newobj_ex,
     ord("b"): _build,
     ord("P"): _persistent_line,
     ord("Q"): _persistent,
@@ -307,7 +322,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     ord("t"): _marked_tuple,
     ord("l"): _marked(List),
     ord("d"): _marked_dict,
-    0x91: _marked(Set),  # FROZENSET
+    0x91: _marked(FrozenSet),
     0x85: _tuple1,
     0x86: _short_tuple(2),
     0x87: _short_tuple(3),

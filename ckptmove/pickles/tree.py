@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as AnySequence
 
+#: Opcodes of the calls that a :class:`Call` stands for.
+REDUCE: Final = ord("R")
+NEWOBJ: Final = 0x81
+NEWOBJ_EX: Final = 0x92
+OBJ: Final = ord("o")
+
 
 class Node:
     """Any value that is not an atom."""
@@ -40,6 +46,26 @@ class Global(Node):
         self.module = module
         self.name = name
         self.full_name = f"{module}.{name}"
+
+
+class Python2Str(str):
+    """A ``str`` of Python 2 that is not ASCII: its value depends on the ``encoding`` of the reader.
+
+    The text is decoded as UTF-8, as torch does; other bytes become escapes.
+
+    Attributes:
+        raw: its bytes.
+    """
+
+    __slots__ = ("raw",)
+
+    raw: bytes
+
+
+class ByteArray(bytes):
+    """A bytearray that protocol 5 writes as BYTEARRAY8."""
+
+    __slots__ = ()
 
 
 class Sequence(Node):
@@ -93,7 +119,13 @@ class List(_MutableSequence):
 
 
 class Set(_MutableSequence):
-    """A set or a frozenset."""
+    """A set, or a :class:`FrozenSet`."""
+
+    __slots__ = ()
+
+
+class FrozenSet(Set):
+    """A frozenset. No operation adds items to it."""
 
     __slots__ = ()
 
@@ -137,6 +169,7 @@ class Call(Node):
     """A call that REDUCE, NEWOBJ, NEWOBJ_EX, INST or OBJ would make, and what later operations add to its result.
 
     Attributes:
+        opcode: REDUCE, NEWOBJ, NEWOBJ_EX or OBJ; OBJ also for INST.
         func: the callable: a :class:`Global` in every pickle that torch writes.
         args: the arguments: a :class:`Tuple` in every pickle that Python writes.
         args_start: start of ``args``.
@@ -147,9 +180,10 @@ class Call(Node):
         assigned: pairs of SETITEM or SETITEMS, or None.
     """
 
-    __slots__ = ("appended", "args", "args_start", "assigned", "func", "kwargs", "state", "state_start")
+    __slots__ = ("appended", "args", "args_start", "assigned", "func", "kwargs", "opcode", "state", "state_start")
 
-    def __init__(self, func: Value, args: Value, args_start: int) -> None:
+    def __init__(self, func: Value, args: Value, args_start: int, opcode: int = REDUCE) -> None:
+        self.opcode = opcode
         self.func = func
         self.args = args
         self.args_start = args_start

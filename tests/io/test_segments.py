@@ -7,7 +7,18 @@ import zlib
 import pytest
 
 from ckptmove.errors import CrcMismatch
-from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
+from ckptmove.io.contracts import (
+    BytesSegment,
+    CastSegment,
+    CheckedRange,
+    CopySegment,
+    FromSource,
+    InflateSegment,
+    LateSegment,
+    RunningCrc,
+    StreamSegment,
+    Summed,
+)
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of, length, shifted, without_checks
 from ckptmove.model import Span
@@ -23,6 +34,10 @@ SEGMENTS = [
     INFLATES,
     CastSegment(Span(0, 64), "float64", "float32", "little", CHECK),
     CastSegment(INFLATES.span, "float64", "float32", "little", None, INFLATES),
+    FromSource(MemorySource("other", PLAIN[::-1]), CopySegment(Span(3, 9))),
+    StreamSegment(5, lambda: iter((b"12", b"345"))),
+    LateSegment(4, lambda: b"1234"),
+    Summed((CopySegment(Span(1, 64), (CHECK,)), INFLATES, BytesSegment(b"new")), RunningCrc()),
 ]
 
 
@@ -41,6 +56,12 @@ def test_a_segment_gives_the_same_from_inside_of_another_file(segment) -> None:
 def test_records_are_named_by_the_file_that_they_are_in() -> None:
     assert shifted(SEGMENTS[1], 0, "a/").checks[0].record == "a/data/1"
     assert shifted(SEGMENTS[4], 0, "a/").packed.record == "a/data/0"
+    assert shifted(SEGMENTS[8], 0, "a/").segments[1].record == "a/data/0"
+
+
+def test_a_sum_stays_that_of_later_bytes_in_another_file() -> None:
+    assert shifted(SEGMENTS[8], 10).crc is SEGMENTS[8].crc
+    assert without_checks(SEGMENTS)[8].crc is SEGMENTS[8].crc
 
 
 def test_what_is_inflated_is_compared_with_its_crc() -> None:
@@ -50,5 +71,8 @@ def test_what_is_inflated_is_compared_with_its_crc() -> None:
 
 def test_checks_can_be_left_out() -> None:
     assert [getattr(one, "checks", getattr(one, "check", None)) for one in without_checks(SEGMENTS)] == [
-        None, (), None, None, None,
+        None, (), None, None, None, None, None, None, None,
     ]  # fmt: skip
+    checked = SEGMENTS[1]
+    (summed,) = without_checks([Summed((FromSource(SOURCE, checked), checked), RunningCrc())])
+    assert [summed.segments[0].segment.checks, summed.segments[1].checks] == [(), ()]

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Sequence, Set
+from ckptmove.pickles.tree import ByteArray, Call, Dict, FrozenSet, Global, List, Node, Python2Str, Sequence, Set, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.pickles.tree import Value
 
+_ATOMS = {Python2Str: str.__str__, ByteArray: bytearray}
 _MODULES = frozenset({"builtins", "collections", "copyreg", "_codecs", "functools"})
 
 
@@ -24,7 +25,7 @@ class Evaluator:
 
     def value(self, node: Value) -> Any:
         if not isinstance(node, Node):
-            return node
+            return _ATOMS.get(type(node), lambda atom: atom)(node)
         if id(node) not in self._done:
             self._make(node)
         return self._done[id(node)]
@@ -37,7 +38,7 @@ class Evaluator:
         elif isinstance(node, Dict):
             self._fill(self._keep(node, {}), None, node)
         elif isinstance(node, Sequence):
-            made = (frozenset if isinstance(node, Set) else tuple)(map(self.value, node.items))
+            made = {Set: set, FrozenSet: frozenset, Tuple: tuple}[type(node)](map(self.value, node.items))
             # A cycle through the items has made this very value on the way.
             self._done.setdefault(id(node), made)
         else:
@@ -90,17 +91,17 @@ def _build(made: Any, state: Any) -> None:
 
 
 class _Comparison:
-    """Equality by type, value, identity and cycles; a set equals a frozenset and a bytearray bytes, as in the tree."""
+    """Equality by type, value, identity and cycles."""
 
     def __init__(self) -> None:
         self._partner: dict[int, int] = {}
         self._back: dict[int, int] = {}
 
     def same(self, left: Any, right: Any) -> bool:
-        if isinstance(left, (set, frozenset, bytes, bytearray)):
-            return bool(left == right)
         if type(left) is not type(right):
             return False
+        if isinstance(left, (set, frozenset, bytes, bytearray)):
+            return bool(left == right)
         if isinstance(left, (str, int, float, complex, type(None), type)) or callable(left):
             return repr(left) == repr(right)
         if id(left) in self._partner or id(right) in self._back:

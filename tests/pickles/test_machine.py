@@ -14,7 +14,7 @@ import ckptmove
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
-from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Set, Tuple
+from ckptmove.pickles.tree import ByteArray, Call, Dict, FrozenSet, Global, List, Node, Set, Tuple
 
 LIMITS = Limits()
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -155,7 +155,8 @@ SOURCES = {
     Global: b"c\x93",
     Tuple: b"t)\x85\x86\x87",
     List: b"]l",
-    Set: b"\x8f\x91",
+    Set: b"\x8f",
+    FrozenSet: b"\x91",
     Dict: b"}d",
     Call: b"R\x81\x92",
 }
@@ -193,7 +194,7 @@ def test_each_start_is_the_operation_that_pushed_the_value(value, protocol, styl
             assert data[start] in SOURCES[type(found)]
         else:
             argument = CONSTANTS.get(opcode.name, argument)
-            pushed = bytes(argument) if isinstance(argument, bytearray) else argument
+            pushed = ByteArray(argument) if isinstance(argument, bytearray) else argument
             assert type(found) is type(pushed)
             assert repr(found) == repr(pushed)
 

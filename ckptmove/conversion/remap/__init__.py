@@ -1,1 +1,1 @@
-"""Change keys, parts, objects and dtypes of a checkpoint."""
+"""Change keys, parts, dtypes and storages of a checkpoint."""

@@ -319,6 +319,41 @@ def _emit_trailer(directory: ZipDirectory, start: int, nbytes: int) -> bytes:
     end = end[:12] + struct.pack("<2L", nbytes32, start32) + end[20:]
     if not old64 and U32_MAX not in {nbytes32, start32}:
         return end
-    made_by, needed = _END64.unpack_from(old64)[2:4] if old64 else (_MADE_BY, _NEEDED)
-    end64 = _END64.pack(_END64_SIGNATURE, _END64.size - 12, made_by, needed, 0, 0, count, count, nbytes, start)
-    return end64 + _LOCATOR.pack(_LOCATOR_SIGNATURE, 0, start + nbytes, 1) + end
+    versions = _END64.unpack_from(old64)[2:4] if old64 else (_MADE_BY, _NEEDED)
+    return _emit_end64(versions, count, nbytes, start) + end
+
+
+def _emit_end64(versions: tuple[int, ...], count: int, nbytes: int, start: int) -> bytes:
+    """The zip64 end record and its locator."""
+    end64 = _END64.pack(_END64_SIGNATURE, _END64.size - 12, *versions, 0, 0, count, count, nbytes, start)
+    return end64 + _LOCATOR.pack(_LOCATOR_SIGNATURE, 0, start + nbytes, 1)
+
+
+def emit_new_entry(name: bytes, flags: int, crc: int, nbytes: int, offset: int) -> bytes:
+    """A central entry for a record of a new archive, as ``mz_zip_writer_add_to_central_dir`` of miniz writes it.
+
+    Args:
+        name: name of the record.
+        flags: general purpose bits.
+        crc: CRC-32 of its bytes.
+        nbytes: their number; they are stored plainly.
+        offset: start of its local header.
+    """
+    wide = [value for value in (nbytes, nbytes, offset) if value >= U32_MAX]
+    extra = join_extra(((ZIP64_EXTRA, struct.pack(f"<{len(wide)}Q", *wide)),)) if wide else b""
+    narrow, lengths = min(nbytes, U32_MAX), (len(name), len(extra))
+    fields = (flags, STORED, crc, narrow, narrow, *lengths, 0, 0, 0, min(offset, U32_MAX))
+    return _CENTRAL.pack(_CENTRAL_SIGNATURE, *fields) + name + extra
+
+
+def emit_new_trailer(count: int, nbytes: int, start: int) -> bytes:
+    """The end records of a new archive; torch always writes those of zip64.
+
+    Args:
+        count: number of records.
+        nbytes: length of the central directory.
+        start: its offset.
+    """
+    few = min(count, U16_MAX)
+    end = _END.pack(END_SIGNATURE, 0, 0, few, few, min(nbytes, U32_MAX), min(start, U32_MAX), 0)
+    return _emit_end64((_MADE_BY, _NEEDED), count, nbytes, start) + end

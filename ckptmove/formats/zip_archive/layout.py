@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import ByteSource, Segment
 
-_LOCAL: Final = struct.Struct("<4s5H3L2H")
-_LOCAL_SIGNATURE: Final = b"PK\x03\x04"
+LOCAL: Final = struct.Struct("<4s5H3L2H")
+LOCAL_SIGNATURE: Final = b"PK\x03\x04"
 _DESCRIPTOR_SIGNATURE: Final = b"PK\x07\x08"
-_PADDING_EXTRA: Final = int.from_bytes(b"FB", "little")
+PADDING_EXTRA: Final = int.from_bytes(b"FB", "little")
 #: Minimum number of bytes before a record's data.
-LOCAL_BYTES: Final = _LOCAL.size
+LOCAL_BYTES: Final = LOCAL.size
 #: The two lengths in a local header.
 _LENGTHS: Final = slice(18, 26)
 #: Flag bits for the level of compression.
@@ -113,11 +113,11 @@ class LocalHeaders:
         """
         name = self.directory.raw_name(record)
         start = record.header_offset
-        head = self._bytes(start, start + _LOCAL.size + len(name))
+        head = self._bytes(start, start + LOCAL.size + len(name))
         data_start = start + len(head) + self._check(record, name, head)
         if data_start + record.stored_bytes > self.directory.start:
             raise DamagedArchive(self.source.path, f"record '{record.name}' overlaps the directory")
-        return LocalHeader(head[: _LOCAL.size], name, data_start)
+        return LocalHeader(head[: LOCAL.size], name, data_start)
 
     def check_all(self) -> None:
         """Compare the local headers of all records with the directory, and keep the offsets of their data.
@@ -131,7 +131,7 @@ class LocalHeaders:
         begin = done = 0
         for record in sorted(self.directory.records, key=_offset):
             start, entry = record.header_offset, record.raw_start
-            end = start + _LOCAL.size + raw[entry + 28] + 256 * raw[entry + 29]
+            end = start + LOCAL.size + raw[entry + 28] + 256 * raw[entry + 29]
             if end > last:
                 continue  # past the end: the record has no header
             if start - done > _FAR or end - begin > _WINDOW:
@@ -150,11 +150,11 @@ class LocalHeaders:
             signature, fixed, sums, name_bytes, extra_bytes = local(data, at)
             other_fixed, other_sums, other_name_bytes = central(raw, entry)
             agree = (
-                signature == _LOCAL_SIGNATURE
+                signature == LOCAL_SIGNATURE
                 and fixed == other_fixed
                 and name_bytes == other_name_bytes
                 and sums == (_DEFERRED if record.flags & FLAG_DESCRIPTOR else other_sums)
-                and raw.startswith(data[at + _LOCAL.size : end - begin], entry + _CENTRAL_BYTES)
+                and raw.startswith(data[at + LOCAL.size : end - begin], entry + _CENTRAL_BYTES)
             )
             if not agree:
                 self._check(record, self.directory.raw_name(record), data[at : end - begin])
@@ -168,13 +168,13 @@ class LocalHeaders:
         Raises:
             DamagedArchive: if the last field reaches past the end.
         """
-        start = record.header_offset + _LOCAL.size + len(header.name)
+        start = record.header_offset + LOCAL.size + len(header.name)
         return split_extra(self._bytes(start, header.data_start), self.source.path, record.name)
 
     def _check(self, record: ZipRecord, name: bytes, head: bytes) -> int:
         """Compare a local header with the directory, and return the length of its extra field."""
-        fields = _LOCAL.unpack_from(head)
-        if fields[0] != _LOCAL_SIGNATURE or fields[9] != len(name) or head[_LOCAL.size :] != name:
+        fields = LOCAL.unpack_from(head)
+        if fields[0] != LOCAL_SIGNATURE or fields[9] != len(name) or head[LOCAL.size :] != name:
             raise DamagedArchive(
                 self.source.path, f"the header before record '{record.name}' belongs to another record"
             )
@@ -193,6 +193,17 @@ class LocalHeaders:
             self._window = self.source.read(start, max(end, min(start + _WINDOW, size)))
             self._window_start = start
         return self._window[start - self._window_start : end - self._window_start]
+
+
+def emit_descriptor(crc: int, nbytes: int, *, is_wide: bool) -> bytes:
+    """The data descriptor after a plainly stored record.
+
+    Args:
+        crc: CRC-32 of the record.
+        nbytes: its length.
+        is_wide: whether its local header has a zip64 extra field: then lengths have 64 bits.
+    """
+    return struct.pack("<4sL2Q" if is_wide else "<4s3L", _DESCRIPTOR_SIGNATURE, crc, nbytes, nbytes)
 
 
 def _offset(record: ZipRecord) -> int:
@@ -297,8 +308,8 @@ class Layout:
         """Rewrite the header of a kept record, so that its data moves by a multiple of the alignment."""
         self._flush(record.header_offset)
         header = self._headers.read(record)
-        others = tuple(field for field in self._headers.extra_fields(record, header) if field[0] != _PADDING_EXTRA)
-        extra = self._pad(others, record, offset + _LOCAL.size + len(header.name), header.data_start)
+        others = tuple(field for field in self._headers.extra_fields(record, header) if field[0] != PADDING_EXTRA)
+        extra = self._pad(others, record, offset + LOCAL.size + len(header.name), header.data_start)
         self._put(header.fixed[:28] + struct.pack("<H", len(extra)) + header.name + extra)
         self._copy_from = self._taken = header.data_start
 
@@ -324,12 +335,12 @@ class Layout:
         others = [
             field
             for field in self._headers.extra_fields(record, header)
-            if field[0] not in {_PADDING_EXTRA, ZIP64_EXTRA}
+            if field[0] not in {PADDING_EXTRA, ZIP64_EXTRA}
         ]
         if wide:
             others.insert(0, (ZIP64_EXTRA, struct.pack(f"<{len(wide)}Q", *wide)))
         congruent = header.data_start if record.method == STORED else 0
-        extra = self._pad(tuple(others), record, offset + _LOCAL.size + len(header.name), congruent)
+        extra = self._pad(tuple(others), record, offset + LOCAL.size + len(header.name), congruent)
         narrow = U32_MAX if is_wide else change.nbytes
         sums = (0, 0, 0) if described else (change.crc, narrow, narrow)
         fixed = header.fixed[:6] + struct.pack("<2H", flags, STORED) + header.fixed[10:14] + struct.pack("<3L", *sums)
@@ -337,8 +348,7 @@ class Layout:
         self._segments += change.segments
         self._written += change.nbytes
         if described:
-            lengths = struct.pack("<2Q" if wide else "<2L", change.nbytes, change.nbytes)
-            self._put(_DESCRIPTOR_SIGNATURE + struct.pack("<L", change.crc) + lengths)
+            self._put(emit_descriptor(change.crc, change.nbytes, is_wide=bool(wide)))
         return Replacement(flags, change.crc, change.nbytes)
 
     def _pad(self, others: tuple[tuple[int, bytes], ...], record: ZipRecord, start: int, congruent: int) -> bytes:
@@ -350,7 +360,7 @@ class Layout:
         missing = (congruent - first) % self._alignment
         if len(extra) + 4 + missing > U16_MAX:
             raise DamagedArchive(self._source.path, f"record '{record.name}' has no room to be aligned")
-        return extra + join_extra(((_PADDING_EXTRA, b"Z" * missing),))
+        return extra + join_extra(((PADDING_EXTRA, b"Z" * missing),))
 
     def _descriptor_bytes(self, record: ZipRecord, end: int) -> int:
         """Length of the data descriptor after a record's data; 0 if none matches the directory."""

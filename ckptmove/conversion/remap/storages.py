@@ -1,0 +1,400 @@
+"""Cut storages to the elements that tensors reach (``--compact``), and cast them (``--dtype``), in a tree.
+
+The persistent ids and the arguments of torch's rebuild functions change in place: storage class and number of elements,
+storage offset and function.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+
+from ckptmove.errors import NotCastable, SharedStorage, UsageError
+from ckptmove.io.cast import cast_blocks
+from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
+from ckptmove.io.cut import cut, in_blocks
+from ckptmove.io.segments import blocks_of, length
+from ckptmove.model import Role, Span
+from ckptmove.moves import StorageEdit, Trimmed
+from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, count, dtype_name, geometry
+from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
+from ckptmove.torch_facts.dtypes import DTYPE_STORAGE, ITEM_BYTES, PACKED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.model import StorageRef, TensorRecord
+    from ckptmove.moves import Remap
+    from ckptmove.pickles.tree import Value
+
+_FLOATING: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_ROLES: Final = frozenset(get_args(Role)) - {"rng"}
+_V3: Final = "_rebuild_tensor_v3"
+#: Functions whose first arguments are storage, offset, size and stride.
+_DENSE: Final = frozenset(
+    f"torch._utils.{name}" for name in ("_rebuild_tensor", "_rebuild_tensor_v2", _V3, "_rebuild_qtensor")
+)
+#: Functions whose first arguments are another rebuild function, a class, and the arguments of that function.
+_FROM_TYPE: Final = frozenset({
+    "torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type", "torch.tensor._rebuild_from_type",
+})  # fmt: skip
+_MOST_NESTED: Final = 16
+#: Number of arguments of ``_rebuild_tensor_v2`` without metadata, and index of the dtype in those of v3.
+_V2_ARGUMENTS: Final = 6
+_DTYPE: Final = 6
+_PERSISTENT_FIELDS: Final = 5
+#: Kinds of tensors that name their dtype apart from a storage.
+_NAMES_DTYPE: Final = frozenset({"wrapper-subclass", "device-data", "meta"})
+#: Bytes per block of a cast; a multiple of every element size.
+_BLOCK: Final = 1 << 18
+
+
+class StorageChange(NamedTuple):
+    """How the bytes of a storage change.
+
+    Attributes:
+        span: bytes to keep, from the first byte of the storage in the source.
+        cast: dtype before and after, or None.
+    """
+
+    span: Span
+    cast: tuple[str, str] | None
+
+
+class StoragePlan(NamedTuple):
+    """The changes of all storages of a tree.
+
+    Attributes:
+        changes: each storage that changes, by key.
+        trimmed: storages that are cut, with sizes in their old dtype.
+        casts: storages that are cast.
+    """
+
+    changes: Mapping[str, StorageChange]
+    trimmed: tuple[Trimmed, ...]
+    casts: tuple[StorageEdit, ...]
+
+
+class _Extent(NamedTuple):
+    """The place of a tensor in its storage: dtype, offset, and elements from the first to the last."""
+
+    dtype: str
+    offset: int
+    span: int
+
+
+@dataclass(slots=True)
+class _View:
+    """The arguments of a dense tensor.
+
+    Attributes:
+        args: storage, offset, size, stride and more.
+        function: the rebuild function.
+        holders: calls, or arguments of ``_rebuild_from_type_v2``, that name the function for these arguments.
+    """
+
+    args: Tuple
+    function: Global
+    holders: list[Call | Tuple] = field(default_factory=list)
+
+    @property
+    def is_v3(self) -> bool:
+        """Whether the arguments name the dtype."""
+        return self.function.name == _V3
+
+    def extent(self, storage: StorageRef) -> _Extent | None:
+        """Return the dtype and the place of the tensor, or None if code in the pickle computes an argument."""
+        try:
+            dtype = dtype_name(self.args.items[_DTYPE]) if self.is_v3 else storage.dtype
+            offset = count(self.args.items[1])
+            return _Extent(dtype, offset, geometry(self.args.items[2], self.args.items[3])[3])
+        except (NotATensor, IndexError):
+            return None
+
+
+@dataclass(slots=True)
+class _Uses:
+    """All uses of storages in a tree.
+
+    Attributes:
+        views: dense tensors by the key of their storage.
+        ids: persistent ids by the key of the storage, each once.
+        fixed: keys of storages that are also used in another way.
+    """
+
+    views: dict[str, list[_View]]
+    ids: dict[str, dict[int, Tuple]]
+    fixed: set[str]
+
+
+def resize(root: Value, tensors: Sequence[TensorRecord], storages: Sequence[StorageRef], remap: Remap) -> StoragePlan:
+    """Change the storages of a tree in place.
+
+    ``compact`` cuts each storage to the range from the first to the last element that a tensor reaches. A storage that
+    is also saved without a tensor stays whole. ``dtype`` casts floating tensors. Scalars of an optimizer are never cast,
+    because torch keeps step counts in float32.
+
+    Args:
+        root: the root of the tree.
+        tensors: all tensors of the tree.
+        storages: all storages of the tree.
+        remap: the request; only ``compact`` and ``dtype`` are used.
+
+    Raises:
+        UsageError: if ``dtype`` names an unknown role, or a dtype to which nothing can be cast.
+        SharedStorage: if a tensor to cast shares its storage with a tensor that is not cast.
+        NotCastable: if the elements of a tensor cannot be cast on their own.
+    """
+    uses = _find_uses(root)
+    names: dict[str, dict[str, None]] = defaultdict(dict)
+    for record in tensors:
+        for part in record.dense():
+            names[part.storage or ""][record.name] = None
+    casts = _casts(tensors, remap.dtype)
+    changes: dict[str, StorageChange] = {}
+    trimmed: list[Trimmed] = []
+    edits: list[StorageEdit] = []
+    for storage in storages:
+        found, cast = tuple(names[storage.key]), casts.get(storage.key)
+        whole = Span(0, storage.nbytes)
+        span = _reached(storage, uses) if remap.compact else whole
+        if cast is not None:
+            _require_castable(storage, uses, cast[0], found[0])
+            edits.append(
+                StorageEdit(storage.key, found, storage.device, storage.device, storage.nbytes, "dtype", cast, (), ())
+            )
+        if span != whole:
+            trimmed.append(Trimmed(storage.key, found, storage.nbytes, span.nbytes))
+        if cast is not None or span != whole:
+            changes[storage.key] = change = StorageChange(span, cast)
+            _apply(storage, uses, change)
+    return StoragePlan(changes, tuple(trimmed), tuple(edits))
+
+
+def changed_bytes(source: ByteSource, segment: Segment, change: StorageChange, byteorder: str) -> Segment:
+    """Return the segment of a storage after a change.
+
+    Args:
+        source: source of the segment.
+        segment: all bytes of the storage before the change.
+        change: the change.
+        byteorder: byte order of the storage, ``little`` or ``big``; it stays the same.
+
+    Raises:
+        DamagedArchive: if the storage has fewer bytes than the change keeps.
+    """
+    start, nbytes = change.span.start, change.span.nbytes
+    if change.cast is not None:
+        old, new = (ITEM_BYTES[dtype] for dtype in change.cast)
+        segment = _cast_bytes(source, segment, change.cast, byteorder)
+        start, nbytes = start // old * new, nbytes // old * new
+    return cut(source, segment, start, nbytes)
+
+
+# --- uses of storages ------------------------------------------------------------------------------------------------
+
+
+def _find_uses(root: Value) -> _Uses:
+    nodes = list(_nodes(root))
+    views = _dense_views(nodes)
+    uses = _Uses(defaultdict(list), defaultdict(dict), set())
+    for members, view in [((root,), None), *((node.members(), views.get(id(node))) for node in nodes)]:
+        for index, member in enumerate(members):
+            key = _storage_key(member)
+            if key is None or type(member) is not Persistent or type(member.pid) is not Tuple:
+                continue
+            uses.ids[key][id(member.pid)] = member.pid
+            if view is not None and index == 0 and len(member.pid.items) == _PERSISTENT_FIELDS:
+                uses.views[key].append(view)
+            else:
+                uses.fixed.add(key)
+    return uses
+
+
+def _nodes(root: Value) -> Iterator[Node]:
+    """Iterate over every node once."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Node) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack += node.members()
+
+
+def _dense_views(nodes: Iterable[Node]) -> dict[int, _View]:
+    """Return the arguments of all dense tensors by the ``id`` of their tuple."""
+    views: dict[int, _View] = {}
+    for node in nodes:
+        if type(node) is not Call:
+            continue
+        holder: Call | Tuple = node
+        func, args = node.func, node.args
+        for _ in range(_MOST_NESTED):
+            if type(args) is not Tuple or type(func) is not Global:
+                break
+            if func.full_name in _DENSE and args.items:
+                views.setdefault(id(args), _View(args, func)).holders.append(holder)
+            if func.full_name not in _FROM_TYPE or len(args.items) <= 2:  # noqa: PLR2004  # function, class, arguments
+                break
+            holder = args
+            func, args = args.items[0], args.items[2]
+    return views
+
+
+def _storage_key(value: Value) -> str | None:
+    pid = value.pid if type(value) is Persistent else None
+    if type(pid) is not Tuple or len(pid.items) < _PERSISTENT_FIELDS or pid.items[0] != "storage":
+        return None
+    key = pid.items[2]
+    if type(key) is int and 0 <= key <= LARGEST:
+        return str(key)
+    return key if type(key) is str else None
+
+
+# --- what changes ----------------------------------------------------------------------------------------------------
+
+
+def _reached(storage: StorageRef, uses: _Uses) -> Span:
+    """Return the bytes of a storage from the first to the last element of its tensors; all if that is not known."""
+    whole = Span(0, storage.nbytes)
+    views = uses.views.get(storage.key)
+    if views is None or storage.key in uses.fixed or storage.dtype in PACKED:
+        return whole
+    starts, ends, unit = [], [], 1
+    for view in views:
+        extent = view.extent(storage)
+        if extent is None:
+            return whole
+        item = ITEM_BYTES[extent.dtype]
+        unit = max(unit, item)
+        if extent.span:
+            starts.append(extent.offset * item)
+            ends.append((extent.offset + extent.span) * item)
+    start, end = min(starts, default=0), max(ends, default=0)
+    return whole if end > storage.nbytes else Span(start - start % unit, end)
+
+
+def _casts(tensors: Sequence[TensorRecord], request: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the dtypes before and after of each storage to cast."""
+    targets = _targets(request)
+    wanted: dict[str, tuple[TensorRecord, str, str]] = {}
+    others: dict[str, TensorRecord] = {}
+    for record in tensors:
+        target = _target(record, targets)
+        for part in record.dense():
+            if part.storage is None or record.kind == "storage":
+                continue
+            if target is None or part.dtype == target or part.dtype not in _FLOATING:
+                others.setdefault(part.storage, record)
+                continue
+            _record, *dtypes = wanted.setdefault(part.storage, (record, part.dtype, target))
+            if dtypes != [part.dtype, target]:
+                others.setdefault(part.storage, record)
+    for key in wanted.keys() & others.keys():
+        raise SharedStorage(wanted[key][0].name, others[key].name, others[key].role)
+    return {key: (source, target) for key, (_, source, target) in wanted.items()}
+
+
+def _targets(request: Sequence[tuple[str, str]]) -> dict[str, str]:
+    targets: dict[str, str] = {}
+    for role, dtype in request:
+        if role and role not in _ROLES:
+            raise UsageError(f"--dtype: '{role[:40]}' is not one of the roles {', '.join(sorted(_ROLES))}")
+        if dtype not in _FLOATING:
+            raise UsageError(f"--dtype: '{dtype[:40]}' is not one of {', '.join(_FLOATING)}")
+        targets[role or "model"] = dtype
+    return targets
+
+
+def _target(record: TensorRecord, targets: Mapping[str, str]) -> str | None:
+    """Return the dtype to cast a tensor to; None if it is not selected."""
+    target = targets.get(record.role)
+    if target is None or record.kind == "quantized":
+        return None
+    if record.role == "optimizer" and (not record.shape or record.name.endswith(".step")):
+        return None
+    if record.kind in _NAMES_DTYPE and record.dtype in _FLOATING and record.dtype != target:
+        raise NotCastable(record.name, f"it is a {record.kind} tensor")
+    return target
+
+
+def _require_castable(storage: StorageRef, uses: _Uses, dtype: str, name: str) -> None:
+    if storage.key in uses.fixed:
+        raise NotCastable(name, "its storage is also saved without a tensor")
+    extents = [view.extent(storage) for view in uses.views[storage.key]]
+    if any(extent is None or extent.dtype != dtype for extent in extents):
+        raise NotCastable(name, "its storage has tensors of another dtype, or tensors that code computes")
+
+
+# --- edits -----------------------------------------------------------------------------------------------------------
+
+
+def _apply(storage: StorageRef, uses: _Uses, change: StorageChange) -> None:
+    """Change persistent ids, storage offsets, and rebuild functions."""
+    source, target = change.cast or ("", "")
+    for view in uses.views[storage.key]:
+        extent = view.extent(storage)
+        if extent is not None:
+            offset = extent.offset - change.span.start // ITEM_BYTES[extent.dtype] if extent.span else 0
+            view.args.items = (view.args.items[0], offset, *view.args.items[2:])
+            if target:
+                _set_dtype(view, target)
+    nbytes = change.span.nbytes
+    unit = ITEM_BYTES[storage.dtype]
+    kind = _storage_class(target) if target else None
+    if target:
+        nbytes = nbytes // ITEM_BYTES[source] * ITEM_BYTES[target]
+        unit = ITEM_BYTES[target] if target in DTYPE_STORAGE else 1
+    for pid in uses.ids[storage.key].values():
+        word, old, key, device, _ = pid.items
+        pid.items = (word, kind or old, key, device, nbytes // unit)
+
+
+def _storage_class(dtype: str) -> Global:
+    name = DTYPE_STORAGE.get(dtype)
+    return Global("torch.storage", "UntypedStorage") if name is None else Global("torch", name)
+
+
+def _set_dtype(view: _View, dtype: str) -> None:
+    """Change the function and the arguments of a tensor for another dtype: those without a storage class need v3."""
+    items, starts = view.args.items, view.args.starts
+    if dtype in DTYPE_STORAGE:
+        if not view.is_v3:
+            return
+        function = Global("torch._utils", "_rebuild_tensor_v2")
+        view.args.items = items[:_DTYPE] + items[_DTYPE + 1 :]
+        view.args.starts = starts[:_DTYPE] + starts[_DTYPE + 1 :]
+    else:
+        function = Global("torch._utils", _V3)
+        if len(items) < _V2_ARGUMENTS:  # written before requires_grad and hooks
+            items = (*items[:4], False, Call(Global("collections", "OrderedDict"), Tuple((), ()), -1))
+        metadata = items[_DTYPE + view.is_v3 :]
+        view.args.items = (*items[:_DTYPE], Global("torch", dtype), *metadata)
+        view.args.starts = (-1,) * len(view.args.items)
+    for holder in view.holders:
+        if type(holder) is Call:
+            holder.func = function
+        elif type(holder) is Tuple:
+            holder.items = (function, *holder.items[1:])
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _cast_bytes(source: ByteSource, segment: Segment, cast: tuple[str, str], byteorder: str) -> Segment:
+    if isinstance(segment, FromSource):
+        return FromSource(segment.source, _cast_bytes(segment.source, segment.segment, cast, byteorder))
+    if isinstance(segment, CopySegment):
+        return CastSegment(segment.span, *cast, byteorder, next(iter(segment.checks), None))
+    if isinstance(segment, InflateSegment):
+        return CastSegment(segment.span, *cast, byteorder, None, segment)
+    elements = CastSegment(Span(0, length(segment)), *cast, byteorder, None)
+
+    def blocks() -> Iterator[bytes]:
+        return cast_blocks(in_blocks(blocks_of(source, (segment,)), _BLOCK), elements, source.path)
+
+    return StreamSegment(length(elements), blocks)
