@@ -7,6 +7,7 @@ import zlib
 import pytest
 
 from ckptmove.io.contracts import CastSegment, CopySegment
+from ckptmove.io.segments import blocks_of
 
 
 def test_it_knows_its_name(opened):
@@ -39,9 +40,32 @@ def test_a_span_holds_the_bytes_of_its_storage(opened):
             assert data[span.start : span.end] == opened.seen.storages[storage.key]
 
 
-def test_an_unknown_storage_has_no_span(opened):
+def test_an_unknown_storage_has_no_bytes(opened):
     opened.container.locate(opened.storages())
     assert opened.container.storage_span("nowhere") is None
+    assert opened.container.storage_segment("nowhere") is None
+    assert opened.container.storage_crc("nowhere") is None
+
+
+def test_a_storage_is_copied_with_the_check_of_its_crc(opened):
+    opened.container.locate(opened.storages())
+    for storage in opened.storages():
+        segment = opened.container.storage_segment(storage.key)
+        raw, crc = opened.seen.storages[storage.key], opened.container.storage_crc(storage.key)
+        assert b"".join(blocks_of(opened.container.source, [segment])) == raw
+        assert crc in {None, zlib.crc32(raw)}
+        if opened.specimen.deflated:
+            assert segment.crc == (crc or 0)
+        else:
+            assert [check.crc for check in segment.checks] == ([] if crc is None else [crc])
+            assert all(check.span == segment.span for check in segment.checks)
+
+
+def test_the_crcs_of_an_archive_are_known(opened_zip):
+    opened_zip.container.locate(opened_zip.storages())
+    crcs = {key: opened_zip.container.storage_crc(key) for key in opened_zip.seen.storages}
+    known = opened_zip.specimen.checksums
+    assert crcs == {key: zlib.crc32(raw) or None if known else None for key, raw in opened_zip.seen.storages.items()}
 
 
 def test_a_sound_file_has_the_facts_of_its_kind_alone(opened):

@@ -82,9 +82,7 @@ def summed(crc):
     other = MemorySource("other", LARGE)
     stream = StreamSegment(len(LARGE), lambda: one_buffer(LARGE))
     inner = Summed((stream,), RunningCrc())
-    return Summed(
-        (FromSource(other, CopySegment(WHOLE)), BytesSegment(b"new"), FromSource(other, stream), inner), crc
-    )
+    return Summed((FromSource(other, CopySegment(WHOLE)), BytesSegment(b"new"), FromSource(other, stream), inner), crc)
 
 
 def test_a_sum_is_that_of_the_bytes_and_known_to_those_after_it():
