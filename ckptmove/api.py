@@ -234,21 +234,10 @@ def convert(
         WriteFailed: if the output cannot be written; the partial file is removed, and the source is unchanged.
     """
     from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # inspect does not wait for it
-    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, used by convert only
-    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # likewise
+    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, not used by inspect
 
     to, mapping = _targets(to, map_location)
-    remap = remap_options(
-        strip_prefix=None if strip_prefix is False else [] if strip_prefix is True else _words(strip_prefix),
-        add_prefix=add_prefix,
-        rename=[f"{old}={new}" for old, new in (rename or {}).items()],
-        only=_words(only),
-        drop=_words(drop),
-        as_root=as_root,
-        compact=compact,
-        plain=plain,
-        dtype=[f"{role}={one}" for role, one in dtype.items()] if isinstance(dtype, Mapping) else _words(dtype or ()),
-    )
+    remap = _remap(strip_prefix, add_prefix, rename, only, drop, as_root, dtype, compact=compact, plain=plain)
     request = ConvertRequest(
         path=os.fspath(path),
         move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=remap),
@@ -305,6 +294,15 @@ def verify(
     *,
     to: Device | None = None,
     against: FilePath | None = None,
+    strip_prefix: bool | str | Sequence[str] = False,
+    add_prefix: str = "",
+    rename: Mapping[str, str] | None = None,
+    only: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    as_root: str = "",
+    compact: bool = False,
+    plain: bool = False,
+    dtype: str | Mapping[str, str] | None = None,
     optimizer: str | None = None,
     require_device: bool = False,
     seed: int = 0,
@@ -323,7 +321,17 @@ def verify(
     Args:
         path: a file, or a directory or an archive of files, which is one checkpoint.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
-        against: checkpoint whose values must be equal; a file, a directory or an archive.
+        against: checkpoint whose values must be equal, after the changes of the arguments that follow; a file, a
+            directory or an archive.
+        strip_prefix: as of :func:`convert`, with which the checkpoint was made, like all up to ``dtype``.
+        add_prefix: likewise.
+        rename: likewise.
+        only: likewise.
+        drop: likewise.
+        as_root: likewise.
+        compact: likewise.
+        plain: likewise.
+        dtype: likewise.
         optimizer: optimizer class to step with (default: detected): the name of one of ``torch.optim``, or
             ``pkg.mod:CLASS``, which another process imports and runs.
         require_device: whether a simulated target is a failure.
@@ -356,6 +364,7 @@ def verify(
         path=os.fspath(path),
         to=_text(to),
         against=None if against is None else os.fspath(against),
+        remap=_remap(strip_prefix, add_prefix, rename, only, drop, as_root, dtype, compact=compact, plain=plain),
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
@@ -402,6 +411,35 @@ def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str |
     if to is not None and map_location is not None and parse_target(str(to)) != parse_target(str(map_location)):
         raise UsageError(f"two targets: to={str(to)!r} and map_location={str(map_location)!r}")
     return _text(map_location if to is None else to), {}
+
+
+def _remap(
+    strip_prefix: bool | str | Sequence[str],
+    add_prefix: str,
+    rename: Mapping[str, str] | None,
+    only: str | Sequence[str],
+    drop: str | Sequence[str],
+    as_root: str,
+    dtype: str | Mapping[str, str] | None,
+    *,
+    compact: bool,
+    plain: bool,
+) -> Remap:
+    """The options of a remapping, from the arguments of :func:`convert`."""
+    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # slow import, not used by inspect
+
+    known = [] if strip_prefix is True else _words(strip_prefix or "")
+    return remap_options(
+        strip_prefix=None if strip_prefix is False else known,
+        add_prefix=add_prefix,
+        rename=[f"{old}={new}" for old, new in (rename or {}).items()],
+        only=_words(only),
+        drop=_words(drop),
+        as_root=as_root,
+        compact=compact,
+        plain=plain,
+        dtype=[f"{role}={one}" for role, one in dtype.items()] if isinstance(dtype, Mapping) else _words(dtype or ()),
+    )
 
 
 def _words(words: str | Sequence[str]) -> Sequence[str]:

@@ -192,6 +192,7 @@ class MovePlan(NamedTuple):
         dropped: parts that are left out.
         replaced: objects that are replaced by plain values.
         trimmed: storages that become smaller.
+        format: format of the output, if it is not that of the source; else None.
     """
 
     request: MoveRequest
@@ -203,6 +204,7 @@ class MovePlan(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
     replaced: tuple[Replaced, ...] = ()
     trimmed: tuple[Trimmed, ...] = ()
+    format: ContainerName | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -212,7 +214,7 @@ class MovePlan(NamedTuple):
     @property
     def is_remapped(self) -> bool:
         """Whether anything but devices changes."""
-        return bool(self.renamed or self.dropped or self.replaced or self.trimmed)
+        return bool(self.renamed or self.dropped or self.replaced or self.trimmed or self.format)
 
 
 class Unmatched(NamedTuple):

@@ -174,8 +174,8 @@ def convert(
     from ckptmove.api import move_request  # noqa: PLC0415  # --help does not need it
     from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not need it
     from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # --help does not need it
-    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, used by convert only
     from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # --help does not need it
+    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, used by convert only
     from ckptmove.moves import Remap  # noqa: PLC0415  # --help does not need it
     from ckptmove.torch_facts.devices import parse_mapping  # noqa: PLC0415  # --help does not need it
 
@@ -228,8 +228,21 @@ def verify(
     to: options.To = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="ORIGINAL", help="Checkpoint whose values must be equal.", show_default=False),
+        typer.Option(
+            metavar="ORIGINAL",
+            help="Checkpoint whose values must be equal, after the changes that the options of convert name.",
+            show_default=False,
+        ),
     ] = None,
+    strip_prefix: options.StripPrefix = None,
+    add_prefix: options.AddPrefix = "",
+    rename: options.Rename = None,
+    only: options.Only = None,
+    drop: options.Drop = None,
+    as_root: options.AsRoot = "",
+    compact: options.Compact = False,
+    plain: options.Plain = False,
+    dtype: options.Dtype = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -287,16 +300,29 @@ def verify(
     fails.
     """
     from ckptmove.cli.verify_command import run_verify  # noqa: PLC0415  # --help does not need it
+    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # --help does not need it
     from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # --help does not need it
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
+    remap = remap_options(
+        strip_prefix=strip_prefix,
+        add_prefix=add_prefix,
+        rename=rename or (),
+        only=only or (),
+        drop=drop or (),
+        as_root=as_root,
+        compact=compact,
+        plain=plain,
+        dtype=dtype or (),
+    )
     requests = [
         VerifyRequest(
             path=path,
             to=to if to is not None else config.to,
             against=None if against is None else as_operand(against),
+            remap=remap,
             optimizer=optimizer,
             require_device=require_device,
             seed=seed,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Kinds of facts about bytes that are missing or damaged, so that the original bytes cannot be copied.
 _BROKEN: Final = LACKING | {"damaged-piece"}
+#: Forms of ``torch.save`` that are written as a zip archive, as torch does since 1.6, if more than devices changes.
+_OLD_FORMS: Final = frozenset({"torch-legacy", "torch-tar", "pickle"})
 _CONTAINERS: Final[dict[str, ContainerName]] = {
     "torch": "torch-zip", "safetensors": "safetensors", "shards": "directory",
 }  # fmt: skip
@@ -111,6 +113,10 @@ class Conversion:
         self.remapped = self._remap(checkpoint, moves)
         self.plan = moves if self.remapped is None else self.remapped.plan
         self._container = _CONTAINERS.get(self.format, inventory.container)
+        if self.remapped is not None and self._container in _OLD_FORMS:
+            self._container = "torch-zip"
+        if self._container != inventory.container:
+            self.plan = self.plan._replace(format=self._container)
         new = inventory if self.remapped is None else self.remapped.inventory
         self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
         self.notes += conversion_notes(new, self.plan)

@@ -39,7 +39,8 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     request, plan = conversion.request, conversion.plan
     if plan.is_empty and not plan.inflates:
         return 0
-    patch = _patch(part, plan) if conversion.remapped is None else _remapped_patch(part, conversion, conversion.remapped)
+    remapped = conversion.remapped
+    patch = _patch(part, plan) if remapped is None else _remapped_patch(part, conversion, remapped)
     size = part.inventory.size_bytes
     place = cast("DiskPlace", part.disk)  # the file is on disk
     conversion.notes += _other_names(part.path)
@@ -124,7 +125,7 @@ def _remapped_patch(part: FilePart, conversion: Conversion, remapped: Remapped) 
     from ckptmove.conversion.remap.new_files import NewFiles  # noqa: PLC0415  # not for moves alone
 
     files = NewFiles(remapped, conversion)
-    if remapped.storages.changes or not files.keeps_storages(part, remapped.root):
+    if not files.keeps_storages(part, remapped.root):
         raise InPlaceImpossible(part.path, "bytes of tensors would move or change")
     with part.content() as (container, _):
         return container.patch(files.pickle(part, remapped.root))

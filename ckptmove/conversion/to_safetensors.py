@@ -113,7 +113,7 @@ def flat_state(
     """
     stored = {record.storage: bytes_of(record.storage) for record in records if record.storage is not None}
     sizes = {key: length(segment) for key, (segment, _) in stored.items()}
-    tied = _tied_names(records, sizes)
+    tied = tied_names(records, sizes)
     tensors: list[NewTensor] = []
     for record in records:
         if record.name not in tied and record.storage is not None:
@@ -154,8 +154,16 @@ def _is_state_dict(value: Value, reader: TensorReader) -> bool:
 # --- tied weights ----------------------------------------------------------------------------------------------------
 
 
-def _tied_names(records: Sequence[TensorRecord], sizes: Mapping[str, int]) -> dict[str, str]:
-    """Return each name to leave out, and the name that is kept instead."""
+def tied_names(records: Sequence[TensorRecord], sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return each name to leave out, and the name that is kept instead.
+
+    Args:
+        records: dense tensors of a state_dict.
+        sizes: sizes of their storages in bytes.
+
+    Raises:
+        NotInFormat: if tensors overlap, and neither are all equal nor is one of them the whole storage.
+    """
     by_storage: dict[str, list[TensorRecord]] = defaultdict(list)
     for record in records:
         if record.storage is not None and record.nbytes:

@@ -6,6 +6,7 @@ import json
 from typing import NamedTuple
 
 from ckptmove.limits import Limits
+from ckptmove.moves import Remap
 
 
 class VerifyRequest(NamedTuple):
@@ -15,6 +16,7 @@ class VerifyRequest(NamedTuple):
         path: a file, a directory or an archive.
         to: target device, or None for the device of most of the model.
         against: checkpoint whose values must be equal, or None.
+        remap: how the checkpoint was remapped from ``against``.
         optimizer: optimizer class to step with: the name of one of ``torch.optim``, or ``pkg.mod:CLASS``; None to
             detect it.
         require_device: whether a simulated target is a failure.
@@ -32,6 +34,7 @@ class VerifyRequest(NamedTuple):
     path: str
     to: str | None = None
     against: str | None = None
+    remap: Remap = Remap()
     optimizer: str | None = None
     require_device: bool = False
     seed: int = 0
@@ -46,11 +49,21 @@ class VerifyRequest(NamedTuple):
 
     def to_json(self) -> str:
         """Convert to a JSON document."""
-        return json.dumps({**self._asdict(), "limits": self.limits._asdict()})
+        return json.dumps({**self._asdict(), "remap": self.remap._asdict(), "limits": self.limits._asdict()})
 
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:
         """Parse the result of :meth:`to_json`."""
         facts = json.loads(text)
-        globs, codes = tuple(facts["keep"]), tuple(facts["ignore"])
-        return cls(**{**facts, "ignore": codes, "keep": globs, "limits": Limits(**facts["limits"])})
+        changed = {
+            "keep": tuple(facts["keep"]),
+            "ignore": tuple(facts["ignore"]),
+            "remap": Remap(**{name: _frozen(value) for name, value in facts["remap"].items()}),
+            "limits": Limits(**facts["limits"]),
+        }
+        return cls(**{**facts, **changed})
+
+
+def _frozen(value: object) -> object:
+    """A value with tuples in place of the lists that JSON has."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

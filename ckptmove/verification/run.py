@@ -12,11 +12,12 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.keep import kept_tensors
+from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, TorchBroken, TorchMissing, UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.opening import container_class
-from ckptmove.moves import MoveRequest
+from ckptmove.moves import MoveRequest, Remap
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.checks import CASE, CHECKS, skipped
@@ -75,12 +76,12 @@ def verify_checkpoint(
         original: OpenCheckpoint | None = None
         if request.against is not None:
             # An original that cannot be read is an error of the input, not an outcome.
-            original = until_compared.enter_context(open_checkpoint(request.against, limits))
+            original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
             limit_tensor_sizes(original, limits)
             nbytes, read_from = original.nbytes, original.read_from
         checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True))
         if original is not None:
-            _refuse_stranger(checkpoint, original)
+            _refuse_stranger(checkpoint, expected(original, checkpoint, request.remap, limits))
         del original  # the child reads it again, and needs the memory
         until_compared.close()
         limit_tensor_sizes(checkpoint, limits)
@@ -116,6 +117,8 @@ def _refuse_request(request: VerifyRequest) -> None:
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
+    if request.remap != Remap() and request.against is None:
+        raise UsageError("options of convert describe the change from an original: add --against ORIGINAL")
 
 
 def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint) -> None:

@@ -102,7 +102,7 @@ class StoredTensors:
         item = ITEM_BYTES[record.dtype]
         start = storage.start + record.storage_offset * item
         end = start + extent_elements(record.shape, record.stride) * item
-        whose = key if part.is_distributed else ""
+        whose = key if part.disk is None else ""
         return StoredBytes(part.name, Span(start, end), whose) if end <= storage.end else None
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:

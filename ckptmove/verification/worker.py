@@ -19,6 +19,7 @@ from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.against import OriginalTensors, casts, differences
@@ -138,7 +139,8 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             restore = failed("restore", f"refused by torch's generators: {refused}", **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
-            other = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
+            stored_original = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
+            other = expected(stored_original, checkpoint, request.remap, request.limits)
             other_stored = stack.enter_context(StoredTensors(other.parts))
             sides = side_by_side(checkpoint, other)
             found = find_counterparts(*sides)

@@ -108,7 +108,9 @@ def _remapping(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         yield from _first(page, [f"  {key}" for key in keys], verbose=verbose)
     saved = sum(one.source_nbytes - one.nbytes for one in plan.trimmed)
     if plan.trimmed:
-        yield f"cut {amount(len(plan.trimmed), 'storage')} to {'its' if len(plan.trimmed) == 1 else 'their'} tensors: {size(saved)} less"
+        yield f"cut {amount(len(plan.trimmed), 'storage')} to the reach of tensors: {size(saved)} less"
+    if plan.format:
+        yield f"write as {plan.format}"
 
 
 def _first(page: Page, lines: list[str], *, verbose: bool) -> Iterator[str]:

@@ -102,7 +102,9 @@ def _is_touched(path: str, plan: MovePlan) -> bool:
     """Whether a plan changes anything in a file."""
     storages = (*(edit.storage for edit in plan.edits), *(one.storage for one in plan.trimmed))
     places = (
-        *(one.where for one in (*plan.renamed, *plan.replaced, *plan.flags)),
+        *(one.where for one in plan.renamed),
+        *(one.where for one in plan.replaced),
+        *(one.where for one in plan.flags),
         *(one.name for one in plan.dropped),
     )
     return any(key.startswith(f"{path}/" if path else "") for key in storages) or any(

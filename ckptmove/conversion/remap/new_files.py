@@ -46,14 +46,12 @@ def lay_out_file(
         Refused: if the format cannot hold a value of the tree.
     """
     files, request, part = NewFiles(remapped, conversion), conversion.request, checkpoint.parts[0]
-    is_same, kind = conversion.format == "same", part.inventory.container
+    is_same = conversion.format == "same"
     own = files.same_format(part, remapped.root) if is_same and isinstance(part, FilePart) else None
     if own is not None and isinstance(part, FilePart):
         return part.source, own
-    if conversion.format == "safetensors" or (is_same and kind == "safetensors"):
+    if conversion.format == "safetensors" or (is_same and part.inventory.container == "safetensors"):
         return files.source, files.safetensors_file(remapped.root)
-    if is_same and kind != "torch-zip":
-        conversion.notes.append(f"written as a zip archive, as torch.save does since 1.6, and not as {kind}")
     return files.source, files.torch_file(remapped.root, stem(request.target))
 
 
@@ -80,16 +78,14 @@ class NewFiles:
             return None
         if not part.has_checksums:
             self._conversion.unchecked.append(part.name)
-        changes = self._remapped.storages.changes
-        casts = {_own_key(part, key): one.cast for key, one in changes.items() if one.cast is not None}
         with part.content() as (container, _):
-            return self._conversion.checked(container.lay_out(self.pickle(part, root), casts))
+            return self._conversion.checked(container.lay_out(self.pickle(part, root), {}))
 
     def keeps_storages(self, part: FilePart, root: Value) -> bool:
-        """Whether a tree has exactly the storages of a part in their lengths, in an archive of ``torch.save``."""
+        """Whether a tree has exactly the storages of a part, unchanged, in an archive of ``torch.save``."""
         own = {storage.key for storage in part.inventory.storages}
-        is_cut = any(one.storage in own for one in self._remapped.plan.trimmed)
-        return part.inventory.container == "torch-zip" and own == set(storage_keys(root)) and not is_cut
+        is_same = own == set(storage_keys(root)) and own.isdisjoint(self._remapped.storages.changes)
+        return part.inventory.container == "torch-zip" and is_same
 
     def pickle(self, part: FilePart, root: Value) -> bytes:
         """The pickle of a tree whose storages are all in one part, under the keys of its file."""

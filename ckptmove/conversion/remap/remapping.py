@@ -34,13 +34,15 @@ class Remapped:
         root: the new tree; of several files, a dict of the path of each file and its tree.
         inventory: content of the new tree.
         plan: all changes.
-        storages: ranges and casts of the storages.
+        is_file: whether the tree is that of one file.
+        storages: changes of the storages.
         homes: each storage of the original and its part, by key.
     """
 
     root: Value
     inventory: Inventory
     plan: MovePlan
+    is_file: bool
     storages: StoragePlan
     homes: Mapping[str, tuple[OpenPart, StorageRef]]
 
@@ -88,6 +90,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
             replaced=replaced,
             trimmed=storages.trimmed,
         ),
+        is_file=checkpoint.is_whole or as_file,
         storages=storages,
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
     )

@@ -1,0 +1,224 @@
+"""The result of a remapping as an open checkpoint, without writing it: what a converted checkpoint must equal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
+
+from ckptmove.checkpoint.elements import StoredBytes
+from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.build import tree_inventory
+from ckptmove.checkpoint.inventory.outline import outline as make_outline
+from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.layouts.merge import merge, moved_inventory
+from ckptmove.checkpoint.parts import FilePart, OpenPart
+from ckptmove.conversion.remap.remapping import remap
+from ckptmove.conversion.to_safetensors import dense_records, tied_names
+from ckptmove.errors import NotGathered
+from ckptmove.io.cast import CAST_BLOCK, cast_blocks
+from ckptmove.io.contracts import CastSegment
+from ckptmove.io.part import MemorySource
+from ckptmove.io.segments import blocks_of
+from ckptmove.model import Span
+from ckptmove.moves import MovePlan, MoveRequest, Remap
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.pickles.write import write_pickle
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.conversion.remap.remapping import Remapped
+    from ckptmove.io.contracts import Progress
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact
+    from ckptmove.pickles.tree import Value
+
+_SAFETENSORS: Final = "safetensors"
+
+
+def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap, limits: Limits) -> OpenCheckpoint:
+    """The checkpoint that a conversion of the original must have written.
+
+    Args:
+        original: the original, with its trees, which are changed.
+        converted: the checkpoint to compare with it; only its form counts.
+        options: the options of the conversion, other than devices.
+        limits: resource limits for the new trees.
+
+    Returns:
+        The original itself if nothing but devices can have changed.
+
+    Raises:
+        UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
+    """
+    one_file = converted.listing is None
+    is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
+    was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
+    is_gathered = not original.is_whole and one_file
+    is_split = is_table and not was_table
+    if options == Remap() and not (is_gathered or is_split):
+        return original
+    plan = MovePlan(MoveRequest(to=None, remap=options))
+    try:
+        result = remap(original, plan, limits, as_file=one_file or is_table)
+    except NotGathered:
+        if options == Remap():
+            return original
+        raise
+    return _opened(original, result, limits, as_table=is_split)
+
+
+def _opened(original: OpenCheckpoint, result: Remapped, limits: Limits, *, as_table: bool) -> OpenCheckpoint:
+    if result.is_file:
+        part = ExpectedPart("", original.path, _table(result) if as_table else result.root, result, limits)
+        part.is_distributed = as_table  # a table stores neither strides nor classes
+        return replace(original, inventory=part.inventory, parts=(part,), listing=None, links={}, others=(), top="")
+    parts: list[OpenPart] = []
+    base = 0
+    kept = {cast("str", name): root for name, root, _ in cast("Dict", result.root).pairs()}
+    for old in original.parts:
+        if old.name in kept:
+            part = ExpectedPart(old.name, old.path, kept[old.name], result, limits)
+            part.put_at(base)
+            base += part.pickle_bytes
+            parts.append(part)
+    inventory = merge(original.path, original.inventory.container, parts, original.inventory.size_bytes)
+    whole = replace(inventory, layout=original.inventory.layout)
+    return replace(original, inventory=whole, parts=tuple(parts))
+
+
+def _table(result: Remapped) -> Value:
+    """A state_dict as safetensors stores it: without attributes, and each tied tensor once."""
+    root, sizes = result.root, {storage.key: storage.nbytes for storage in result.inventory.storages}
+    tied = tied_names(dense_records(root), sizes)
+    flat = [item for key, value, _ in cast("Dict", as_dict(root)).pairs() if key not in tied for item in (key, value)]
+    table = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
+    table.assigned = Dict(flat, [-1] * len(flat))
+    return table
+
+
+class ExpectedPart(OpenPart):
+    """A file that a conversion must have written; its bytes are read from the original.
+
+    Attributes:
+        pickle_bytes: size of its pickle.
+    """
+
+    is_distributed = False
+    has_checksums = False
+    disk = None
+
+    def __init__(self, name: str, path: str, root: Value, result: Remapped, limits: Limits) -> None:
+        """Hold a new tree.
+
+        Args:
+            name: path of the file in the checkpoint; empty for the whole.
+            path: the same as users see it.
+            root: its tree.
+            result: the remapping.
+            limits: resource limits for reading it.
+        """
+        self.name, self.path, self.rows, self.base = name, path, (), 0
+        # Read back, so that each value has a place of its own: the original's places are in several pickles.
+        data = write_pickle(root)
+        self._machine = interpret(data, limits)
+        self.pickle_bytes = len(data)
+        self._result, self._limits = result, limits
+        self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
+        self.byteorder = next((result.homes[one.key][0].byteorder for one in self.inventory.storages), "little")
+        self._kept: tuple[str, StoredBytes | None] = ("", None)
+
+    def put_at(self, base: int) -> None:
+        """Make it a part of several files."""
+        self.base = base
+        self.inventory = moved_inventory(self.name, self.inventory, base)
+
+    def close(self) -> None:
+        """Do nothing: its bytes belong to the original."""
+
+    def span(self, key: str) -> Span | None:
+        """Span of a storage in its own bytes."""
+        stored = self.storage(key)
+        return None if stored is None else stored.span
+
+    def storage(self, key: str) -> StoredBytes | None:
+        """Bytes of a storage after its changes; None if some are missing."""
+        if self._kept[0] != key:
+            self._kept = key, self._changed(key)
+        return self._kept[1]
+
+    def tree(self) -> Value:
+        """Root of the new tree."""
+        return self._machine.root
+
+    def outline(self) -> tuple[OutlineLine, ...]:
+        """Outline of the new tree."""
+        return make_outline(self._machine.root, self._limits, self.pickle_bytes)
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """None: the original is checked."""
+        del progress
+        return ()
+
+    def budget(self) -> Budget:
+        """A new budget for one walk over the tree."""
+        return Budget(self._limits, self.pickle_bytes)
+
+    def extras(self) -> Mapping[str, bytes]:
+        """None: a new file has no other content."""
+        return {}
+
+    def lost(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def _changed(self, key: str) -> StoredBytes | None:
+        part, _ = self._result.homes[key]
+        own = key[len(part.name) + 1 :] if part.name else key
+        stored = part.storage(own) or _inflated(part, own)
+        change = self._result.storages.changes.get(key)
+        if stored is None:
+            return None
+        if change is None:
+            return stored
+        start = stored.span.start + change.span.start
+        cut = StoredBytes(stored.source, Span(start, start + change.span.nbytes), stored.byteorder)
+        return cut if change.cast is None else _cast(cut, change.cast, part.path)
+
+
+def _inflated(part: OpenPart, key: str) -> StoredBytes | None:
+    """Bytes of a deflated storage, in memory; None if they are missing."""
+    if not isinstance(part, FilePart):
+        return None
+    with part.content() as (container, _):
+        segment = container.storage_segment(key)
+        if segment is None:
+            return None
+        data = b"".join(bytes(block) for block in blocks_of(container.source, (segment,)))
+    return StoredBytes(MemorySource(part.path, data), Span(0, len(data)), part.byteorder)
+
+
+def _cast(stored: StoredBytes, dtypes: tuple[str, str], path: str) -> StoredBytes:
+    old, new = (ITEM_BYTES[dtype] for dtype in dtypes)
+    return StoredBytes(_CastBytes(stored, dtypes, path), Span(0, stored.span.nbytes // old * new), stored.byteorder)
+
+
+class _CastBytes:
+    """Bytes of a storage that are cast when they are read."""
+
+    def __init__(self, stored: StoredBytes, dtypes: tuple[str, str], path: str) -> None:
+        self._stored, self._dtypes, self._path = stored, dtypes, path
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive), both between two elements."""
+        old, new = (ITEM_BYTES[dtype] for dtype in self._dtypes)
+        first = self._stored.span.start
+        span = Span(first + start // new * old, first + end // new * old)
+        segment = CastSegment(Span(0, span.nbytes), *self._dtypes, self._stored.byteorder, None)
+        wide = self._stored.source.read(span.start, span.end)
+        blocks = (wide[at : at + CAST_BLOCK] for at in range(0, len(wide), CAST_BLOCK))
+        return b"".join(cast_blocks(blocks, segment, self._path))
