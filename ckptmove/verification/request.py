@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptmove.limits import Limits
 from ckptmove.moves import Remap
@@ -64,6 +64,6 @@ class VerifyRequest(NamedTuple):
         return cls(**{**facts, **changed})
 
 
-def _frozen(value: object) -> object:
+def _frozen(value: Any) -> Any:
     """A value with tuples in place of the lists that JSON has."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
