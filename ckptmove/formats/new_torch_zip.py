@@ -30,13 +30,11 @@ class NewStorage(NamedTuple):
     Attributes:
         key: its key in the pickle. torch numbers storages from 0, in decimal.
         segments: its bytes.
-        nbytes: their number.
         crc: their CRC-32. None: it is computed while they are written.
     """
 
     key: str
     segments: tuple[Segment, ...]
-    nbytes: int
     crc: int | None
 
 
@@ -59,9 +57,9 @@ def _records(pickle: bytes, storages: Sequence[NewStorage], byteorder: str) -> I
     yield _held(".storage_alignment", str(_ALIGNMENT).encode())
     yield _held("byteorder", byteorder.encode())
     for storage in storages:
-        yield Record(f"data/{storage.key}", storage.segments, storage.nbytes, storage.crc)
+        yield Record(f"data/{storage.key}", storage.segments, storage.crc)
     yield _held("version", _VERSION)
 
 
 def _held(name: str, data: bytes) -> Record:
-    return Record(name, (BytesSegment(data),), len(data), zlib.crc32(data))
+    return Record(name, (BytesSegment(data),), zlib.crc32(data))

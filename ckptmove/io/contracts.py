@@ -182,8 +182,8 @@ class FromSource(NamedTuple):
     """A segment of another source than that of the output's other segments.
 
     Attributes:
-        source: the other source. The code that opened it closes it after the whole output was written. If there are many,
-            each should open its file only when it is read.
+        source: the other source. The code that opened it closes it after the whole output was written. A source that is
+            one of many should open its file only when it is read.
         segment: the segment of that source.
     """
 

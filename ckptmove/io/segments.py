@@ -123,7 +123,9 @@ def _exactly(nbytes: int, blocks: Iterable[bytes | memoryview], path: str) -> It
             break
         yield block
     if left:
-        raise DamagedArchive(path, f"{'more' if left < 0 else 'fewer'} than {nbytes} bytes where the output needs them")
+        raise DamagedArchive(
+            path, f"the output needs {nbytes} bytes here, and {'more' if left < 0 else 'fewer'} were read"
+        )
 
 
 def _without_checks(segment: Segment) -> Segment:

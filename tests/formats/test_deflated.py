@@ -10,9 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from open_containers import open_container
 
 import ckptmove
 from ckptmove.errors import CrcMismatch, LimitExceeded
+from ckptmove.limits import Limits
 
 torch = pytest.importorskip("torch")
 
@@ -231,6 +233,10 @@ def test_a_storage_that_says_more_than_its_tensors_need_is_refused(tmp_path):
     path = tmp_path / "bomb.pt"
     path.write_bytes(zipped_again(saved({"w": torch.ones(3)}), data_0=bytes(100 << 20)))
     refused(path, LimitExceeded)
+    container = open_container(str(path), Limits())
+    with pytest.raises(LimitExceeded):
+        container.storage_segment("0")
+    container.source.close()
 
 
 def test_a_storage_that_is_as_large_as_its_tensors_may_deflate_to_nothing(deflated, tmp_path):

@@ -31,7 +31,7 @@ def new(tmp_path):
         with zipfile.ZipFile(tmp_path / "old.pt") as old:
             held = {key: old.read(f"old/data/{key}") for key in keys}
             pickle = old.read("old/data.pkl")
-        storages = [NewStorage(key, segments_of(data), len(data), crc(data)) for key, data in held.items()]
+        storages = [NewStorage(key, segments_of(data), crc(data)) for key, data in held.items()]
         with FileSink(str(tmp_path / "new.pt"), force=True) as sink:
             segments = new_torch_file("new", pickle, storages, byteorder)
             write_segments(MemorySource("none", b""), segments, sink, "new.pt")
@@ -60,7 +60,12 @@ def test_storages_in_any_order(new):
     """For ``meta``, torch would compute their places from the order in the pickle if the file had a format version."""
     path = new(keys="210")
     require_state(path, mmap=True)
-    assert torch.load(path, map_location="meta")["w"].shape == STATE["w"].shape
+    if not hasattr(torch.UntypedStorage, "_checkpoint_offset"):
+        pytest.skip("this torch computes no places")
+    loaded, data = torch.load(path, map_location="meta"), path.read_bytes()
+    for name in "wb":
+        start = loaded[name].untyped_storage()._checkpoint_offset
+        assert data[start:].startswith(STATE[name].numpy().tobytes())
 
 
 def test_its_records_are_those_of_torch(new):
@@ -109,7 +114,7 @@ def test_storages_of_several_files_keep_their_crc(tmp_path):
     storages = []
     for place, one in enumerate(containers):
         segment = FromSource(one.source, one.storage_segment("0"))
-        storages.append(NewStorage(str(place), (segment,), one.storage_span("0").nbytes, one.storage_crc("0")))
+        storages.append(NewStorage(str(place), (segment,), one.storage_crc("0")))
     with FileSink(str(tmp_path / "new.pt"), force=False) as sink:
         segments = new_torch_file("new", pickle, storages)
         write_segments(MemorySource("none", b""), segments, sink, "new.pt")

@@ -36,13 +36,11 @@ class Record(NamedTuple):
     Attributes:
         name: its name in the folder.
         segments: its bytes.
-        nbytes: their number.
         crc: their CRC-32. None: it is computed while they are written.
     """
 
     name: str
     segments: tuple[Segment, ...]
-    nbytes: int
     crc: int | None
 
 
@@ -68,7 +66,8 @@ def lay_out_archive(folder: str, records: Iterable[Record], alignment: int = 64)
     entries: list[_Entry] = []
     offset = 0
     for record in records:
-        name, nbytes, crc = f"{folder}/{record.name}".encode(), record.nbytes, RunningCrc(record.crc or 0)
+        name, crc = f"{folder}/{record.name}".encode(), RunningCrc(record.crc or 0)
+        nbytes = sum(map(length, record.segments))
         # miniz writes no data descriptor after an empty record.
         flags = FLAG_UTF8 | FLAG_DESCRIPTOR if nbytes else FLAG_UTF8
         # As miniz: no stored length, because a descriptor follows; and the offset, which no reader uses.
