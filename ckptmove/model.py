@@ -315,6 +315,7 @@ class Inventory(OneLine):
         contents: other contents needed for a resume: ``scheduler``, ``scaler``, ``rng``, ``counter``.
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: for each scheduler, the path and the values of its last learning rates.
+        sections: path and role of each container whose role differs from that of the container around it.
     """
 
     path: str
@@ -335,6 +336,7 @@ class Inventory(OneLine):
     contents: frozenset[str] = frozenset()
     rng_devices: tuple[tuple[str, int], ...] = ()
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    sections: tuple[tuple[str, Role], ...] = ()
 
     def __str__(self) -> str:
         """Return path, container, layout and the number of tensors in one line."""

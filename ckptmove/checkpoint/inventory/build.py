@@ -77,6 +77,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),
+        sections=tuple(walk.sections),
     )
     return inventory if container.has_devices else complete(inventory)
 

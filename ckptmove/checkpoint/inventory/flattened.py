@@ -64,21 +64,33 @@ def split_by_parameter(pairs: Dict) -> FlatOptimizer:
     options, others = Dict([], []), Dict([], [])
     listed: set[int] = set()
     for key, value, start in unique(pairs):
-        begin = next((one for one in (_STATE, _OPTIONS) if type(key) is str and key.startswith(one)), "")
-        path = key[len(begin) :] if type(key) is str and begin else ""
-        name = _owner(path, names)
-        option = path[len(name) + 1 :]
+        begin, name, rest = split_key(key, names) if type(key) is str else ("", "", "")
         if not name:
             _put(others, key, value, start)
         elif begin == _STATE:
-            states.append((name, path, value, start))
-        elif option != "param_names":
-            _put(groups.setdefault(name, Dict([], [])), option, value, start)
+            states.append((name, name + rest, value, start))
+        elif rest != ".param_names":
+            _put(groups.setdefault(name, Dict([], [])), rest[1:], value, start)
             _put(options, key, value, start)
         elif id(value) not in listed:  # the options of all parameters share one list of all names
             listed.add(id(value))
             _put(options, key, value, start)
     return FlatOptimizer(_nested(states), tuple(groups.items()), options, others)
+
+
+def split_key(key: str, names: Collection[str]) -> tuple[str, str, str]:
+    """Split a key of a flat optimizer into ``state.`` or ``param_groups.``, the name of the parameter, and the rest.
+
+    Args:
+        key: whole key.
+        names: names of the parameters with a learning rate.
+
+    Returns:
+        The three parts, whose sum is the key; the first two are empty for a key of another kind.
+    """
+    begin = next((one for one in (_STATE, _OPTIONS) if key.startswith(one)), "")
+    name = _owner(key[len(begin) :], names) if begin else ""
+    return (begin, name, key[len(begin) + len(name) :]) if name else ("", "", key)
 
 
 def _nested(states: list[tuple[str, str, Value, int]]) -> Dict:

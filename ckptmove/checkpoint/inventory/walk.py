@@ -60,6 +60,7 @@ class Walk:
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: path and values of each list of learning rates of a scheduler.
         modules: paths of pickled modules.
+        sections: path and role of each container whose role differs from that of the container around it.
     """
 
     limits: Limits
@@ -72,6 +73,7 @@ class Walk:
     rng_devices: list[tuple[str, int]] = field(default_factory=list)
     last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    sections: list[tuple[str, Role]] = field(default_factory=list)
     _frames: list[tuple[Iterator[Member], Place, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
     _objects: set[int] = field(default_factory=set)
@@ -223,8 +225,19 @@ class Walk:
             return
         if len(self._frames) >= self.limits.depth:
             raise LimitExceeded("the depth of a pickle", limit=self.limits.depth, actual=len(self._frames) + 1)
+        self._settle(place)
         self._open.add(identity)
         self._frames.append((iterator, place, identity))
+
+    def _settle(self, inner: Place) -> None:
+        """Record the role of a container before it is entered; a module or an optimizer is entered in two steps."""
+        if self._frames:
+            outer = self._frames[-1][1]
+            if inner.role == outer.role or inner.prefix == outer.prefix:
+                return
+        if inner.role is not None:
+            self._budget.spend(_SCALAR)
+            self.sections.append((inner.path, inner.role))
 
     def _inner(self, key: str, place: Place) -> Place:
         """Return the place for the members of a container, with the role of its key."""
@@ -257,6 +270,7 @@ class Walk:
                 self._budget.write(sum(map(len, keys)))  # the keys are split again for each path to the dict
                 flat = split_by_parameter(pairs)
                 pairs, keys = flat.others, shapes.string_keys(flat.others)
+                inner.role = inner.role if keys else "optimizer"
             if inner.role in _BY_KEYS:
                 inner.role = shapes.role_of_keys(keys) or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
@@ -317,6 +331,8 @@ class Walk:
             self.last_rates.append((inner.path, cast("tuple[float, ...]", tuple(value.items))))
         if rows:
             self._push(iter(rows), inner, value)
+        else:
+            self._settle(inner)
 
     def _enter_object(self, key: str, call: Call, place: Place) -> None:
         if id(call) in self._open or id(call) in self._objects:

@@ -59,6 +59,10 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
         contents=inventory.contents.union(told),
         rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
         last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),
+        sections=(
+            *((path, role) for role in told),
+            *((mover.name(where), role) for where, role in inventory.sections),
+        ),
     )
 
 
@@ -112,6 +116,7 @@ def merge(path: str, container: ContainerName, parts: Sequence[OpenPart], size_b
         contents=frozenset().union(*(one.contents for one in each)),
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
         last_rates=tuple(chain.from_iterable(one.last_rates for one in each)),
+        sections=tuple(chain.from_iterable(one.sections for one in each)),
         files=tuple(chain.from_iterable(part.rows for part in parts)),
     )
 
