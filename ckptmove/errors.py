@@ -399,6 +399,25 @@ class UneditableGraph(Refused):
         self.detail = detail
 
 
+class NotPlain(Refused):
+    """Objects of the file have no value that ``torch.load(weights_only=True)`` loads.
+
+    Attributes:
+        objects: path, full name of the class or function, and reason, as a clause, of each object.
+        is_dangerous: whether the objects are functions that no checkpoint needs.
+    """
+
+    kind = "not-plain"
+
+    def __init__(self, objects: tuple[tuple[str, str, str], ...], *, is_dangerous: bool = False) -> None:
+        shown = "; ".join(f"{where or 'the root'} ({name}): {why}" for where, name, why in objects[:_SHOWN])
+        more = f"; and {len(objects) - _SHOWN} more" if len(objects) > _SHOWN else ""
+        count = f"{len(objects)} object{'' if len(objects) == 1 else 's'}"
+        super().__init__(f"--plain cannot replace {count}: {shown}{more}")
+        self.objects = objects
+        self.is_dangerous = is_dangerous
+
+
 class WriteFailed(CkptMoveError):
     """The output could not be written and was removed. ``reason`` is the message of the system."""
 

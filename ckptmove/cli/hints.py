@@ -21,6 +21,8 @@ _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUO
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
 _DISTRUST: Final = "do not load it, and do not trust its source"
+#: Maximum number of ``--drop`` options in one hint.
+_SHOWN_DROPS: Final = 4
 #: Values of ``--limit-factor`` that hints suggest.
 _FACTORS: Final = (10, 100, 1000)
 #: Maximum number of ``--drop`` options in a hint.
@@ -310,6 +312,15 @@ def _(error: errors.UnsupportedDtype) -> str:
 @hint_for.register(errors.UncastableDtype)
 def _(error: errors.UncastableDtype) -> str:
     return f"keep its device with --keep {quoted(error.tensors[0][0])}, or cast it in torch and save it again"
+
+
+@hint_for.register(errors.NotPlain)
+def _(error: errors.NotPlain) -> str:
+    if error.is_dangerous:
+        return _DISTRUST
+    paths = [where for where, _, _ in error.objects if where]
+    drops = " ".join(f"--drop {quoted(where)}" for where in paths[:_SHOWN_DROPS])
+    return f"leave {'it' if len(paths) == 1 else 'them'} out: {drops}" if paths else ""
 
 
 @hint_for.register(errors.UneditableGraph)

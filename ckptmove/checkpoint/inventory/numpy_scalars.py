@@ -9,14 +9,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.pickles.tree import Call, Tuple
+from ckptmove.pickles.tree import Call, Python2Str, Tuple
 
 if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _SCALARS: Final = frozenset({"numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"})
 #: Codes of ``struct`` for numpy's dtype codes.
-_FORMATS: Final = {
+FORMATS: Final = {
     "f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I",
     "u8": "Q", "b1": "?",
 }  # fmt: skip
@@ -28,8 +28,8 @@ def scalar_value(value: Value) -> float | bool | None:
         return None
     match _items(value.args):
         case (Call(name="numpy.dtype") as dtype, content):
-            code, raw = _items(dtype.args)[:1], _bytes(content)
-            letter = _FORMATS.get(code[0]) if code and isinstance(code[0], str) else None
+            code, raw = _items(dtype.args)[:1], bytes_of(content)
+            letter = FORMATS.get(code[0]) if code and isinstance(code[0], str) else None
             order = ">" if ">" in _items(dtype.state)[1:2] else "<"
             if letter is not None and raw is not None and len(raw) == struct.calcsize(order + letter):
                 number: float | bool = struct.unpack(order + letter, raw)[0]
@@ -41,10 +41,12 @@ def _items(value: Value) -> tuple[Value, ...]:
     return value.items if type(value) is Tuple else ()
 
 
-def _bytes(value: Value) -> bytes | None:
-    """Return bytes, which protocol 2 writes as latin-1 text."""
+def bytes_of(value: Value) -> bytes | None:
+    """Return bytes, which protocol 2 of Python 3 writes as latin-1 text, and Python 2 as a ``str``."""
     if isinstance(value, bytes):
         return value
+    if isinstance(value, str):
+        return value.raw if type(value) is Python2Str else value.encode() if value.isascii() else None
     if type(value) is Call and value.name == "_codecs.encode":
         match _items(value.args):
             case (str() as text, "latin1") if text.isascii() or max(text) <= "\xff":

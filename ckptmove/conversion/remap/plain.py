@@ -1,0 +1,400 @@
+"""Replace the objects of a tree by values that ``torch.load(weights_only=True)`` loads.
+
+The replacements are dicts, lists, tuples, strings and numbers. Every torch from the oldest supported one on loads them,
+except for bytes (since torch 2.5) and complex numbers (since torch 2.6), which have no other plain form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ckptmove.checkpoint.inventory.objects import extent, module_attributes
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, state_dict_of, string_keys
+from ckptmove.conversion.remap.state_dicts import ModuleState, object_state
+from ckptmove.conversion.remap.values import VALUES, NoPlainValue, arguments, callable_name
+from ckptmove.errors import LimitExceeded, NotPlain
+from ckptmove.moves import Replaced
+from ckptmove.pickles.tensors import TensorReader
+from ckptmove.pickles.tree import (
+    NEWOBJ,
+    REDUCE,
+    ByteArray,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Opaque,
+    Persistent,
+    Python2Str,
+    Sequence,
+    Set,
+    Tuple,
+)
+from ckptmove.torch_facts.weights_only import classify, modern_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptmove.limits import Limits
+    from ckptmove.pickles.tree import Value
+
+    #: Path of a value from the root: that of its container and its key, or None at the root.
+    _Link: TypeAlias = "tuple[_Link, str] | None"
+
+#: Functions that rebuild a tensor subclass: ``(func, type, args, state)``. Libraries copy the old one of torch.
+_FROM_TYPE: Final = ("._rebuild_from_type", "._rebuild_from_type_v2")
+_FROM_TYPE_V2: Final = "torch._tensor._rebuild_from_type_v2"
+_WRAPPER: Final = "torch._utils._rebuild_wrapper_subclass"
+_DEVICE_DATA: Final = "torch._utils._rebuild_device_tensor_from_numpy"
+#: Names that weights-only mode allows, but not in every supported torch, and that have another plain form.
+_REPLACED: Final = frozenset({"builtins.set"})
+#: Largest integer of LONG1 in bits. torch's weights-only unpickler has no LONG4.
+_MOST_BITS: Final = 8 * 255 - 1
+_KINDS: Final = {"_codecs.encode": "bytes", "builtins.bytearray": "bytearray", "builtins.complex": "complex"}
+_UNKNOWN: Final = "only the call gives its value"
+
+
+def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]]:
+    """Replace every object that ``torch.load(weights_only=True)`` rejects, in place.
+
+    Args:
+        root: the tree.
+        limits: resource limits for its depth and its values.
+
+    Returns:
+        The new root, and the replacements in the order of the file.
+
+    Raises:
+        NotPlain: if objects have no plain value, or the tree names functions that no checkpoint needs.
+        LimitExceeded: if the plain values are more than the limits allow.
+    """
+    found = list(_dangerous(root))
+    if found:
+        raise NotPlain(tuple(found), is_dangerous=True)
+    return _Plain(limits).run(root)
+
+
+def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
+    """Yield path, name and reason of each function that no checkpoint needs, in any part of the tree."""
+    seen: set[int] = set()
+    stack: list[tuple[Value, _Link]] = [(root, None)]
+    while stack:
+        node, link = stack.pop()
+        if not isinstance(node, Node) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        name = node.full_name if type(node) is Global else ""
+        if name and classify(name).verdict == "dangerous":
+            yield _path(link), name, "no checkpoint needs it, and it can run code"
+        if type(node) is not Global:
+            stack += reversed(list(_children(node, link)))
+
+
+def _children(node: Node, link: _Link) -> Iterator[tuple[Value, _Link]]:
+    """Iterate over the values directly in a node, with their paths; arguments and state have the path of their call."""
+    if isinstance(node, Sequence):
+        for index, item in enumerate(node.items):
+            yield item, (link, str(index))
+    elif type(node) is Dict:
+        for key, value, _ in node.pairs():
+            text = key_text(key)
+            if isinstance(key, Node):
+                yield key, (link, f"{text}.key")
+            yield value, (link, text)
+    else:
+        for value in node.members():
+            yield value, link
+
+
+def _path(link: _Link) -> str:
+    parts: list[str] = []
+    while link is not None:
+        link, part = link
+        parts.append(part)
+    return ".".join(reversed(parts))
+
+
+class _Plain:
+    """One pass over a tree: first choose the replacements, then put them in their places."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._reader = TensorReader()
+        self._values = 0
+        #: Every visited node by its ``id``: what the pass replaces must stay alive, so that no ``id`` is used again.
+        self._seen: dict[int, Node] = {}
+        self._new: dict[int, Value] = {}
+        self._links: dict[int, _Link] = {}
+        self._encoded: dict[int, tuple[bytes, Call]] = {}
+        #: Path, class and new value of each replacement, and the name of the new type if it is not that of the value.
+        self._noted: list[tuple[_Link, str, Value, str]] = []
+        self._refused: list[tuple[str, str, str]] = []
+
+    def run(self, root: Value) -> tuple[Value, tuple[Replaced, ...]]:
+        """Replace everything below the root."""
+        stack: list[tuple[Value, _Link]] = [(root, None)]
+        while stack:
+            value, link = stack.pop()
+            if not isinstance(value, Node):
+                self._check_atom(value, link)
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                try:
+                    new = self._replacement(value, link)
+                except NoPlainValue as error:
+                    self._refused.append((_path(link), _class_of(value), error.why))
+                    continue
+                if new is not value:
+                    self._put(value, new, link)
+                    stack.append((new, link))
+                elif type(value) is not Persistent:  # what the id of a storage contains is not a value of the file
+                    stack += reversed([child for child in _children(value, link) if _is_visited(child[0])])
+        self._check_keys()
+        if self._refused:
+            raise NotPlain(tuple(self._refused))
+        for node in self._seen.values():
+            self._fill(node)
+        replaced = (
+            Replaced(_path(link), source, target or self._kind(self._resolved(new)))
+            for link, source, new, target in self._noted
+        )
+        return self._resolved(root), tuple(replaced)
+
+    def _spend(self, values: int) -> None:
+        self._values += values
+        if self._values > self._limits.visits:
+            raise LimitExceeded("plain values", limit=self._limits.visits, actual=self._values)
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def _check_atom(self, value: Value, link: _Link) -> None:
+        if type(value) is int and value.bit_length() > _MOST_BITS:
+            why = "weights-only mode loads integers of at most 255 bytes"
+            self._refused.append((_path(link), "builtins.int", why))
+
+    def _put(self, value: Node, new: Value, link: _Link) -> None:
+        """Note a replacement, unless it leads back to the value."""
+        if self._resolved(new) is value:
+            self._refused.append((_path(link), _class_of(value), "its value is the object itself"))
+        else:
+            self._new[id(value)] = new
+
+    def _replacement(self, node: Node, link: _Link) -> Value:
+        """Return the plain value of a node: the node itself if only its members change."""
+        if type(node) is Call:
+            return self._object(node, link)
+        if isinstance(node, Set):
+            return self._note(link, "builtins.set", List(node.items, node.starts))
+        if isinstance(node, Sequence | Dict):
+            self._spend(len(node.members()))
+            if type(node) is Dict and any(isinstance(key, Node) for key in node.flat[::2]):
+                self._links[id(node)] = link
+            return node
+        if type(node) is Opaque:
+            raise NoPlainValue("its value is not in the file")
+        if type(node) is Persistent and type(node.pid) is Tuple and node.pid.items[:1] == ("storage",):
+            return node
+        name = callable_name(node)
+        return node if _is_allowed(name) else self._note(link, name, name)
+
+    def _note(self, link: _Link, source: str, new: Value, target: str = "") -> Value:
+        self._noted.append((link, source, new, target))
+        return new
+
+    def _object(self, call: Call, link: _Link) -> Value:
+        """Return the plain value of an object."""
+        name = modern_name(call.name)
+        if name.endswith(_FROM_TYPE) or self._reader.is_tensor(call):
+            return self._tensor(call, name, link)
+        if _is_allowed(name) and call.kwargs is None:
+            call.opcode = REDUCE  # the only call that every torch makes for these names
+            return call
+        if name == "builtins.bytes" and not arguments(call):  # b"" in protocol 2
+            return self._encode(b"")
+        self._spend(extent(call))
+        if name.startswith("omegaconf."):
+            return self._note(link, name, self._container(call))
+        if module_attributes(call) is not None:
+            state = ModuleState(self._limits, self._spend).read(call)
+            return self._note(link, call.name, state, "state_dict")
+        source, value = self._plain_value(call, name)
+        return self._note(link, source, value)
+
+    def _plain_value(self, call: Call, name: str) -> tuple[str, Value]:
+        """Return the class of an object and its plain value."""
+        convert = VALUES.get(name)
+        if convert is not None:
+            return name, convert(call)
+        pairs = as_dict(call)
+        if pairs is not None:
+            return name, pairs
+        if call.appended is not None:
+            return name, call.appended
+        name, args, is_new = _constructor(call, name)
+        if not name:
+            raise NoPlainValue("another call computes its class")
+        if call.state is not None:
+            return name, self._attributes(call, name, args)
+        if call.kwargs is not None:
+            raise NoPlainValue(_UNKNOWN)
+        return name, _built(name, args, is_new=is_new)
+
+    def _attributes(self, call: Call, name: str, args: tuple[Value, ...]) -> Value:
+        """Return the attributes of an object, or the state that its ``__getstate__`` returned."""
+        if any(isinstance(value, Node) and type(value) is not Global for value in args):
+            raise NoPlainValue("its arguments and its attributes are not of one form")
+        parts = call.state.items if type(call.state) is Tuple else ()
+        is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)  # noqa: PLR2004
+        pairs = state_dict_of(call.state) if is_pair else as_dict(call.state)
+        if pairs is None:
+            return Dict([], []) if is_pair else call.state
+        state = object_state(name, pairs, self._is_tensor)
+        return pairs if state is None else state
+
+    def _container(self, call: Call) -> Value:
+        """Return the content of an omegaconf container, or the value of a node."""
+        pairs = as_dict(call.state)
+        for key in ("_content", "_val"):
+            if pairs is not None and key in string_keys(pairs):
+                return pairs.get(key)
+        if pairs is None:
+            return self._plain_value(call, modern_name(call.name))[1]
+        return pairs
+
+    # --- tensors -----------------------------------------------------------------------------------------------------
+
+    def _is_tensor(self, value: Value) -> bool:
+        return type(value) is Call and self._reader.is_tensor(value)
+
+    def _tensor(self, call: Call, name: str, link: _Link) -> Value:
+        """Return a tensor that weights-only mode rebuilds: for a subclass, its plain tensor."""
+        args = arguments(call)
+        if name.endswith(_FROM_TYPE):
+            return self._subclass(call, name, link)
+        kind = args[0] if args else None
+        if name == _WRAPPER and not (type(kind) is Global and _is_allowed(kind.full_name)):
+            raise NoPlainValue("a wrapper subclass has no bytes of its own")
+        if name == _DEVICE_DATA or not _is_allowed(name):
+            raise NoPlainValue("not every torch.load(weights_only=True) rebuilds it")
+        return call
+
+    def _subclass(self, call: Call, name: str, link: _Link) -> Value:
+        args = arguments(call)
+        inner = Call(args[0], args[2], -1) if len(args) > 2 else None  # noqa: PLR2004  # function, class, arguments
+        if inner is None or not self._reader.is_tensor(inner) or inner.name == _WRAPPER:
+            raise NoPlainValue("only its class rebuilds the tensor")
+        kind = callable_name(args[1])
+        if name == _FROM_TYPE_V2 and _is_allowed(kind):
+            return call
+        return self._note(link, kind, inner, "torch.Tensor")
+
+    # --- putting in place --------------------------------------------------------------------------------------------
+
+    def _check_keys(self) -> None:
+        """Refuse dicts whose keys are equal or not hashable after the replacement."""
+        for identity, link in self._links.items():
+            keys = self._seen[identity].members()[::2]
+            new = [_hashed(key, self._resolved) for key in keys]
+            if None in new:
+                self._refused.append((_path(link), "builtins.dict", "one of its keys would be a dict or a list"))
+            elif len(set(new)) < len({_hashed(key, lambda value: value) for key in keys}):
+                self._refused.append((_path(link), "builtins.dict", "two of its keys would be equal"))
+
+    def _fill(self, node: Node) -> None:
+        """Put the replacements of a node's members in their places."""
+        if type(node) is Tuple:
+            node.items = tuple(map(self._resolved, node.items))
+        elif isinstance(node, List):
+            node.items[:] = map(self._resolved, node.items)
+        elif type(node) is Dict:
+            node.flat[:] = map(self._resolved, node.flat)
+        elif type(node) is Call and id(node) not in self._new:
+            node.args, node.state = self._resolved(node.args), self._resolved(node.state)
+
+    def _resolved(self, value: Value) -> Value:
+        """Return what finally stands for a value."""
+        passed: list[int] = []
+        while isinstance(value, Node) and id(value) in self._new:
+            passed.append(id(value))
+            value = self._new[id(value)]
+        for identity in passed:
+            self._new[identity] = value
+        if isinstance(value, bytes):
+            return self._encode(value)
+        return str(value) if type(value) is Python2Str else value
+
+    def _kind(self, value: Value) -> str:
+        """Return the name of a plain type, as a reader of the new file sees it."""
+        if isinstance(value, Call):
+            name = "torch.Tensor" if self._is_tensor(value) else _KINDS.get(value.name, value.name)
+            return "dict" if as_dict(value) is not None else name
+        if isinstance(value, Node):
+            return type(value).__name__.lower()
+        return type(value).__name__ if value is not None else "None"
+
+    def _encode(self, value: bytes) -> Call:
+        """Return bytes as protocol 2 writes them: weights-only mode has no opcode for bytes."""
+        kept = self._encoded.get(id(value))
+        if kept is None:
+            call = Call(Global("_codecs", "encode"), Tuple((value.decode("latin-1"), "latin1"), (-1, -1)), -1)
+            if type(value) is ByteArray:
+                call = Call(Global("builtins", "bytearray"), Tuple((call,), (-1,)), -1)
+            kept = self._encoded[id(value)] = value, call
+        return kept[1]
+
+
+def _constructor(call: Call, name: str) -> tuple[str, tuple[Value, ...], bool]:
+    """Return the class of an object, the arguments, and whether they are those of ``__new__``."""
+    args = arguments(call)
+    if name == "copyreg._reconstructor" and args:
+        # ``(class, base, value)``, where the value is that of a list, a tuple or another builtin base.
+        return callable_name(args[0]), () if args[2:] == (None,) else args[2:], True
+    if name in {"copyreg.__newobj__", "copyreg.__newobj_ex__"} and args:
+        return callable_name(args[0]), args[1:], True
+    return name, args, call.opcode == NEWOBJ
+
+
+def _built(name: str, args: tuple[Value, ...], *, is_new: bool) -> Value:
+    """Return the value of an object without a state: an enum, a namedtuple, or a subclass of a builtin."""
+    is_class = is_new or name.rpartition(".")[2].lstrip("_")[:1].isupper()
+    if is_class and not args:
+        return Dict([], [])
+    if is_class and len(args) == 1 and (not isinstance(args[0], Call) or as_dict(args[0]) is not None):
+        return args[0]
+    if is_new:
+        return Tuple(args, (-1,) * len(args))
+    raise NoPlainValue(_UNKNOWN)
+
+
+def _hashed(key: Value, resolved: Callable[[Value], Value]) -> tuple[object, ...] | None:
+    """Return what a key compares by; None if its type is not hashable."""
+    found: list[object] = []
+    stack = [key]
+    while stack:
+        value = resolved(stack.pop())
+        if type(value) is Tuple:
+            found.append((len(value.items),))
+            stack += value.items
+        elif isinstance(value, Sequence | Dict) or (type(value) is Call and as_dict(value) is not None):
+            return None
+        else:
+            found.append(id(value) if isinstance(value, Node) else value)
+    return tuple(found)
+
+
+def _is_allowed(name: str) -> bool:
+    return classify(name).weights_only and modern_name(name) not in _REPLACED
+
+
+def _is_visited(value: Value) -> bool:
+    """Whether a member needs a look: nodes other than plain tuples of numbers, and large integers."""
+    return isinstance(value, Node) or (type(value) is int and value.bit_length() > _MOST_BITS)
+
+
+def _class_of(node: Node) -> str:
+    if type(node) is Call:
+        is_subclass = node.name.endswith(_FROM_TYPE) and len(arguments(node)) > 1
+        kind = arguments(node)[1] if is_subclass else None
+        return kind.full_name if type(kind) is Global else node.name or "a call"
+    return node.full_name if type(node) is Global else type(node).__name__.lower()

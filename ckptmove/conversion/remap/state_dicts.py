@@ -1,0 +1,176 @@
+"""Convert pickled modules, optimizers, schedulers and ``GradScaler`` to what their ``state_dict()`` returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.inventory.objects import module_attributes
+from ckptmove.checkpoint.inventory.shapes import as_dict, members, optimizer_state, role_of_keys, string_keys, unique
+from ckptmove.conversion.remap.values import NoPlainValue, arguments, new_list
+from ckptmove.errors import LimitExceeded
+from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptmove.checkpoint.inventory.shapes import Member
+    from ckptmove.limits import Limits
+    from ckptmove.pickles.tree import Value
+
+_PARAMETERS: Final = frozenset({"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"})
+_SCHEDULERS: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.SWALR")
+#: Attributes of schedulers that their ``state_dict()`` leaves out.
+_NOT_SAVED: Final = frozenset({"optimizer", "_scale_fn_ref", "anneal_func"})
+#: Attributes of a pickled ``GradScaler`` by the keys of its ``state_dict()``, torch/amp/grad_scaler.py.
+_SCALER: Final = {
+    "scale": "_init_scale",
+    "growth_factor": "_growth_factor",
+    "backoff_factor": "_backoff_factor",
+    "growth_interval": "_growth_interval",
+    "_growth_tracker": "_init_growth_tracker",
+}
+
+
+def new_dict(pairs: list[tuple[Value, Value]]) -> Dict:
+    """Return a dict that no operation of the source pushes."""
+    flat = [item for pair in pairs for item in pair]
+    return Dict(flat, [-1] * len(flat))
+
+
+class ModuleState:
+    """The state_dict of one pickled module, in the order of ``Module.state_dict()``.
+
+    Args:
+        limits: resource limits for its depth.
+        spend: called with the number of attributes of each module, to limit the work: a module that is registered
+            several times has several names.
+    """
+
+    def __init__(self, limits: Limits, spend: Callable[[int], None]) -> None:
+        self._limits = limits
+        self._spend = spend
+        self._pairs: list[tuple[Value, Value]] = []
+        self._frames: list[tuple[Iterator[Member], str, int]] = []
+        self._open: set[int] = set()
+
+    def read(self, module: Call) -> Call:
+        """Return the ``OrderedDict``.
+
+        Raises:
+            NoPlainValue: if the class of a module decides on its state_dict, or a module contains itself.
+            LimitExceeded: if the modules are nested deeper, or have more names, than the limits allow.
+        """
+        self._enter(module, "")
+        while self._frames:
+            children, prefix, identity = self._frames[-1]
+            for name, child, _ in children:
+                if child is not None:
+                    self._enter(child, f"{prefix}{name}.")
+                    break
+            else:
+                self._frames.pop()
+                self._open.discard(identity)
+        result = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
+        result.assigned = new_dict(self._pairs)
+        return result
+
+    def _enter(self, module: Value, prefix: str) -> None:
+        pairs = module_attributes(module) if type(module) is Call else None
+        if type(module) is not Call or pairs is None:
+            raise NoPlainValue(f"its submodule '{prefix[:-1]}' is not written as a module")
+        if _writes_own(module.name):
+            raise NoPlainValue(f"{module.name} writes its own state_dict")
+        if id(module) in self._open:
+            raise NoPlainValue(f"its submodule '{prefix[:-1]}' contains itself")
+        if len(self._frames) >= self._limits.depth:
+            raise LimitExceeded("the depth of a pickle", limit=self._limits.depth, actual=len(self._frames) + 1)
+        self._spend(len(pairs.flat) + len(prefix))
+        transient = _strings(pairs.get("_non_persistent_buffers_set"))
+        for registry, skipped in (("_parameters", frozenset[str]()), ("_buffers", transient)):
+            registered = as_dict(pairs.get(registry))
+            for name, value, _ in members(registered) if registered is not None else ():
+                self._spend(1)
+                if value is not None and name not in skipped:
+                    self._pairs.append((prefix + name, _data(value)))
+        children = as_dict(pairs.get("_modules"))
+        self._open.add(id(module))
+        self._frames.append((iter(members(children) if children is not None else ()), prefix, id(module)))
+
+
+def _writes_own(name: str) -> bool:
+    """Whether a class of modules is known to save more than its parameters and buffers."""
+    return name.startswith("bitsandbytes.") or (name.startswith("torch.") and ".quantized." in name)
+
+
+def _strings(value: Value) -> frozenset[str]:
+    """Return the strings of a set."""
+    if type(value) is Call and arguments(value):
+        value = arguments(value)[0]
+    return frozenset(item for item in value.items if type(item) is str) if isinstance(value, Sequence) else frozenset()
+
+
+def _data(value: Value) -> Value:
+    """Return the tensor of a parameter: ``Module.state_dict()`` detaches it."""
+    while type(value) is Call and value.name in _PARAMETERS and arguments(value):
+        value = arguments(value)[0]
+    return value
+
+
+def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]) -> Dict | None:
+    """Return the state_dict of an optimizer, a scheduler or a ``GradScaler``; None for other objects.
+
+    Args:
+        name: full name of its class.
+        attributes: its attributes.
+        is_tensor: whether a value is a tensor.
+
+    Raises:
+        NoPlainValue: if an optimizer has the state of a parameter that is in no group.
+    """
+    groups, state = attributes.get("param_groups"), optimizer_state(attributes)
+    if state is not None and isinstance(groups, Sequence):
+        return _optimizer_state(groups, state, is_tensor)
+    keys = string_keys(attributes)
+    if keys.issuperset(_SCALER.values()):
+        enabled = attributes.get("_enabled") is not False
+        return new_dict([(key, attributes.get(source)) for key, source in _SCALER.items()] if enabled else [])
+    if name.startswith(_SCHEDULERS) or role_of_keys(keys) == "scheduler":
+        return _scheduler_state(attributes)
+    return None
+
+
+def _optimizer_state(groups: Sequence, state: Dict, is_tensor: Callable[[Value], bool]) -> Dict:
+    """Number the parameters over all groups, as ``torch.optim.Optimizer.state_dict`` does."""
+    numbers: dict[int, int] = {}
+    packed: list[Value] = []
+    for group in groups.items:
+        pairs = as_dict(group)
+        params = pairs.get("params") if pairs is not None else None
+        if pairs is None or not isinstance(params, Sequence):
+            raise NoPlainValue("a group of the optimizer has no list of parameters")
+        for one in params.items:
+            numbers.setdefault(id(one), len(numbers))
+        options: list[tuple[Value, Value]] = [(key, value) for key, value, _ in unique(pairs) if key != "params"]
+        indices: list[Value] = [numbers[id(one)] if is_tensor(one) else one for one in params.items]
+        packed.append(new_dict([*options, ("params", new_list(indices))]))
+    entries: list[tuple[Value, Value]] = []
+    for key, value, _ in unique(state):
+        if is_tensor(key) and id(key) not in numbers:
+            raise NoPlainValue("the optimizer has state of a parameter that is in no group")
+        entries.append((numbers[id(key)] if is_tensor(key) else key, value))
+    return new_dict([("state", new_dict(entries)), ("param_groups", new_list(packed))])
+
+
+def _scheduler_state(attributes: Dict) -> Dict:
+    kept: list[tuple[Value, Value]] = []
+    for key, value, _ in unique(attributes):
+        if key == "lr_lambdas" and isinstance(value, Sequence):
+            # `LambdaLR.state_dict` saves objects by their attributes, and functions as None.
+            kept.append((key, new_list([item if _has_attributes(item) else None for item in value.items])))
+        elif key not in _NOT_SAVED:
+            kept.append((key, value))
+    return new_dict(kept)
+
+
+def _has_attributes(value: Value) -> bool:
+    return type(value) is Call and as_dict(value.state) is not None
