@@ -208,8 +208,8 @@ def _kept(group: list[TensorRecord], storage_nbytes: int) -> str | None:
     """Return the name of the tensor to write for a group, or None if no tensor holds the elements of all."""
     if len({(record.dtype, record.storage_offset, record.shape, record.stride) for record in group}) == 1:
         return min(record.name for record in group)
-    if not all(map(is_in_order, group)):
-        return None
+    if not all(is_in_order(record) or len(record.shape) == 1 for record in group):
+        return None  # the library fails to flatten it
     complete = [record.name for record in group if not record.storage_offset and record.nbytes == storage_nbytes]
     return min(complete, default=None)
 

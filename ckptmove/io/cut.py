@@ -63,10 +63,9 @@ def _part(span: Span, start: int, nbytes: int) -> Span:
 def _between(blocks: Iterator[bytes | memoryview], start: int, end: int) -> Iterator[bytes | memoryview]:
     """Yield the bytes from ``start`` to ``end`` of blocks, and read no block after them."""
     position = 0
-    for block in blocks:
+    while position < end:
+        block = next(blocks)  # `blocks_of` raises if there are too few
         part = block[max(start - position, 0) : end - position]
         position += len(block)
         if part:
             yield part
-        if position >= end:
-            return

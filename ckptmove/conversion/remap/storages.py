@@ -133,7 +133,7 @@ def resize(root: Value, tensors: Sequence[TensorRecord], storages: Sequence[Stor
     """Change the storages of a tree in place.
 
     ``compact`` cuts each storage to the range from the first to the last element that a tensor reaches. A storage that
-    is also saved without a tensor stays whole. ``dtype`` casts floating tensors. Scalars of an optimizer are never cast,
+    is also saved without a tensor stays whole. ``dtype`` casts floating tensors. Scalars of an optimizer are not cast,
     because torch keeps step counts in float32.
 
     Args:

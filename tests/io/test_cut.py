@@ -1,0 +1,87 @@
+"""Parts of the bytes of segments."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptmove.errors import DamagedArchive
+from ckptmove.io.contracts import (
+    BytesSegment,
+    CastSegment,
+    CheckedRange,
+    CopySegment,
+    FromSource,
+    InflateSegment,
+    StreamSegment,
+)
+from ckptmove.io.cut import cut, in_blocks
+from ckptmove.io.part import MemorySource
+from ckptmove.io.segments import blocks_of, length
+from ckptmove.model import Span
+
+VALUES = torch.arange(50, dtype=torch.float64)
+DATA = bytes(range(100)) * 2
+DEFLATED = zlib.compress(DATA, wbits=-15)
+NUMBERS = VALUES.numpy().tobytes()
+SOURCE = MemorySource("a", b"head" + DATA + DEFLATED + NUMBERS)
+COPIED = Span(4, 4 + len(DATA))
+PACKED = Span(COPIED.end, COPIED.end + len(DEFLATED))
+WIDE = Span(PACKED.end, PACKED.end + len(NUMBERS))
+CHECK = CheckedRange(COPIED, zlib.crc32(DATA), "r")
+SEGMENTS = {
+    "copied": (CopySegment(COPIED, (CHECK,)), DATA),
+    "inflated": (InflateSegment(PACKED, len(DATA), zlib.crc32(DATA), "r"), DATA),
+    "new": (BytesSegment(DATA), DATA),
+    "other": (FromSource(MemorySource("b", DATA), CopySegment(Span(0, len(DATA)))), DATA),
+    "cast": (
+        CastSegment(WIDE, "float64", "float32", "little", CheckedRange(WIDE, zlib.crc32(NUMBERS), "r")),
+        VALUES.float().numpy().tobytes(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SEGMENTS)
+@given(start=st.integers(0, 49), count=st.integers(0, 50))
+def test_a_part_has_these_bytes(kind, start, count) -> None:
+    whole, data = SEGMENTS[kind]
+    start, nbytes = 4 * start, 4 * min(count, 50 - start)
+    part = cut(SOURCE, whole, start, nbytes)
+    assert length(part) == nbytes
+    assert b"".join(map(bytes, blocks_of(SOURCE, (part,)))) == data[start : start + nbytes]
+
+
+def test_a_whole_keeps_its_check_and_a_part_of_a_copy_is_a_copy() -> None:
+    whole, _ = SEGMENTS["copied"]
+    assert cut(SOURCE, whole, 0, len(DATA)) is whole
+    assert cut(SOURCE, whole, 8, 4) == CopySegment(Span(12, 16))
+    assert isinstance(cut(SOURCE, SEGMENTS["other"][0], 8, 4).segment, CopySegment)
+    assert cut(SOURCE, SEGMENTS["cast"][0], 8, 4).check is None
+
+
+@pytest.mark.parametrize("kind", SEGMENTS)
+def test_a_part_ends_with_the_whole(kind) -> None:
+    with pytest.raises(DamagedArchive):
+        cut(SOURCE, SEGMENTS[kind][0], 197, 4)
+
+
+def test_nothing_after_the_part_is_read() -> None:
+    def blocks():
+        yield b"abc"
+        yield b"def"
+        pytest.fail("read on")
+
+    part = cut(SOURCE, StreamSegment(9, blocks), 2, 4)
+    assert b"".join(blocks_of(SOURCE, (part,))) == b"cdef"
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(1, 7))
+def test_blocks_have_one_length(pieces, nbytes) -> None:
+    *blocks, last = [*in_blocks(pieces, nbytes)] or [b"\0"]
+    assert all(len(block) == nbytes for block in blocks)
+    assert 0 < len(last) <= nbytes
+    assert b"".join([*blocks, last]) == (b"".join(pieces) or b"\0")
