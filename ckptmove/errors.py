@@ -266,51 +266,6 @@ class OutputSuffix(Refused):
         self.instead = instead
 
 
-class NotInFormat(Refused):
-    """The format of the output cannot hold some entries of the checkpoint.
-
-    Attributes:
-        entries: key and description of each: ``("epoch", "an int")``. An empty key stands for the root.
-        root: key of the entry that is a state_dict; empty if there is none.
-    """
-
-    kind = "not-in-format"
-
-    def __init__(self, container: ContainerName, entries: tuple[tuple[str, str], ...], root: str = "") -> None:
-        shown = ", ".join(f"{repr(key)[:200] if key else 'the root'} is {found}" for key, found in entries[:_SHOWN])
-        more = f", and {len(entries) - _SHOWN:,} more" if len(entries) > _SHOWN else ""
-        super().__init__(f"{container} cannot hold all entries: {shown}{more}")
-        self.entries = entries
-        self.root = root
-
-
-class NotCastable(Refused):
-    """``--dtype`` selects a tensor whose elements cannot be cast on their own.
-
-    Attributes:
-        name: the tensor.
-        reason: why, as a clause.
-    """
-
-    kind = "not-castable"
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"--dtype cannot cast '{name:.200}': {reason}")
-        self.name = name
-        self.reason = reason
-
-
-class SharedStorage(NotCastable):
-    """``--dtype`` selects one of two tensors that share a storage. ``other`` is the tensor that it does not select."""
-
-    kind = "shared-storage"
-
-    def __init__(self, name: str, other: str, role: str) -> None:
-        super().__init__(name, f"'{other:.200}', of role '{role}', shares its storage and is not cast")
-        self.other = other
-        self.role = role
-
-
 class LimitExceeded(Refused):
     """The file needs more of a resource than its limit allows.
 
@@ -399,25 +354,6 @@ class UneditableGraph(Refused):
         self.detail = detail
 
 
-class NotPlain(Refused):
-    """Objects of the file have no value that ``torch.load(weights_only=True)`` loads.
-
-    Attributes:
-        objects: path, full name of the class or function, and reason, as a clause, of each object.
-        is_dangerous: whether the objects are functions that no checkpoint needs.
-    """
-
-    kind = "not-plain"
-
-    def __init__(self, objects: tuple[tuple[str, str, str], ...], *, is_dangerous: bool = False) -> None:
-        shown = "; ".join(f"{where or 'the root'} ({name}): {why}" for where, name, why in objects[:_SHOWN])
-        more = f"; and {len(objects) - _SHOWN} more" if len(objects) > _SHOWN else ""
-        count = f"{len(objects)} object{'' if len(objects) == 1 else 's'}"
-        super().__init__(f"--plain cannot replace {count}: {shown}{more}")
-        self.objects = objects
-        self.is_dangerous = is_dangerous
-
-
 class WriteFailed(CkptMoveError):
     """The output could not be written and was removed. ``reason`` is the message of the system."""
 
@@ -471,43 +407,6 @@ class InPlaceImpossible(Refused):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"cannot be converted in place: {reason}", path=path)
         self.reason = reason
-
-
-class NotRemappable(Refused):
-    """Keys, parts or dtypes of the checkpoint cannot be changed. ``reason`` is a clause.
-
-    Attributes:
-        container: its format.
-    """
-
-    kind = "not-remappable"
-
-    def __init__(self, path: str, container: str, reason: str) -> None:
-        super().__init__(f"only the devices of a {container} checkpoint can be changed: {reason}", path=path)
-        self.container = container
-
-
-class NotGathered(Refused):
-    """The files of a directory cannot become one file. ``reason`` is a clause.
-
-    Attributes:
-        folder: a folder or file in it that can; empty if none is known.
-    """
-
-    kind = "not-gathered"
-
-    def __init__(self, path: str, reason: str, folder: str = "") -> None:
-        super().__init__(f"its files cannot be written as one file: {reason}", path=path)
-        self.folder = folder
-
-
-class MixedByteOrders(Refused):
-    """One file cannot hold storages of both byte orders. The path is that of a big-endian file."""
-
-    kind = "mixed-byte-orders"
-
-    def __init__(self, path: str) -> None:
-        super().__init__("its storages are big-endian, and those of another file are little-endian", path=path)
 
 
 class NothingToUndo(Refused):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
 from ckptmove.cli.meant import link_target, similar_path
+from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
@@ -25,8 +26,6 @@ _DISTRUST: Final = "do not load it, and do not trust its source"
 _SHOWN_DROPS: Final = 4
 #: Values of ``--limit-factor`` that hints suggest.
 _FACTORS: Final = (10, 100, 1000)
-#: Maximum number of ``--drop`` options in a hint.
-_SHOWN_DROPS: Final = 4
 #: Containers that a conversion never changes in place.
 _MADE_ANEW: Final = frozenset({"directory", "archive"})
 #: Hints for files that are no checkpoint, by kind. ``{shell}`` is the path for a shell, ``{folder}`` its folder for a
@@ -314,8 +313,8 @@ def _(error: errors.UncastableDtype) -> str:
     return f"keep its device with --keep {quoted(error.tensors[0][0])}, or cast it in torch and save it again"
 
 
-@hint_for.register(errors.NotPlain)
-def _(error: errors.NotPlain) -> str:
+@hint_for.register(remap_errors.NotPlain)
+def _(error: remap_errors.NotPlain) -> str:
     if error.is_dangerous:
         return _DISTRUST
     paths = [where for where, _, _ in error.objects if where]
@@ -335,8 +334,8 @@ def _(error: errors.UneditablePickle) -> str:
     return "if you trust its source, load it, save it again with torch.save, and convert the new file"
 
 
-@hint_for.register(errors.NotInFormat)
-def _(error: errors.NotInFormat) -> str:
+@hint_for.register(remap_errors.NotInFormat)
+def _(error: remap_errors.NotInFormat) -> str:
     if error.root:
         return f"write only this state_dict: {command_line(['--as-root', error.root])}"
     keys = [key for key, _ in error.entries if key]
@@ -346,13 +345,13 @@ def _(error: errors.NotInFormat) -> str:
     return f"leave them out: {drops}{' ...' if len(keys) > _SHOWN_DROPS else ''}"
 
 
-@hint_for.register(errors.SharedStorage)
-def _(error: errors.SharedStorage) -> str:
+@hint_for.register(remap_errors.SharedStorage)
+def _(error: remap_errors.SharedStorage) -> str:
     return f"cast both: add --dtype {error.role}=DTYPE"
 
 
-@hint_for.register(errors.NotCastable)
-def _(error: errors.NotCastable) -> str:
+@hint_for.register(remap_errors.NotCastable)
+def _(error: remap_errors.NotCastable) -> str:
     return f"leave it out: {command_line(['--drop', error.name])}"
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.layouts import zip_members
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.checkpoint.naming import naming
+from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.folder import RemappedFolder
-from ckptmove.errors import CrcMismatch, NotRemappable
+from ckptmove.errors import CrcMismatch
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.segments import blocks_of, length, shifted, without_checks
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.elements import extent_numel, is_in_order, little_endian
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
-from ckptmove.errors import CrcMismatch, NotInFormat
+from ckptmove.conversion.remap.errors import NotInFormat
+from ckptmove.errors import CrcMismatch
 from ckptmove.formats.safetensors_new import NewTensor, obstacle
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment

@@ -14,8 +14,9 @@ from open_containers import open_container
 from safetensors.torch import _remove_duplicate_names, load, load_model, save_file, save_model
 from torch import nn
 
+from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
-from ckptmove.errors import CrcMismatch, NotInFormat
+from ckptmove.errors import CrcMismatch
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment
 from ckptmove.io.part import MemorySource

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.conversion.policy import Policy
+from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.moving import move_tree
-from ckptmove.errors import NotRemappable
 from ckptmove.formats.opening import container_class
 from ckptmove.pickles.rebuild_arguments import view_of
 from ckptmove.pickles.tree import Call, Dict, Persistent, Tuple, nodes

@@ -12,9 +12,9 @@ from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
+from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.conversion.remap.remapping import remap
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
-from ckptmove.errors import NotGathered
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.io.part import MemorySource

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.checkpoint.parts import FilePart
+from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.new_files import NewFiles
-from ckptmove.errors import NotRemappable
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.locations import stem
 

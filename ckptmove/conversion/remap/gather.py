@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.trainers import SHARD_FILE
-from ckptmove.errors import NotGathered
+from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
+from ckptmove.conversion.remap.errors import MixedByteOrders
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
-from ckptmove.errors import DamagedArchive, MixedByteOrders
+from ckptmove.errors import DamagedArchive
 from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import FromSource, StreamSegment
@@ -135,7 +136,7 @@ class NewFiles:
 
     def _new_storage(self, key: str, number: str) -> NewStorage:
         segment, crc = self.storage(key)
-        return NewStorage(number, (segment,), length(segment), crc)
+        return NewStorage(number, (segment,), crc)
 
     def storage(self, key: str) -> tuple[Segment, int | None]:
         """How the bytes of a storage are written, cut and cast as planned, and their CRC-32 if it is known.

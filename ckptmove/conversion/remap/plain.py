@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.inventory.objects import extent, module_attributes
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, state_dict_of, string_keys
+from ckptmove.conversion.remap.errors import NotPlain
 from ckptmove.conversion.remap.state_dicts import ModuleState, object_state
 from ckptmove.conversion.remap.values import VALUES, NoPlainValue, arguments, callable_name
-from ckptmove.errors import LimitExceeded, NotPlain
+from ckptmove.errors import LimitExceeded
 from ckptmove.moves import Replaced
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.storages import StoragePlan
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, StorageRef
-    from ckptmove.moves import MovePlan
+    from ckptmove.moves import MovePlan, Replaced
     from ckptmove.pickles.tree import Dict, Value
 
 
@@ -65,7 +65,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         require_gatherable(inventory)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
     root = combine(checkpoint, plan, limits)
-    replaced = ()
+    replaced: tuple[Replaced, ...] = ()
     if options.plain:
         root, replaced = make_plain(root, limits)
     root, dropped = select(root, inventory, options)

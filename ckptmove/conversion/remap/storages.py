@@ -10,7 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from ckptmove.errors import NotCastable, SharedStorage, UsageError
+from ckptmove.conversion.remap.errors import NotCastable, SharedStorage
+from ckptmove.errors import UsageError
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
 from ckptmove.io.cut import cut, in_blocks
