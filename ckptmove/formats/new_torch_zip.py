@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.formats.zip_archive.create import Record, lay_out_archive
+from ckptmove.formats.zip_archive.create import Record, new_archive
 from ckptmove.io.contracts import BytesSegment
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def new_torch_file(
         storages: all storages of the pickle.
         byteorder: of their elements, ``little`` or ``big``.
     """
-    return lay_out_archive(folder, _records(pickle, storages, byteorder), _ALIGNMENT)
+    return new_archive(folder, _records(pickle, storages, byteorder), _ALIGNMENT)
 
 
 def _records(pickle: bytes, storages: Sequence[NewStorage], byteorder: str) -> Iterator[Record]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.formats.zip_archive.create import Record, lay_out_archive
+from ckptmove.formats.zip_archive.create import Record, new_archive
 from ckptmove.io.contracts import BytesSegment, StreamSegment
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of, length
@@ -50,21 +50,21 @@ def record(name, data, *, is_known=True):
 def test_random_records_as_torch_writes_them(contents, known):
     theirs, records = torch_archive(contents)
     pairs = zip(records, known, strict=False)
-    segments = lay_out_archive("archive", [record(*one, is_known=is_known) for one, is_known in pairs])
+    segments = new_archive("archive", [record(*one, is_known=is_known) for one, is_known in pairs])
     assert data_of(segments) == theirs
     assert sum(map(length, segments)) == len(theirs)
 
 
 def test_more_records_than_16_bits_count():
     theirs, records = torch_archive({f"data/{key}": b"x" for key in range(66_000)})
-    assert data_of(lay_out_archive("archive", [record(*one) for one in records])) == theirs
+    assert data_of(new_archive("archive", [record(*one) for one in records])) == theirs
     assert len(zipfile.ZipFile(io.BytesIO(theirs)).namelist()) == len(records) > 0xFFFF
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 4096])
 def test_data_starts_at_the_alignment(alignment):
     contents = {f"{n}" * n: bytes([n]) * (10 * n) for n in range(1, 9)}
-    data = data_of(lay_out_archive("a", [record(*one) for one in contents.items()], alignment))
+    data = data_of(new_archive("a", [record(*one) for one in contents.items()], alignment))
     for value in contents.values():
         assert data.index(value) % alignment == 0
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -91,7 +91,7 @@ def test_lengths_and_offsets_of_64_bits_as_torch_writes_them(tmp_path, huge):
     ]
     place = 0
     with (tmp_path / "a.pt").open("rb") as theirs:
-        for segment in lay_out_archive("a", records):
+        for segment in new_archive("a", records):
             if not isinstance(segment, StreamSegment):
                 theirs.seek(place)
                 assert theirs.read(length(segment)) == data_of([segment])

@@ -54,7 +54,7 @@ class _Entry(NamedTuple):
     offset: int
 
 
-def lay_out_archive(folder: str, records: Iterable[Record], alignment: int = 64) -> tuple[Segment, ...]:
+def new_archive(folder: str, records: Iterable[Record], alignment: int = 64) -> tuple[Segment, ...]:
     """Segments of a new archive.
 
     Args:
