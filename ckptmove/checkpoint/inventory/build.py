@@ -115,6 +115,7 @@ def tree_inventory(root: Value, path: str, container: ContainerName, limits: Lim
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),
+        sections=tuple(walk.sections),
     )
 
 
