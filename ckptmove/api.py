@@ -263,9 +263,16 @@ def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
         raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
     from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # inspect does not wait for it
 
+    return carry_out(with_default_output(request))
+
+
+def with_default_output(request: ConvertRequest) -> ConvertRequest:
+    """The request with its default output, which is next to the source."""
+    if request.default_output:
+        return request
     move = request.move
     tag = parse_target(move.to).replace(":", "") if move.to else "moved" if move.mapping else "new"
-    return carry_out(replace(request, default_output=default_output(request.path, tag)))
+    return replace(request, default_output=default_output(request.path, tag))
 
 
 def undo(

@@ -99,7 +99,7 @@ def inspect(
 
 @app.command()
 def convert(
-    path: options.Path = None,
+    paths: options.Paths = None,
     to: options.To = None,
     maps: Annotated[
         list[str] | None,
@@ -121,6 +121,15 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--output-dir", metavar="DIR", help="Folder for the new files, which keep their names.", show_default=False
+        ),
+    ] = None,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Leave out checkpoints whose output exists.")
+    ] = False,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Change the file itself; writes kilobytes, whatever its size.")
     ] = False,
@@ -184,9 +193,23 @@ def convert(
     limits = Limits().times(limit_factor)
     if undo:
         remapping = (strip_prefix, add_prefix, rename, only, drop, as_root, compact, plain, dtype, shard_size)
-        others = (to, maps, keep, output, in_place, force, cast, rewrite_strings, no_check, strict, *remapping)
+        others = (
+            to,
+            maps,
+            keep,
+            output,
+            output_dir,
+            skip_existing,
+            in_place,
+            force,
+            cast,
+            rewrite_strings,
+            no_check,
+            strict,
+            *remapping,
+        )
         convert_command.require_alone(*others)
-        named = single_path(path, config, "convert")
+        named = single_path(paths or (), config, "convert --undo")
         raise typer.Exit(convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits))
     remap = remap_options(
         strip_prefix=strip_prefix,
@@ -199,27 +222,35 @@ def convert(
         plain=plain,
         dtype=dtype or (),
     )
-    request = ConvertRequest(
-        path=single_path(path, config, "convert"),
-        move=move_request(
-            to if to is not None or maps or remap != Remap() else config.to,
-            dict(map(parse_mapping, maps or ())),
-            keep or (),
-            cast=cast,
-            rewrite_strings=rewrite_strings,
-            remap=remap,
-        ),
-        shard_bytes=None if shard_size is None else parse_size(shard_size),
-        output=None if output is None else as_operand(output),
-        in_place=in_place,
-        force=force,
-        dry_run=dry_run,
-        check=not no_check,
-        limits=limits,
+    move = move_request(
+        to if to is not None or maps or remap != Remap() else config.to,
+        dict(map(parse_mapping, maps or ())),
+        keep or (),
+        cast=cast,
+        rewrite_strings=rewrite_strings,
+        remap=remap,
     )
+    outputs = convert_command.outputs(checkpoint_paths(paths or (), config, "convert"), output, output_dir)
+    requests = [
+        ConvertRequest(
+            path=path,
+            move=move,
+            output=new,
+            shard_bytes=None if shard_size is None else parse_size(shard_size),
+            in_place=in_place,
+            force=force,
+            dry_run=dry_run,
+            check=not no_check,
+            limits=limits,
+        )
+        for path, new in outputs
+    ]
     strict_from = "" if strict or config.path is None else config.path
     is_strict = strict or config.strict
-    raise typer.Exit(convert_command.run_convert(request, renderer, strict=is_strict, strict_from=strict_from))
+    code = convert_command.run_convert(
+        requests, renderer, strict=is_strict, strict_from=strict_from, skip_existing=skip_existing
+    )
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -35,14 +35,14 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
     return paths
 
 
-def single_path(word: str | None, config: Config, command: str) -> str:
+def single_path(words: Sequence[str], config: Config, command: str) -> str:
     """The path of a command that takes exactly one.
 
     Raises:
         UsageError: if there is not exactly one.
         NothingConfigured: if no path was typed and no configured one exists.
     """
-    paths = checkpoint_paths([] if word is None else [word], config, command)
+    paths = checkpoint_paths(words, config, command)
     if len(paths) > 1:
         raise UsageError(f"{command} takes one checkpoint, not {len(paths)}: {', '.join(paths)}")
     return paths[0]

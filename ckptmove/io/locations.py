@@ -57,6 +57,11 @@ def stem(path: str) -> str:
     return split_suffix(os.path.basename(path))[0].lstrip(".") or "archive"  # noqa: PTH119  # the path stays text
 
 
+def inside(folder: str, path: str) -> str:
+    """The path of a file or folder of the same name in another folder."""
+    return os.path.join(folder, os.path.basename(path.rstrip(SEPARATORS)))  # noqa: PTH118, PTH119  # the path stays text
+
+
 def default_output(path: str, tag: str) -> str:
     """Name an output next to its source: ``model.cuda0.pth`` for ``model.pth``, ``run.cuda0`` for a directory.
 

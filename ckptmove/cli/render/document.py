@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would be recursive
 
 SCHEMA_VERSION: Final = 1
+_NO_CONVERSION: Final = {
+    "plan": None, "format": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0,
+}  # fmt: skip
 
 
 def dumps(document: Json, *, indent: int | None = None) -> str:
@@ -64,7 +67,7 @@ def envelope(command: str | None, exit_code: int, failures: Sequence[Failure]) -
 def _own_keys(command: str | None) -> Json:
     """The keys of one command, empty."""
     if command == "convert":
-        return {"plan": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0, "notes": []}
+        return {**_NO_CONVERSION, "notes": [], "conversions": []}
     if command == "diff":
         return {"same": None, "added": [], "removed": [], "changed": [], "uncompared": [], "notes": []}
     return {"verify": {"results": []}, "rules": {"rules": []}}.get(command or "", {})
@@ -81,6 +84,11 @@ def conversion(result: ConvertResult) -> Json:
         "seconds": result.seconds,
         "notes": [escaped(note) for note in (*map(str, result.unmatched), *result.notes)],
     }
+
+
+def not_converted(output: str) -> Json:
+    """The keys of ``convert`` for a checkpoint that was left out because its output exists."""
+    return {**_NO_CONVERSION, "notes": [escaped(f"skipped: {output} exists")]}
 
 
 def undone(result: UndoResult) -> Json:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.io.changes import UndoResult
 
 #: Verdict in the last line for the exit code 0, by command.
-_GOOD: Final = {"inspect": "fine", "verify": "passed"}
+_GOOD: Final = {"inspect": "fine", "convert": "converted", "verify": "passed"}
 
 
 class HumanRenderer(Renderer):
@@ -54,6 +54,9 @@ class HumanRenderer(Renderer):
         out.lines(conversion.conversion_lines(out.page, path, result, verbose=out.verbose))
         for line in after_conversion(answer):
             say(line)
+
+    def skipped(self, path: str, output: str) -> None:
+        self._out.lines([f"{clean(path)}: skipped, {clean(output)} exists"])
 
     def undo(self, result: UndoResult) -> None:
         from ckptmove.cli.render import conversion

@@ -37,7 +37,15 @@ class JsonRenderer(Renderer):
 
         for line in unmatched_lines(answer):
             say(line)
-        self._keys = conversion(answer.result)
+        keys = conversion(answer.result)
+        conversions = [*self._keys.get("conversions", []), {"path": answer.request.path, **keys}]
+        self._keys = {**(self._keys or keys), "conversions": conversions}
+
+    def skipped(self, path: str, output: str) -> None:
+        from ckptmove.cli.render.document import not_converted
+
+        conversions = [*self._keys.get("conversions", []), {"path": path, **not_converted(output)}]
+        self._keys = {**not_converted(output), **self._keys, "conversions": conversions}
 
     def undo(self, result: UndoResult) -> None:
         from ckptmove.cli.render.document import undone

@@ -30,6 +30,9 @@ class Renderer:
     def convert(self, answer: ConvertAnswer) -> None:
         """Write the plan and the output of a conversion."""
 
+    def skipped(self, path: str, output: str) -> None:
+        """Write that a checkpoint was left out because its output exists."""
+
     def undo(self, result: UndoResult) -> None:
         """Write the result of ``convert --undo``."""
 
