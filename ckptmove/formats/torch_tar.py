@@ -16,8 +16,8 @@ from ckptmove.formats.contract import Container
 from ckptmove.formats.merge_pickles import merge, replace_nodes
 from ckptmove.formats.tar_index import padded, read_members, resized_header
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
-from ckptmove.io.cast import SHRINK
 from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
+from ckptmove.io.segments import length
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.script import split_parts
@@ -170,7 +170,7 @@ class TorchTar(Container):
             if span is None:
                 raise DamagedArchive(self.source.path, f"storage '{key:.40}' has no bytes to cast")
             segment = CastSegment(span, source, target, self.byteorder, None)
-            new.append(_Change(span, segment, span.nbytes // SHRINK))
+            new.append(_Change(span, segment, length(segment)))
         for member in self._members.values():
             new += self._resized(member, [one for one in new if _is_in(one.span, member.span)])
         segments: list[Segment] = []

@@ -24,12 +24,11 @@ from ckptmove.formats.zip_archive.names import (
     refuse_obstacles,
     refuse_strays,
 )
-from ckptmove.io.cast import SHRINK
 from ckptmove.io.changes import Patch
 from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
 from ckptmove.io.inflate import inflate
 from ckptmove.io.part import PartSource
-from ckptmove.io.segments import blocks_of
+from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import ArchiveFact, Span
 
 if TYPE_CHECKING:
@@ -333,7 +332,7 @@ class TorchZip(Container):
         crc = 0
         for block in blocks_of(self.source, (segment,)) if self._has_crcs else ():
             crc = zlib.crc32(block, crc)
-        return record.place, NewRecord((segment,), segment.nbytes // SHRINK, crc)
+        return record.place, NewRecord((segment,), length(segment), crc)
 
     def _within(self, folder: str) -> dict[str, ZipRecord]:
         """The records in a folder, by their names there."""

@@ -1,33 +1,25 @@
-"""Cast elements to the next smaller dtype: float64 to float32, complex128 to complex64.
-
-Rounds as torch's ``Tensor.to`` does: to nearest, ties to even, and to infinity if the value is too large.
-"""
+"""Cast elements to another floating dtype, one block at a time, as torch's ``Tensor.to`` does."""
 
 from __future__ import annotations
 
-import math
-import sys
-from array import array
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive
+from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, COMPLEX_PARTS, ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ckptmove.io.contracts import CastSegment
 
-#: Bytes of source elements to cast at a time; a multiple of every element size. The cast goes through Python floats,
-#: so that larger blocks are not faster.
-CAST_BLOCK: Final = 1 << 18
-#: Both casts halve the size: a complex number is two floats, each half as long afterwards.
-SHRINK: Final = 2
-#: All casts, with the size in bytes of a source element.
-_ITEM_BYTES: Final[dict[tuple[str, str], int]] = {("float64", "float32"): 8, ("complex128", "complex64"): 16}
+#: Bytes of source elements to cast at a time; a multiple of every element size. The C library returns larger
+#: arrays to the system after each use, and new pages cost more than the cast.
+CAST_BLOCK: Final = 1 << 16
 
 
-#: Infinity as a float32 of this machine: plus and minus.
-_INFINITIES: Final = tuple(array("f", [math.copysign(math.inf, sign)]).tobytes() for sign in (1, -1))
+def can_cast(source: str, target: str) -> bool:
+    """Return whether elements can be cast: between different real or different complex floating dtypes."""
+    return source != target and any({source, target} <= set(family) for family in (CASTABLE_FLOATS, COMPLEX_PARTS))
 
 
 def cast_blocks(
@@ -38,34 +30,27 @@ def cast_blocks(
 ) -> Iterator[bytes]:
     """Cast the blocks of a segment, each of whole elements.
 
+    Values are rounded to nearest, ties to even. Values that are too large become infinite; float8_e4m3fn has no
+    infinity, and they become its largest number, as in torch 2.13.
+
     Args:
         blocks: the segment's bytes, in blocks of ``CAST_BLOCK``.
-        segment: the dtypes and the byte order.
+        segment: the dtypes, for which :func:`can_cast` is true, and the byte order.
         path: for errors.
-        overflowed: called for each block with values that overflow, with the number of finite values that became
-            infinite; a complex number counts as two values.
+        overflowed: called for each block with values that overflow, with the number of finite values that were too
+            large; a complex number counts as two values.
 
     Raises:
         DamagedArchive: if the bytes are not a whole number of elements.
     """
-    if segment.nbytes % _ITEM_BYTES[segment.source, segment.target]:
+    from ckptmove.io.floats import cast
+
+    if segment.nbytes % ITEM_BYTES[segment.source]:
         raise DamagedArchive(path, f"{segment.nbytes} bytes are not a whole number of {segment.source} elements")
-    foreign = segment.byteorder != sys.byteorder
+    source, target = (COMPLEX_PARTS.get(dtype, dtype) for dtype in (segment.source, segment.target))
+    order = "<" if segment.byteorder == "little" else ">"
     for block in blocks:
-        wide = array("d")
-        wide.frombytes(block)
-        if foreign:
-            wide.byteswap()
-        narrow = array("f", wide)
-        if overflowed is not None:
-            data = narrow.tobytes()
-            # Counting takes as long as the cast itself; searching bytes takes almost no time.
-            if any(infinity in data for infinity in _INFINITIES):
-                overflowed(_infinite(narrow) - _infinite(wide))
-        if foreign:
-            narrow.byteswap()
-        yield narrow.tobytes()
-
-
-def _infinite(values: array[float]) -> int:
-    return values.count(math.inf) + values.count(-math.inf)
+        data, too_large = cast(block, source, target, order)
+        if too_large and overflowed is not None:
+            overflowed(too_large)
+        yield data

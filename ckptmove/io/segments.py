@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.io.cast import CAST_BLOCK, SHRINK, cast_blocks
+from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import (
     BytesSegment,
     CastSegment,
@@ -19,6 +19,7 @@ from ckptmove.io.contracts import (
 )
 from ckptmove.io.inflate import inflated_blocks
 from ckptmove.model import Span
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +39,9 @@ def length(segment: Segment) -> int:
         return length(segment.segment)
     if isinstance(segment, Summed):
         return sum(map(length, segment.segments))
-    return segment.nbytes // SHRINK if isinstance(segment, CastSegment) else segment.span.nbytes
+    if isinstance(segment, CastSegment):
+        return segment.nbytes // ITEM_BYTES[segment.source] * ITEM_BYTES[segment.target]
+    return segment.span.nbytes
 
 
 def shifted(segment: Segment, start: int, folder: str = "") -> Segment:

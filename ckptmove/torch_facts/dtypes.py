@@ -55,5 +55,13 @@ MPS_DTYPES: Final = frozenset({
     "float16", "bfloat16", "float32", "complex32", "complex64",
 })  # fmt: skip
 
+#: Real floating dtypes that can be cast to each other.
+CASTABLE_FLOATS: Final = frozenset({
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+})  # fmt: skip
+
+#: Complex dtypes that can be cast to each other, with the dtype of their real and imaginary parts.
+COMPLEX_PARTS: Final[dict[str, str]] = {"complex128": "float64", "complex64": "float32"}
+
 #: Unsupported dtypes, and the dtypes that ``--cast`` converts them to. Other unsupported dtypes have no cast.
 CAST_DOWN: Final[dict[str, str]] = {"float64": "float32", "complex128": "complex64"}

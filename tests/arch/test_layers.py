@@ -43,6 +43,7 @@ HOMES = {
     "rich": ("cli",),
     "tomli": ("cli",),
     "filelock": ("io",),
+    "numpy": ("io",),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
     "typing_extensions": ("verification",),
 }

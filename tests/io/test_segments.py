@@ -38,6 +38,8 @@ SEGMENTS = [
     StreamSegment(5, lambda: iter((b"12", b"345"))),
     LateSegment(4, lambda: b"1234"),
     Summed((CopySegment(Span(1, 64), (CHECK,)), INFLATES, BytesSegment(b"new")), RunningCrc()),
+    CastSegment(Span(0, 64), "bfloat16", "float32", "little", CHECK),
+    CastSegment(Span(0, 64), "float64", "float16", "big", CHECK),
 ]
 
 
@@ -71,7 +73,7 @@ def test_what_is_inflated_is_compared_with_its_crc() -> None:
 
 def test_checks_can_be_left_out() -> None:
     assert [getattr(one, "checks", getattr(one, "check", None)) for one in without_checks(SEGMENTS)] == [
-        None, (), None, None, None, None, None, None, None,
+        None, (), None, None, None, None, None, None, None, None, None,
     ]  # fmt: skip
     checked = SEGMENTS[1]
     (summed,) = without_checks([Summed((FromSource(SOURCE, checked), checked), RunningCrc())])

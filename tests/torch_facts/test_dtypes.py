@@ -12,6 +12,7 @@ from weights_only_lists import numbers
 
 import ckptmove
 from ckptmove.errors import UncastableDtype
+from ckptmove.io.cast import can_cast
 from ckptmove.torch_facts.dtypes import (
     CAST_DOWN,
     DTYPE_STORAGE,
@@ -47,9 +48,8 @@ def test_the_other_dtypes_are_those_that_torch_saves_untyped():
     assert here == untyped | set(DTYPE_STORAGE)
 
 
-def test_a_cast_halves_the_size():
-    for wide, narrow in CAST_DOWN.items():
-        assert ITEM_BYTES[wide] == 2 * ITEM_BYTES[narrow]
+def test_casts_to_shorter_dtypes_exist():
+    assert all(can_cast(wide, narrow) and ITEM_BYTES[narrow] < ITEM_BYTES[wide] for wide, narrow in CAST_DOWN.items())
 
 
 @pytest.mark.filterwarnings("ignore:.*(quantize|Quant|quantized|TypedStorage).*")
