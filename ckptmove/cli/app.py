@@ -248,7 +248,12 @@ def convert(
     strict_from = "" if strict or config.path is None else config.path
     is_strict = strict or config.strict
     code = convert_command.run_convert(
-        requests, renderer, strict=is_strict, strict_from=strict_from, skip_existing=skip_existing
+        requests,
+        renderer,
+        strict=is_strict,
+        strict_from=strict_from,
+        skip_existing=skip_existing,
+        folder=output_dir,
     )
     raise typer.Exit(code)
 

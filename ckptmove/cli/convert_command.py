@@ -15,7 +15,7 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import ConvertAnswer, Summary
 from ckptmove.cli.signals import settle
 from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
-from ckptmove.io.locations import exists, inside
+from ckptmove.io.locations import exists, inside, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +48,7 @@ def run_convert(
     strict: bool,
     strict_from: str,
     skip_existing: bool,
+    folder: str | None,
 ) -> int:
     """Convert each checkpoint, write the reports, and return the highest exit code.
 
@@ -57,8 +58,10 @@ def run_convert(
         strict: whether an option without a match stops the conversion.
         strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
         skip_existing: whether a checkpoint whose output exists is left out.
+        folder: folder of the new files, which is created; None if each is next to its source.
 
     Raises:
+        WriteFailed: if the folder cannot be created.
         OutputIsStdout: if the output is ``-``, which means standard output to a shell user.
         UsageError: if one output is named for several checkpoints; and as :func:`ckptmove.api.convert`.
         StdoutFailed: if a report cannot be written; the new file stays.
@@ -71,6 +74,8 @@ def run_convert(
     doubled = [target for target, count in Counter(one.target for one in chosen).items() if count > 1]
     if doubled:
         raise UsageError(f"several checkpoints would be written as {doubled[0]}")
+    if folder is not None and not chosen[0].dry_run:
+        make_folder(as_operand(folder))
 
     def work(request: ConvertRequest) -> tuple[int, tuple[()]]:
         if skip_existing and not request.in_place and exists(request.target):

@@ -52,7 +52,7 @@ class GuardedGroup(TyperGroup):
     ) -> Any:
         """Run a command line, and exit with its exit code."""
         del prog_name, standalone_mode  # always our name, and always standalone
-        words = sys.argv[1:] if args is None else list(args)
+        words = with_bare_prefix(sys.argv[1:] if args is None else args)
         run = super().main
         code: int | None = None
         try:
@@ -78,6 +78,19 @@ class GuardedGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+
+
+def with_bare_prefix(words: Sequence[str]) -> list[str]:
+    """A command line whose bare ``--strip-prefix`` has an empty value, which means the prefixes of known wrappers.
+
+    The next word is its value only if it ends with a dot, as a prefix does: ``--strip-prefix model.pth`` names a file.
+    """
+    found: list[str] = []
+    for index, word in enumerate(words):
+        following = words[index + 1] if index + 1 < len(words) else ""
+        is_bare = word == "--strip-prefix" and not (following.endswith(".") and set(following) != {"."})
+        found.append("--strip-prefix=" if is_bare else word)
+    return found
 
 
 def _show(message: Warning | str, *_where: object, **_more: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from ckptmove.errors import WriteFailed
 from ckptmove.io.portable import SEPARATORS
 
 
@@ -55,6 +56,18 @@ def split_suffix(path: str) -> tuple[str, str]:
 def stem(path: str) -> str:
     """The last part of a path without its suffix; ``archive`` if nothing is left, as torch calls the folder."""
     return split_suffix(os.path.basename(path))[0].lstrip(".") or "archive"  # noqa: PTH119  # the path stays text
+
+
+def make_folder(path: str) -> None:
+    """Create a folder with its parents, unless it exists.
+
+    Raises:
+        WriteFailed: if the system refuses.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103  # the path stays text
+    except OSError as error:
+        raise WriteFailed(path, os.strerror(error.errno or 0)) from error
 
 
 def inside(folder: str, path: str) -> str:

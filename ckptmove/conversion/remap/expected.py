@@ -59,8 +59,7 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
     is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
     was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
     is_gathered = not original.is_whole and one_file
-    is_split = is_table and not was_table
-    if options == Remap() and not (is_gathered or is_split):
+    if options == Remap() and not is_gathered and is_table == was_table:
         return original
     plan = MovePlan(MoveRequest(to=None, remap=options))
     try:
@@ -69,7 +68,7 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         if options == Remap():
             return original
         raise
-    return _opened(original, result, limits, as_table=is_split)
+    return _opened(original, result, limits, as_table=is_table and not was_table)
 
 
 def _opened(original: OpenCheckpoint, result: Remapped, limits: Limits, *, as_table: bool) -> OpenCheckpoint:

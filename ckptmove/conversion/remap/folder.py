@@ -56,7 +56,7 @@ class RemappedFolder:
 
     def _lay_out(self, part: OpenPart, root: Value) -> tuple[Segment, ...]:
         if not isinstance(part, FilePart):
-            reason = "its pieces cannot be written: name a file with --output X.pth"
+            reason = "each rank wrote its own pieces; write one file instead, --output X.pth"
             raise NotRemappable(part.path, part.inventory.container, reason)
         if part.inventory.container == "safetensors":
             return self._files.safetensors_file(root)
