@@ -401,3 +401,54 @@ def _(error: errors.WriteFailed) -> str:
     if error.reason in _NO_SPACE:
         return "the partial file was removed: free some space, or choose another path with --output"
     return "the partial file was removed: choose a writable path with --output"
+
+
+@hint_for.register(remap_errors.NoMatch)
+def _(error: remap_errors.NoMatch) -> str:
+    if not error.known:
+        return "list the names of its parts and tensors: ckptmove inspect PATH"
+    what = "its keys begin with" if error.option == "--strip-prefix" else "names in the checkpoint:"
+    return f"{what} {', '.join(map(quoted, error.known))}"
+
+
+@hint_for.register(remap_errors.InsideObject)
+def _(error: remap_errors.InsideObject) -> str:
+    del error
+    return "replace objects by plain values, whose parts can be removed: --plain"
+
+
+@hint_for.register(remap_errors.ListItems)
+def _(error: remap_errors.ListItems) -> str:
+    if not error.where:
+        return "choose the item to keep with --as-root"
+    return f"remove the whole list: --drop {quoted(error.where)}"
+
+
+@hint_for.register(remap_errors.SharedPart)
+def _(error: remap_errors.SharedPart) -> str:
+    return f"remove one of them first: --drop {quoted(error.names[1])}"
+
+
+@hint_for.register(remap_errors.NeededByOptimizer)
+def _(error: remap_errors.NeededByOptimizer) -> str:
+    del error
+    return "remove the optimizer too: --drop optimizer"
+
+
+@hint_for.register(remap_errors.NothingLeft)
+def _(error: remap_errors.NothingLeft) -> str:
+    del error
+    return "name the parts to keep: --only GLOB"
+
+
+@hint_for.register(remap_errors.PartialPrefix)
+def _(error: remap_errors.PartialPrefix) -> str:
+    return f"remove it from the keys that have it: --rename {quoted(f'{error.prefix}*=*')}"
+
+
+@hint_for.register(remap_errors.KeysCollide)
+def _(error: remap_errors.KeysCollide) -> str:
+    prefix = f"{error.where}." if error.where else ""
+    return (
+        f"remove one of them: --drop {quoted(prefix + error.sources[0])}; or choose another name for it with --rename"
+    )

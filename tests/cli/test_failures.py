@@ -12,6 +12,7 @@ import pytest
 
 from ckptmove import api, errors
 from ckptmove.cli.outcome import failure_of, retyped
+from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY
 
@@ -253,6 +254,20 @@ ERRORS = {
     errors.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "writable file with --junit"),
     errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space, or choose another path with --junit"),
     errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "writable file with --junit"),
+    remap_errors.NoMatch("--drop", "a", ("b c", "d")): (2, "'b c', d"),
+    remap_errors.NoMatch("--strip-prefix", "", ("b.",)): (2, "begin with b."),
+    remap_errors.NoMatch("--add-prefix", "a.", ()): (2, "ckptmove inspect PATH"),
+    remap_errors.InsideObject("--drop", "a.b", "a"): (4, "--plain"),
+    remap_errors.InsideObject("--drop", "a.b", ""): (4, "--plain"),
+    remap_errors.ListItems("a b"): (4, "--drop 'a b'"),
+    remap_errors.ListItems(""): (4, "--as-root"),
+    remap_errors.SharedPart("a", "b c"): (4, "--drop 'b c'"),
+    remap_errors.NeededByOptimizer("a", "b", 2): (4, "--drop optimizer"),
+    remap_errors.NeededByOptimizer("", "b", 0): (4, "--drop optimizer"),
+    remap_errors.NothingLeft(): (4, "--only GLOB"),
+    remap_errors.PartialPrefix("a.", ("a.b",), ("c",)): (4, "--rename 'a.*=*'"),
+    remap_errors.KeysCollide("a", "b", ("c d", "e")): (4, "--drop 'a.c d'"),
+    remap_errors.KeysCollide("", "b", ("c", "e")): (4, "--drop c"),
     errors.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
     errors.StdoutFailed("full"): (5, ""),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from itertools import groupby, islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.entries import entries, pairs_of
@@ -180,11 +179,18 @@ def rename(root: Value, inventory: Inventory, remap: Remap, shared: KeyMap | Non
     renaming = _Renaming(remap, shared)
     found = entries(root, inventory, remap.as_root)
     paths = [base + entry.path if index else remap.as_root for index, entry in enumerate(found)]
-    for index, members in groupby(islice(found, 1, None), key=attrgetter("parent")):
-        keys = [cast("str", member.key) for member in members if _is_key(member)]
-        if found[index].role in _STATE_DICTS and keys:
-            renaming.state_dict(paths[index], found[index].value, keys)
-    values = {path: entry.value for path, entry in zip(paths, found, strict=True)}
+    inside: set[int] = set()  # extra state in a state_dict may have dicts of its own
+    for index, group in groupby(islice(enumerate(found), 1, None), key=lambda numbered: numbered[1].parent):
+        members = dict(group)
+        keys = {at: cast("str", member.key) for at, member in members.items() if _is_key(member)}
+        if index in inside:
+            inside.update(members)
+        elif found[index].role in _STATE_DICTS and any(members[at].is_tensor for at in keys):
+            inside.update(keys)
+            renaming.state_dict(paths[index], found[index].value, [*keys.values()])
+    values: dict[str, Value] = {}
+    for path, entry in zip(paths, found, strict=True):
+        values.setdefault(path, entry.value)
     for optimizer in inventory.optimizers:
         pairs = pairs_of(values.get(optimizer.where))
         if pairs is not None:

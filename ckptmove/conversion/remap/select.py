@@ -148,7 +148,7 @@ class _Selection:
             where = self.entries[owner].path
             if f"{name}.".startswith(f"{path}.") and len(where) < len(path):
                 raise InsideObject("--as-root", path, where)
-        raise NoMatch("--as-root", path, self._similar(path))
+        raise NoMatch("--as-root", path, self._similar(path, is_root=True))
 
     def matching(self, option: str, words: Iterable[str]) -> list[bool]:
         """Return whether each entry matches one of the words."""
@@ -206,7 +206,9 @@ class _Selection:
                 raise ListItems(self.entries[entry.parent].path)
             if not reasons[index] and entry.same != -1 and self._lost[entry.same] and not reasons[entry.same]:
                 raise SharedPart(self.entries[entry.same].path, entry.path)
-        containers = {entry.path: index for index, entry in enumerate(self.entries)}
+        containers: dict[str, int] = {}
+        for index, entry in enumerate(self.entries):
+            containers.setdefault(entry.path, index)
         staying: dict[int, int] = {}
         for number, optimizer in enumerate(self._inventory.optimizers):
             path = self._below(optimizer.where)
@@ -283,17 +285,13 @@ class _Selection:
             if index
         )
 
-    def _similar(self, word: str) -> tuple[str, ...]:
+    def _similar(self, word: str, *, is_root: bool = False) -> tuple[str, ...]:
         """Return roles and paths that are similar to a word, or else the keys of the root."""
-        paths = [entry.path for entry in islice(self.entries, 1, _MOST_NAMES)]
-        names = [*_ROLES.intersection(role for role in self._roles if role), *filter(_is_short, paths)]
-        near = difflib.get_close_matches(word[:_LONGEST], dict.fromkeys(names), n=_SHOWN)
-        keys = (entry.path for entry in islice(self.entries, 1, _SHOWN + 1) if not entry.parent)
-        return tuple(near or keys)
-
-
-def _is_short(name: str) -> bool:
-    return len(name) <= _LONGEST
+        listed = [one for one in islice(self.entries, 1, _MOST_NAMES) if isinstance(one.value, Node) or not is_root]
+        roles = () if is_root else sorted({role for role in self._roles if role is not None})
+        short = (path for entry in listed if len(path := entry.path) <= _LONGEST)
+        near = difflib.get_close_matches(word[:_LONGEST], dict.fromkeys((*roles, *short)), n=_SHOWN)
+        return tuple(near or islice((entry.path for entry in listed if not entry.parent), _SHOWN))
 
 
 def _test(word: str) -> Callable[[str, Role | None], bool]:
