@@ -140,7 +140,7 @@ class Dropped(NamedTuple):
         name: its path.
         tensors: number of tensors in it.
         nbytes: their size in bytes.
-        reason: ``drop``, ``only``, ``as-root`` or ``tied``.
+        reason: ``drop``, ``only``, ``as-root``, ``tied``, or ``compact`` for bytes that no tensor reaches.
     """
 
     name: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, file_of, load_whole
+from ckptmove.findings.context import convert_command, file_of, load_whole, remap_command
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
 from ckptmove.text import amount, quoted
@@ -72,7 +72,8 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         is_script = container.has_code
         harm = f"{container.loader} inflates them, mmap is impossible" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
-        finding = found("F803", message, _where(inventory, facts), convert_command(inventory, context))
+        fix = remap_command(inventory, "--compact") or convert_command(inventory, context)
+        finding = found("F803", message, _where(inventory, facts), fix)
         yield finding._replace(severity=Severity.INFO) if is_script else finding
 
 
@@ -98,8 +99,8 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     cloned = (
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
-    fix = cloned if wasted else _resave_line(inventory, places[0], ".small")
-    yield found("F804", "; ".join(parts), places, fix)
+    resave = cloned if wasted else _resave_line(inventory, places[0], ".small")
+    yield found("F804", "; ".join(parts), places, remap_command(inventory, "--compact") or resave)
 
 
 def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
@@ -144,7 +145,7 @@ def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
-        fix = _resave_line(inventory, facts[0].record, ".plain")
+        fix = remap_command(inventory, "--compact") or _resave_line(inventory, facts[0].record, ".plain")
         yield found("F805", message, [fact.record for fact in facts], fix)
 
 

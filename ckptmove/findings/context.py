@@ -14,7 +14,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.errors import UsageError
 from ckptmove.formats.opening import container_class
-from ckptmove.text import Command, quoted
+from ckptmove.text import Command, command_line, quoted
 from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, parse_target, split
 
 if TYPE_CHECKING:
@@ -122,6 +122,17 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
     except UsageError:
         target = "cpu"
     return Command(" ".join(["ckptmove convert", quoted(inventory.path), "--to", quoted(target), *options]))
+
+
+def remap_command(inventory: Inventory, option: str) -> str:
+    """Return the command that writes a new file with one change; empty if ``convert`` cannot make it.
+
+    It does not change keys or storages of files with code, nor those of a distributed checkpoint.
+    """
+    container = container_class(inventory.container)
+    if container.has_code or not container.is_editable:
+        return ""
+    return Command(command_line(["ckptmove", "convert", inventory.path, option]))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:

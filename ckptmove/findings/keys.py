@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.state_dicts import RootKeys, model_tensors, strip_wrappers
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import load_expression
+from ckptmove.findings.context import load_expression, remap_command
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
             where = names[container]
             place = f" of {container}" if container else ""
             message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
-            yield found("K601", message, where, _strip_line(inventory, container, prefix))
+            fix = remap_command(inventory, "--strip-prefix") or _strip_line(inventory, container, prefix)
+            yield found("K601", message, where, fix)
 
 
 def _strip_line(inventory: Inventory, container: str, prefix: str) -> str:
-    if inventory.layout == "module":
-        return f"model = {load_expression(inventory)}.{prefix.rstrip('.')}"
     steps = [f"state_dict = {load_expression(inventory, container)}"]
     # One wrapper at a time, because the function strips _metadata of the state_dict only so.
     steps += [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import open_load
+from ckptmove.findings.context import open_load, remap_command
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH
 from ckptmove.text import amount, quoted
@@ -76,6 +76,9 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
     else:
         fix = _allow(inventory, load)
+    plain = remap_command(inventory, "--plain")
+    if plain and not any(use.verdict == "dangerous" for use in refused):
+        fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"
     yield found("S701", message, files or where, fix)
 
 

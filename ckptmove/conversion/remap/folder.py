@@ -9,7 +9,7 @@ from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.errors import NotRemappable
-from ckptmove.conversion.remap.new_files import NewFiles
+from ckptmove.conversion.remap.new_files import NewFiles, has_unreached
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.locations import stem
 
@@ -49,7 +49,7 @@ class RemappedFolder:
         parts = {part.name: part for part in checkpoint.parts}
         self.segments: dict[str, tuple[Segment, ...]] = {}
         for path, part in parts.items():
-            if path in roots and _is_touched(path, remapped.plan):
+            if path in roots and (_is_touched(path, remapped.plan) or has_unreached(part, remapped.plan)):
                 self.segments[path] = self._lay_out(part, roots[path])
         self.removed = frozenset(parts) - frozenset(roots)
         self._write_indexes(listing, roots)

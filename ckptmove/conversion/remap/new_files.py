@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.conversion.to_safetensors import FlatState
     from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.moves import MovePlan
     from ckptmove.pickles.tree import Value
 
+#: Kinds of facts about bytes that ``--compact`` changes in each file of ``torch.save``.
+UNREACHED: Final = frozenset({"orphan-record", "stray-bytes", "kept-for-undo", "compressed-storage"})
 #: Bytes read at a time of a tensor that is assembled from pieces; a multiple of every element size.
 _BLOCK: Final = 1 << 20
 
@@ -83,10 +86,10 @@ class NewFiles:
             return self._conversion.checked(container.lay_out(self.pickle(part, root), {}))
 
     def keeps_storages(self, part: FilePart, root: Value) -> bool:
-        """Whether a tree has exactly the storages of a part, unchanged, in an archive of ``torch.save``."""
+        """Whether a part is an archive of ``torch.save``, and the tree has exactly its storages, unchanged."""
         own = {storage.key for storage in part.inventory.storages}
         is_same = own == set(storage_keys(root)) and own.isdisjoint(self._remapped.storages.changes)
-        return part.inventory.container == "torch-zip" and is_same
+        return is_same and part.inventory.container == "torch-zip" and not has_unreached(part, self._remapped.plan)
 
     def pickle(self, part: FilePart, root: Value) -> bytes:
         """The pickle of a tree whose storages are all in one part, under the keys of its file."""
@@ -165,6 +168,11 @@ class NewFiles:
             if stored is not None:
                 return StreamSegment(stored.span.nbytes, partial(_blocks, stored)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
+
+
+def has_unreached(part: OpenPart, plan: MovePlan) -> bool:
+    """Whether ``--compact`` leaves out bytes of a part that no tensor reaches, or stores deflated ones plainly."""
+    return plan.request.remap.compact and any(fact.kind in UNREACHED for fact in part.inventory.facts)
 
 
 def _blocks(stored: StoredBytes) -> Iterator[bytes]:

@@ -13,16 +13,17 @@ from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
 from ckptmove.conversion.remap.select import select
 from ckptmove.conversion.remap.storages import resize
+from ckptmove.moves import Dropped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.remap.storages import StoragePlan
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, StorageRef
-    from ckptmove.moves import MovePlan, Replaced
+    from ckptmove.moves import MovePlan, Remap, Replaced
     from ckptmove.pickles.tree import Dict, Value
 
 
@@ -86,11 +87,19 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         plan=plan._replace(
             edits=(*(edit for edit in plan.edits if edit.storage in kept), *storages.casts),
             renamed=renamed,
-            dropped=dropped,
+            dropped=(*dropped, *_unreached(inventory, options)),
             replaced=replaced,
             trimmed=storages.trimmed,
+            inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
         ),
         is_file=checkpoint.is_whole or as_file,
         storages=storages,
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
     )
+
+
+def _unreached(inventory: Inventory, options: Remap) -> Iterator[Dropped]:
+    """Records and other bytes that belong to no storage, which ``--compact`` leaves out."""
+    for fact in inventory.facts if options.compact else ():
+        if fact.kind in {"orphan-record", "stray-bytes", "kept-for-undo"}:
+            yield Dropped(fact.record, 0, fact.nbytes, "compact")
