@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 4
 
 #: A file that was restored is identical to one that was never converted, so that both get the same message.
-_NEVER: Final = "it was never converted in place, or it was restored already"
+_NEVER: Final = "it was never converted in place, or has already been restored"
 
 
 class CkptMoveError(Exception):
@@ -172,7 +172,7 @@ class DamagedArchive(UnreadableInput):
 def _warned(runs: tuple[str, ...]) -> str:
     """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
     more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
-    return f"; before that, loading it without weights_only could run {', '.join(runs[:_SHOWN])}{more}" if runs else ""
+    return f"; loading it without weights_only can still run {', '.join(runs[:_SHOWN])}{more}" if runs else ""
 
 
 class CrcMismatch(UnreadableInput):
@@ -261,7 +261,7 @@ class OutputSuffix(Refused):
 
     def __init__(self, path: str, suffix: str, container: str, instead: str) -> None:
         super().__init__(
-            f"the output keeps the format of the source, {container}, but '{suffix}' belongs to another", path=path
+            f"the output keeps the format of the source, {container}, which '{suffix}' does not fit", path=path
         )
         self.instead = instead
 
@@ -524,7 +524,7 @@ class MissingShard(UnreadableInput):
 
     def __init__(self, path: str, name: str, others: int = 0) -> None:
         more = f", and {others:,} more" if others else ""
-        super().__init__(f"a file that its index names is missing: '{name:.200}'{more}", path=path)
+        super().__init__(f"a file listed in its index is missing: '{name:.200}'{more}", path=path)
         self.name = name
 
 
@@ -550,10 +550,8 @@ class EmptyDirectory(NotACheckpoint):
         inner: str = "",
         is_cut: bool = False,
     ) -> None:
-        nested = f", with another archive in it: '{inner:.80}'" if inner else ""
-        super().__init__(
-            path, f"{described}{nested}; no file in it has the content of a checkpoint (checked {files:,})"
-        )
+        nested = f", which contains another archive: '{inner:.80}'" if inner else ""
+        super().__init__(path, f"{described}{nested}; no file in it is a checkpoint (checked {files:,})")
         self.files = files
         self.form = form
         self.inner = inner
@@ -578,5 +576,5 @@ class OutputHoldsMore(Refused):
     kind = "output-holds-more"
 
     def __init__(self, path: str, name: str) -> None:
-        super().__init__(f"the output is not replaced: it holds '{name}', which would be lost", path=path)
+        super().__init__(f"the output is not replaced: it contains '{name}', which would be lost", path=path)
         self.name = name

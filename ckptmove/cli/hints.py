@@ -123,7 +123,7 @@ def _(error: errors.MissingFile) -> str:
 @hint_for.register(errors.NothingConfigured)
 def _(error: errors.NothingConfigured) -> str:
     del error
-    return "correct it there, or type the PATH of a checkpoint"
+    return "correct it there, or pass the PATH of a checkpoint"
 
 
 @hint_for.register(errors.AccessFailed)
@@ -149,7 +149,7 @@ def _(error: errors.EmptyDirectory) -> str:
     if error.is_cut:
         return f"it was cut off in transit: {_AGAIN}"
     return (
-        "known are directories of the HF Trainer, Accelerate, DeepSpeed, Megatron and mmengine, and any file of "
+        "ckptmove reads directories of the HF Trainer, Accelerate, DeepSpeed, Megatron and mmengine, and any file of "
         "torch.save"
     )
 
@@ -260,7 +260,7 @@ def _(error: errors.OutputIsNoReport) -> str:
 @hint_for.register(errors.OutputIsStdout)
 def _(error: errors.OutputIsStdout) -> str:
     del error
-    return "give a file with --output; type ./- for a file named -"
+    return "give a file with --output; use ./- for a file named -"
 
 
 @hint_for.register(errors.InPlaceImpossible)
@@ -275,7 +275,7 @@ def _(error: errors.NothingToUndo) -> str:
         return "it stores no device, so no conversion has changed it"
     if error.container in _MADE_ANEW:
         shown = f"ckptmove inspect {quoted(error.path or '')}"
-        return f"its original is unchanged: use that; to see the devices of this one: {shown}"
+        return f"the original is unchanged: use that; to see the devices of this one: {shown}"
     return f"convert it back: ckptmove convert {quoted(error.path or '')} --to DEVICE"
 
 
@@ -291,10 +291,10 @@ def _(error: errors.LimitExceeded) -> str:
     # A count of operations stops at the limit, so the real number is unknown.
     typed = f"if you trust the file: --limit-factor {factor} (times the one given), or more"
     if error.is_fixed or factor is None:
-        typed = "no --limit-factor raises it far enough"
+        typed = "--limit-factor cannot raise it far enough"
     if error.resource == TREE_MEMORY:
         return f"lists and dicts of millions of plain values exceed it: save them as tensors; {typed}"
-    return f"no checkpoint of a real run comes near it; {typed}"
+    return f"no real checkpoint needs that much; {typed}"
 
 
 @hint_for.register(errors.OutOfMemory)
@@ -358,16 +358,16 @@ def _(error: remap_errors.NotCastable) -> str:
 @hint_for.register(errors.ChangeFailed)
 def _(error: errors.ChangeFailed) -> str:
     if error.reason in _NO_ACCESS:
-        return "make it writable, or use a writable copy, then type the same again"
+        return "make it writable, or use a writable copy, then run the command again"
     if error.reason in _NO_SPACE:
-        return "it is unchanged: free some space, or copy it to another disk, then type the same again"
+        return "it is unchanged: free some space, or copy it to another disk, then run the command again"
     return f"check it: ckptmove inspect {quoted(error.path or '')}"
 
 
 @hint_for.register(errors.JournalInTheWay)
 def _(error: errors.JournalInTheWay) -> str:
     return (
-        "if the file was renamed after a crash, rename it back and type: ckptmove inspect OLD; "
+        "if the file was renamed after a crash, rename it back and run: ckptmove inspect OLD; "
         f"if the file is complete: rm {quoted(error.journal)}"
     )
 
@@ -377,7 +377,7 @@ def _(error: errors.RollbackFailed) -> str:
     if error.reason == changes.UNKNOWN_JOURNAL:
         journal = quoted(error.journal)
         return f"use the ckptmove version that wrote it; or, if the file was rewritten since: rm {journal}"
-    return f"make both writable, free some space, then type: ckptmove inspect {quoted(error.path or '')}"
+    return f"make both writable, free some space, then run: ckptmove inspect {quoted(error.path or '')}"
 
 
 @hint_for.register(errors.ReportFailed)

@@ -140,15 +140,15 @@ class _Comparison:
 
     def _notes(self, found: Counterparts) -> Iterator[str]:
         if self._nowhere:
-            yield f"of {amount(self._nowhere, 'tensor')} one side stores no device, so that there was none to compare"
+            yield f"device not compared for {amount(self._nowhere, 'tensor')}: one side stores none"
         ours, theirs = ({_unwrapped(one.record.name) for one in side} for side in (found.removed, found.added))
         if ours & theirs:
-            wrapped = f"{amount(len(ours & theirs), 'tensor')} of either side have"
-            yield f"{wrapped} the same names but for what wrappers put before keys ({', '.join(WRAPPERS)})"
+            count = amount(len(ours & theirs), "tensor")
+            yield f"same name on both sides, except for the prefix of a wrapper ({', '.join(WRAPPERS)}): {count}"
         parted = _shared_otherwise(found.pairs)
         if parted:
             more = f" and {len(parted) - 1:,} more" if len(parted) > 1 else ""
-            yield f"{parted[0]}{more}: shared with another tensor on one side alone (tied weights, or a view)"
+            yield f"{parted[0]}{more}: storage shared with another tensor on one side only (tied weights or a view)"
 
     def _pair(self, one: Stored, two: Stored) -> None:
         """Compare two tensors that are counterparts."""
@@ -179,7 +179,7 @@ class _Comparison:
             else:  # sparse tensors with different numbers of values
                 self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
         elif mine.shape == other.shape:
-            reason = f"one side has it as {mine.kind}, the other as {other.kind}"
+            reason = f"stored as {mine.kind} on one side, as {other.kind} on the other"
             self._uncompared.append(Uncompared(mine.name, reason))
         self._done += mine.nbytes
         if self._progress is not None:
@@ -205,7 +205,7 @@ class _Comparison:
         alike = mine.stride == other.stride and (is_cast or mine.dtype == other.dtype)
         share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
         if share and not alike:
-            self._uncompared.append(Uncompared(mine.name, "its elements share bytes in another way"))
+            self._uncompared.append(Uncompared(mine.name, "its elements overlap in a different way on each side"))
             return
         place = _elements(one, mine, ours[1]), _elements(two, other, theirs[1])
         if place not in self._compared:
@@ -228,7 +228,7 @@ class _Comparison:
         self._read += nbytes
         if self._read > self._most_read:
             raise LimitExceeded(
-                "the bytes of tensors that lie over each other",
+                "the bytes of overlapping tensors",
                 limit=self._most_read,
                 actual=self._read,
                 path=self._one.path,

@@ -183,7 +183,7 @@ def _look_in_other_files(found: Counterparts, one: OpenCheckpoint, other: OpenCh
             parts = mine[0].part, others[0].part
             found.moved[parts[0].name, parts[1].name] = parts
         else:
-            reason = f"by this name it is in {_files(mine, one)}, and in {_files(others, other)}"
+            reason = f"the name is not unique: found in {_files(mine, one)} and in {_files(others, other)}"
             found.ambiguous.append(Uncompared(place[1], reason))
     if common:
         found.removed, found.added = list(chain(*ours.values())), list(chain(*theirs.values()))

@@ -54,14 +54,14 @@ class ObjectsBeside:
         """Notes on objects that were not compared, or not compared as stored."""
         for twin in self._twins:
             where = twin.one.where or "the optimizer"
-            unknown = "which parameter is which is not told"
-            yield f"{where} has other keys there: {'compared parameter by parameter' if twin.keys else unknown}"
+            how = "compared parameter by parameter" if twin.keys else "its parameters could not be matched"
+            yield f"{where} has different keys on the other side: {how}"
         if self.uncompared:
             more = f" and {len(self.uncompared) - 1:,} more" * (len(self.uncompared) > 1)
-            yield f"{self.uncompared[0]}{more} not compared, as a distributed checkpoint keeps it otherwise"
+            yield f"{self.uncompared[0]}{more} not compared: stored differently in a distributed checkpoint"
         if self.opaque:
             more = f" and {len(self.opaque) - 1:,} more" * (len(self.opaque) > 1)
-            yield f"{self.opaque[0]}{more} not compared: an object, which is no plain value"
+            yield f"{self.opaque[0]}{more} not compared: not a plain value"
 
     def is_apart(self, path: str, key: str) -> bool:
         """Whether a key of the dict at a path in the part is compared parameter by parameter."""

@@ -75,7 +75,7 @@ class Remainder:
             self.changed += self._others()
         else:
             for side in (self._one, self._other):
-                self._note_on(side.others, f" of {side.path}: not compared, as the other side is one file")
+                self._note_on(side.others, f" of {side.path}: not compared, because the other side is a single file")
         self._passed_over()
 
     # --- files that are checkpoints ------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ class Remainder:
         if not moved:
             return
         ours, theirs = ({part.name: part for part in side} for side in zip(*moved, strict=True))
-        places = f"{_named(ours, self._one)}, and in {_named(theirs, self._other)}"
-        self.notes.append(f"compared by their names in the files alone: the tensors in {places}")
+        places = f"{_named(ours, self._one)}, and {_named(theirs, self._other)}"
+        self.notes.append(f"tensors matched by name, because their files differ: {places}")
         matched = {id(part) for pair in self._found.parts for part in pair}
         times = Counter(id(part) for pair in moved for part in pair)
         rest: dict[int, OpenPart] = {}
@@ -102,7 +102,7 @@ class Remainder:
         """Add a note on files that are split or merged on the other side, unless they differ in nothing but tensors."""
         if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
             return
-        self._note_on([part.name or part.path for part in parts], ": what they hold besides tensors was not compared")
+        self._note_on([part.name or part.path for part in parts], ": only tensors were compared")
 
     def _part(self, mine: OpenPart, other: OpenPart) -> None:
         """Compare everything in the trees that is not part of a tensor, and content outside the trees."""
@@ -155,16 +155,16 @@ class Remainder:
             after = self._other.described(theirs[place]) if place in theirs else "absent"
             if before != after:
                 yield Change(ours.get(place) or theirs[place], "object", _short(before), _short(after))
-        self._note_on(indices, ": not compared, as it says which file holds what")
+        self._note_on(indices, ": not compared, because an index only maps tensors to files")
 
     def _passed_over(self) -> None:
         """Add notes on hidden and empty folders: they are not compared, and do not count as differences."""
         listed = [(side, side.listing) for side in (self._one, self._other) if side.listing is not None]
         hidden = [seen_from_top(side, file.path) for side, own in listed for file in own.files if file.is_hidden]
-        self._note_on(dict.fromkeys(hidden), ": not compared, as it lies in a hidden folder")
+        self._note_on(dict.fromkeys(hidden), ": not compared, because hidden files are skipped")
         empty = Counter(f"{seen_from_top(side, path)}/" for side, own in listed for path in _empty_folders(own))
         lone = [path for path, sides in empty.items() if sides == 1]
-        self._note_on(lone, ": not compared, as an empty folder is no part of a checkpoint")
+        self._note_on(lone, ": not compared, because empty folders are skipped")
 
     def _note_on(self, names: Iterable[str], what: str) -> None:
         told = list(names)

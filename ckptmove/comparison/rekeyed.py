@@ -78,7 +78,7 @@ class Twins(NamedTuple):
         theirs = sorted(sorted(group.params) for group in self.other.groups)
         if ours != theirs:
             sizes = [list(map(len, groups)) for groups in (ours, theirs)]
-            mine = "groups of other parameters" if sizes[0] == sizes[1] else sizes[0]
+            mine = "groups with different parameters" if sizes[0] == sizes[1] else sizes[0]
             yield f"{self.one.where}.param_groups".lstrip("."), mine, sizes[1]
 
     def _options(self) -> Iterator[tuple[str, object, object]]:

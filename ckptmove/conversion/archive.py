@@ -43,7 +43,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
         changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
     if changes.inflated:
         inflated = ", ".join(changes.inflated)
-        conversion.notes.append(f"compressed in the old archive, and plainly stored in the new one: {inflated}")
+        conversion.notes.append(f"compressed in the source, stored uncompressed in the new archive: {inflated}")
     segments = listing.members.lay_out(changes.segments)
     return segments if conversion.request.check else without_checks(segments)
 

@@ -132,10 +132,10 @@ class Conversion:
         if reason:
             several = "archive" if self._container == "archive" else "directory"
             what = "file" if checkpoint.listing is None else several
-            self.notes.append(reason + f"; nothing was written, -o OUT copies the {what}" * is_idle)
+            self.notes.append(reason + f"; nothing was written (-o OUT copies the {what})" * is_idle)
         is_free = is_idle or request.force or request.in_place
         if request.dry_run and not is_free and exists(request.target):
-            self.notes.append(f"{request.target} is there already: without --force nothing replaces it")
+            self.notes.append(f"{request.target} already exists: --force replaces it")
 
     def _remap(self, checkpoint: OpenCheckpoint, moves: MovePlan) -> Remapped | None:
         request = self.request
@@ -149,10 +149,10 @@ class Conversion:
         """The result, with the number of bytes written."""
         notes = self.notes
         if self.unchecked == [""]:
-            notes.append("the file holds no CRCs: its bytes were copied unchecked")
+            notes.append("the file has no CRCs: its bytes were copied unchecked")
         elif self.unchecked:
             unchecked = ", ".join(sorted(self.unchecked))
-            notes.append(f"without CRCs, so that their bytes were copied unchecked: {unchecked}")
+            notes.append(f"copied unchecked, because they have no CRCs: {unchecked}")
         if self.overflowed:
             notes.append(overflow_note(sum(self.overflowed)))
         return ConvertResult(
@@ -192,4 +192,4 @@ def _require_whole(inventory: DirectoryInventory) -> None:
         # Bytes that a file never had are only reported; a distributed checkpoint must be whole to be a copy.
         is_refused = fact.kind == "past-end" or containers.get(folder, "dcp") == "dcp"
         if fact.kind in _BROKEN and is_refused:
-            raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is not what was written, or not all")
+            raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is damaged or incomplete")

@@ -28,7 +28,7 @@ def convert(request: ConvertRequest) -> ConvertResult:
     """Plan and execute a conversion; errors as of :func:`ckptmove.api.convert`."""
     path, in_place = request.path, request.in_place
     if in_place and is_folder(path):
-        raise InPlaceImpossible(path, "it is a directory: a new one is written")
+        raise InPlaceImpossible(path, "it is a directory, and only files can be converted in place")
     # A format is only known once the checkpoint is open; a few trees too many cost little.
     needs_trees = request.move.remap != Remap() or request.output is not None or request.shard_bytes is not None
     try:
@@ -41,7 +41,7 @@ def convert(request: ConvertRequest) -> ConvertResult:
             conversion = Conversion(request, checkpoint)
             return conversion.result(_carry_out(conversion, checkpoint))
     except ArchiveOfFiles as error:
-        raise InPlaceImpossible(path, "it is an archive of files: a new one is written") from error
+        raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error
 
 
 def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
@@ -109,4 +109,4 @@ def _try_moves(part: FilePart, plan: MovePlan) -> None:
     absent = {fact.storage_key for fact in part.inventory.facts if fact.kind == "missing-storage"}
     for edit in plan.edits:
         if edit.cast is not None and edit.storage in absent:
-            raise DamagedArchive(part.path, f"storage '{edit.storage:.40}' has no bytes to be cast")
+            raise DamagedArchive(part.path, f"storage '{edit.storage:.40}' has no bytes to cast")

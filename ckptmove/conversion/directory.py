@@ -51,7 +51,7 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
         writer.run()
         sink.commit(request.settle)
     if sink.leftover is not None:
-        conversion.notes.append(f"the directory that was replaced could not be removed whole: {sink.leftover}")
+        conversion.notes.append(f"the replaced directory could not be removed completely: {sink.leftover}")
     return writer.written
 
 

@@ -56,14 +56,16 @@ def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[
     """Undo all in-place conversions of a file; arguments and errors as of :func:`ckptmove.api.undo`."""
     began = time.perf_counter()
     if is_folder(path):
-        raise NothingToUndo(path, "it is a directory, and only a file is converted in place", "directory")
+        raise NothingToUndo(path, "it is a directory, and only files can be converted in place", "directory")
     with naming(path):
         recovered = recover(path)
         with closing(open_source(path)) as source:
             try:
                 container = container_of(source, limits)
             except ArchiveOfFiles as error:
-                raise NothingToUndo(path, "it is an archive of files, of which a new one is made", "archive") from error
+                raise NothingToUndo(
+                    path, "it is an archive of files, which cannot be converted in place", "archive"
+                ) from error
             try:
                 patch = container.undo()
             except NothingToUndo as error:
@@ -85,20 +87,20 @@ def _other_names(path: str) -> Iterator[str]:
     """Notes on links to the file, because the change affects them too."""
     target = link_target(path)
     if target:
-        yield f"it is a symbolic link: the change is one of the file that it leads to, {target}"
+        yield f"it is a symbolic link: the change is made to its target, {target}"
     others = other_names(path)
     if others > 0:
-        yield f"the file has {amount(others, 'other name')} (hard links): the change is one under all of them"
+        yield f"the change also affects {amount(others, 'other hard link')} to the file"
 
 
 def _way_back(path: str, patch: Patch, size: int) -> str:
     """Note on how to undo the change; ``size`` is the size of the file before it, in bytes."""
     if not patch.writes:
-        return "it is again what it was before it was first converted in place, byte for byte"
+        return "the original is restored, byte for byte"
     if not patch.can_undo:
-        return "there is no --undo of a file of this kind: to take it back, convert it back"
-    whither = " to what it was before its first conversion in place" if patch.writes[0][0] < size else ""
-    return Command(f"to take it back{whither}: {command_line(['ckptmove', 'convert', path, '--undo'])}")
+        return "--undo does not support this format: to undo the change, convert the file back"
+    scope = " all conversions in place" if patch.writes[0][0] < size else ""
+    return Command(f"to undo{scope}: {command_line(['ckptmove', 'convert', path, '--undo'])}")
 
 
 def _patch(part: FilePart, plan: MovePlan) -> Patch:
@@ -109,9 +111,9 @@ def _patch(part: FilePart, plan: MovePlan) -> Patch:
         UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
     """
     if plan.inflates:
-        raise InPlaceImpossible(part.path, "its storages are compressed, and would be stored plainly")
+        raise InPlaceImpossible(part.path, "its storages are compressed, and the output stores them uncompressed")
     if any(edit.cast for edit in plan.edits):
-        raise InPlaceImpossible(part.path, "--cast writes tensors anew, in another length")
+        raise InPlaceImpossible(part.path, "--cast changes the size of tensors")
     with part.content() as (container, machine):
         return container.patch(apply_plan(machine, plan))
 

@@ -33,7 +33,7 @@ def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Un
     tags = {record.device for record in inventory.tensors}
     for glob, _ in request.mapping if tags != {devices.NO_DEVICE} else ():
         if not any(devices.matches(glob, tag) for tag in tags):
-            reason = f"matches no device of the file, which has {_listed(sorted(tags)) or 'no tensors'}"
+            reason = f"matches no device; the file has {_listed(sorted(tags)) or 'no tensors'}"
             yield Unmatched("map", glob, reason)
 
 
@@ -48,12 +48,12 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if in_configs:
         moves_strings = not plan.request.rewrite_strings and any(mention.kind == "string" for mention in in_configs)
         hint = " (--rewrite-strings moves strings)" if moves_strings else ""
-        yield f"still named in the file's configs: {_some(map(_named, in_configs))}{hint}"
+        yield f"configs still name another device: {_some(map(_named, in_configs))}{hint}"
     if in_code:
-        yield f"still named in the file's code, which is not edited: {_some(map(_named, in_code))}"
+        yield f"code still names another device, and is not edited: {_some(map(_named, in_code))}"
     if plan.inflates:
         stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
-        yield f"{stored} plainly in the new file, so that it can be mapped (F803)"
+        yield f"{stored} uncompressed in the new file, so that it can be memory-mapped (F803)"
     yield from _flaws(inventory)
 
 
@@ -129,20 +129,20 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)
-        yield f"the pickle could run {names} (S702), in the new file too: never load it without weights_only=True"
+        yield f"the pickle of the new file can still run {names} (S702): never load it without weights_only=True"
     elif container_class(inventory.container).is_torch_save and is_refused(inventory):
-        allowed = f"ckptmove inspect {quoted(inventory.path)} says what allows it"
-        yield Command(f"torch.load(weights_only=True) refuses it, as before (S701): {allowed}")
+        allowed = f"ckptmove inspect {quoted(inventory.path)} shows how to allow it"
+        yield Command(f"torch.load(weights_only=True) still refuses it (S701): {allowed}")
     lost = [fact for fact in inventory.facts if fact.kind in LACKING]
     if lost:
         nbytes = sum(fact.nbytes for fact in lost)
-        storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} not whole"
+        storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} incomplete"
         yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
     if any(fact.kind == "missing-end" for fact in inventory.facts):
-        yield "the tar has no end (F802), and neither has the new file: members after its last one may be missing"
+        yield "the tar is cut off (F802), and the new file too: members at its end may be missing"
     inner = [fact.record for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
-        copied = "archives in the archive are copied unchanged, with any checkpoints in them"
+        copied = "nested archives are copied unchanged, including any checkpoints in them"
         yield f"{copied} (F804): {_some(inner)}"
 
 

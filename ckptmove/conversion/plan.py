@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 #: Why a dtype cannot be changed.
-_SUBCLASS: Final = "a subclass of Tensor states its dtype once more"
-_NO_CLASS: Final = "it is not the dtype of a storage"
+_SUBCLASS: Final = "its Tensor subclass stores the dtype a second time"
+_NO_CLASS: Final = "its dtype is not that of a storage"
 _NO_CAST: Final = "--cast only takes float64 and complex128"
-_CODE: Final = "the code in the archive counts on its dtype"
+_CODE: Final = "the code in the archive depends on its dtype"
 
 
 @dataclass(slots=True)

@@ -91,22 +91,22 @@ def _unmapped(_: Policy, record: TensorRecord) -> str:
 #: ``--map cpu=cuda:0`` would move a correct ``step`` to ``cuda:0`` and a misplaced one from there to the CPU, and the
 #: next run would swap them again.
 RULES: Final[tuple[Rule, ...]] = (
-    Rule("keep", "stays where it is, as --keep says", _keep),
-    Rule("without-bytes", "a tensor without bytes in the file (meta) has nothing to move", _without_bytes),
-    Rule("rng-state", "RNG states are CPU ByteTensors, whatever the device", _rng_state),
+    Rule("keep", "matches --keep, and stays where it is", _keep),
+    Rule("without-bytes", "tensors without bytes in the file (meta) have nothing to move", _without_bytes),
+    Rule("rng-state", "RNG states are always CPU ByteTensors", _rng_state),
     Rule("nested-sizes", "torch keeps the sizes of a nested tensor on the CPU", _nested_sizes),
     Rule("device-mesh", "torch keeps the ranks of a DeviceMesh on the CPU", _device_mesh),
-    Rule("optimizer-scalar", "step counters go where this optimizer creates them", _optimizer_scalar),
-    Rule("param-group", "torch leaves a tensor lr, like every option of param_groups, on the CPU", _param_group),
-    Rule("map", "goes where --map sends its device", _map),
-    Rule("target", "everything else goes where --to says", _target),
-    Rule("unmapped", "no --map names its device, and there is no --to", _unmapped),
+    Rule("optimizer-scalar", "step counters go to the device where this optimizer creates them", _optimizer_scalar),
+    Rule("param-group", "torch leaves options of param_groups (a tensor lr) on the CPU", _param_group),
+    Rule("map", "moves as --map requests", _map),
+    Rule("target", "everything else moves to the device of --to", _target),
+    Rule("unmapped", "no --map matches its device, and --to is not given", _unmapped),
 )
 #: Rules that move a tensor with its device, as the request says, and not by the kind of the tensor.
 DESTINATION_RULES: Final = frozenset({"map", "target"})
 
 GROUP_FLAG: Final = FollowRule("group-flag", "the optimizer refuses this option on the device of its parameters")
-DEVICE_MENTION: Final = FollowRule("device-mention", "a named device follows the tensors that lie on it")
+DEVICE_MENTION: Final = FollowRule("device-mention", "a named device follows the tensors on it")
 MESH_TYPE: Final = FollowRule("mesh-type", "a DeviceMesh names the device type of its DTensors")
 
 #: Lists in which a scheduler keeps a learning rate for each group (``LRScheduler.__init__`` and ``step``). They contain

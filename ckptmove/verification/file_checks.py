@@ -31,7 +31,7 @@ _HOW: Final = {
     "sorted": "the order of their names",
     "shapes": "shape",
     "position": "position",
-    "ambiguous": "shape, in one of several ways",
+    "ambiguous": "shape, one of several possible matches",
 }
 #: The check that each finding fails: every error, and the warning that makes a proof impossible.
 FAILED_BY: Final = {

@@ -129,7 +129,7 @@ def select(
             elif is_apart and entries and entry is None:
                 reason = WITHOUT_STATE
             elif known is None:
-                reason = "the file holds neither the parameter nor a moment of its shape"
+                reason = "the file contains neither the parameter nor a moment of its shape"
             elif not is_dense(known):
                 reason = f"it is a {known.subclass or f'{known.kind} tensor'}, without plain values to step"
             else:

@@ -242,7 +242,7 @@ def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, lo
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
     apart += tally.pieces.summary
     if loaded.left_out:
-        apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} with nothing of the sample"
+        apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} outside the sample"
     error = loaded.error or str(tally.pieces.errors)
     if error:
         mend = f"; fix: copy or download it again, then: ckptmove inspect --check {quoted(path)}"

@@ -130,5 +130,5 @@ def test_a_tar_that_was_cut_before_its_first_checkpoint_is_said_to_be(say, bench
         (bench / "cut.tar").write_bytes(data[:length])
         said = say("inspect", "cut.tar")
         assert said.code == 3
-        assert (" without its end, so that members may be missing; " in said.err) == is_cut
+        assert (" that is cut off, so members may be missing; " in said.err) == is_cut
         assert ("hint: it was cut off in transit: compare its size" in said.err) == is_cut

@@ -191,7 +191,7 @@ def test_a_directory_and_its_archive(check, runs) -> None:
 
 def test_directories_with_other_shards(say, check, runs) -> None:
     note = (
-        "compared by their names in the files alone: the tensors in model-00001-of-00001.bin of one, and in "
+        "tensors matched by name, because their files differ: model-00001-of-00001.bin of one, and "
         "model-00001-of-00002.bin, model-00002-of-00002.bin of other"
     )
     answer = "they differ: object 1; all values are equal bit for bit"

@@ -51,14 +51,14 @@ def test_what_people_read(say, bench) -> None:
     assert changed.endswith(" run.pth: 3.5 KiB in TIME")
     assert note.endswith(": ckptmove convert run.pth --undo")
     assert said.only_next == ["verify", "run.pth", "--to", "cpu"]
-    assert say("convert", "run.pth", "--to", "cpu", "--in-place", "-q").out.startswith("run.pth: left ")
+    assert say("convert", "run.pth", "--to", "cpu", "--in-place", "-q").out.startswith("run.pth: unchanged")
     assert say("convert", "run.pth", "--to", "mps", "--in-place", "--dry-run", "-q").out.startswith("run.pth: dry run")
     assert say("convert", "run.pth", "--undo", "--dry-run").out.startswith("run.pth: dry run, 3.5 KiB ")
     said = say("convert", "run.pth", "--to", "cuda:3", "--in-place", "-q")
     assert TIMING.sub("in TIME", said.out).endswith(" run.pth: 0 B in TIME\n")
     said = say("convert", "run.pth", "--to", "mps", "--in-place", "--format", "github")
     assert said.out.startswith("::notice file=run.pth,title=convert::")
-    line = "run.pth: as it was before it was converted in place, 3.5 KiB taken off"
+    line = "run.pth: restored to the original, 3.5 KiB removed"
     assert say("convert", "run.pth", "--undo", "--format", "github").out == (
         f"::notice file=run.pth,title=convert::{line}\n"
     )
@@ -143,7 +143,7 @@ def test_a_configured_target_does_not_hinder_an_undo(ask, bench) -> None:
 @pytest.mark.parametrize(
     ("sample", "words", "message"),
     [
-        ("float64-cpu.pt", ("--to", "mps", "--cast"), "--cast writes tensors anew"),
+        ("float64-cpu.pt", ("--to", "mps", "--cast"), "--cast changes"),
         ("legacy-adamw-cuda1.pth", ("--to", "cpu"), "another length"),
         ("bare-pickle-cuda2.pkl", ("--to", "cpu"), "another length"),
         (".", ("--to", "cpu"), "it is a directory"),
@@ -187,7 +187,7 @@ def test_without_devices_there_is_nothing_to_do(ask, bench) -> None:
 def test_what_was_never_converted_cannot_be_undone(ask, path) -> None:
     error = ask("convert", path, "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
-    words = "convert it back" if path == "run.pth" else "its original is unchanged"
+    words = "convert it back" if path == "run.pth" else "the original is unchanged"
     assert error["hint"].startswith(words)
 
 

@@ -20,6 +20,7 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint import elements
+from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison import compare as comparison
 from ckptmove.comparison.differences import Change, Gap, LoneNan, Uncompared
 from ckptmove.errors import LimitExceeded, MissingFile
@@ -64,7 +65,9 @@ def test_what_shares_its_storage_on_one_side_alone_is_told(compare):
         for result in (compare(first, second), compare(second, first)):
             assert result.same
             assert len(result.notes) == 1
-            assert result.notes[0].endswith(": shared with another tensor on one side alone (tied weights, or a view)")
+            assert result.notes[0].endswith(
+                ": storage shared with another tensor on one side only (tied weights or a view)"
+            )
     assert compare(first, [one * 1 for one in first]).notes[0].startswith("1: ")
     views = compare([tied[:2], tied[2:4], tied[4:]], [tied[:2].clone(), tied[2:4].clone(), tied[4:].clone()])
     assert views.notes[0].startswith("1 and 1 more: ")
@@ -211,7 +214,7 @@ def test_a_parameter_has_values_as_a_tensor_has(compare):
 )
 def test_values_of_two_kinds_are_not_called_the_same(compare, second, kind):
     result = compare({"w": torch.ones(2, dtype=torch.cfloat)}, {"w": second})
-    assert result.uncompared == (Uncompared("w", f"one side has it as tensor, the other as {kind}"),)
+    assert result.uncompared == (Uncompared("w", f"stored as tensor on one side, as {kind} on the other"),)
     assert compare({"w": second}, {"w": second}).same
 
 
@@ -220,10 +223,8 @@ def test_what_a_wrapper_puts_before_the_keys_is_said(compare):
     wrapped = {f"module._orig_mod.{key}": value for key, value in plain.items() if key != "fc.more"}
     result = compare({"model": plain}, {"model": {**wrapped, "module.else": torch.ones(1)}})
     assert (len(result.removed), len(result.added)) == (3, 3)
-    [note] = [note for note in result.notes if "wrappers" in note]
-    assert note.startswith(
-        "2 tensors of either side have the same names but for what wrappers put before keys (module.,"
-    )
+    [note] = [note for note in result.notes if ": 2 tensors" in note]
+    assert all(prefix in note for prefix in WRAPPERS)
 
 
 def test_roles_differ_with_the_place(compare):
@@ -292,7 +293,7 @@ def test_expanded_views_are_compared_by_what_lies_under_them(compare):
     assert compare({"w": one}, {"w": two}).changed[0].gap == Gap(1.0, 1.0)
     other = torch.ones(1, 4).expand(3, 4)
     assert compare({"w": other}, {"w": torch.ones(3, 1).expand(3, 4)}).uncompared == (
-        Uncompared("w", "its elements share bytes in another way"),
+        Uncompared("w", "its elements overlap in a different way on each side"),
     )
 
 
@@ -452,7 +453,7 @@ def test_compressed_bytes_are_not_compared_and_the_way_is_named(compare, tmp_pat
             target.writestr(name, source.read(name), zipfile.ZIP_DEFLATED)
     packed = str(tmp_path / "d.pt")
     (one,) = ckptmove.diff(packed, packed).uncompared
-    told = f"compressed in {packed}: ckptmove convert stores it plainly"
+    told = f"compressed in {packed}: ckptmove convert stores it uncompressed"
     assert one == Uncompared("w", f"{told}; {told}")
     ckptmove.convert(packed, to="cpu", output=tmp_path / "plain.pt")
     assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "plain.pt")).same
@@ -816,7 +817,7 @@ def test_views_that_lie_over_each_other_are_compared_up_to_a_limit(tmp_path, mon
     torch.save([large[index:] for index in range(30)], path)
     assert ckptmove.diff(path, path).same
     torch.save([large[index:] for index in range(80)], path)
-    with pytest.raises(LimitExceeded, match="the bytes of tensors that lie over each other") as caught:
+    with pytest.raises(LimitExceeded, match="the bytes of overlapping tensors") as caught:
         ckptmove.diff(path, path)
     assert caught.value.path == path
     assert ckptmove.diff(path, path, limits=Limits().times(2)).same

@@ -135,7 +135,7 @@ def test_a_wrapper_is_never_cast_by_half(convert, cast) -> None:
     with pytest.raises(UncastableDtype) as caught:
         convert({"w": Wrapper(torch.ones(3, dtype=torch.float64))}, to="mps", cast=cast)
     assert caught.value.tensors == (("w", "float64"), ("w.elem", "float64"))
-    assert caught.value.reason == "a subclass of Tensor states its dtype once more"
+    assert caught.value.reason == "its Tensor subclass stores the dtype a second time"
 
 
 def test_what_is_inside_of_a_wrapper_is_not_cast_either(convert) -> None:

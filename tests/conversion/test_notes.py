@@ -39,7 +39,7 @@ def test_options_that_meet_nothing_are() -> None:
     [kept] = unmatched("adamw-cuda3.pth", to="cpu", keep=["model"])
     assert kept == "--keep model matches no whole name; the file has model.*, optimizer.*"
     [mapped] = unmatched("adamw-cuda3.pth", map_location={"cuda:7": "cpu"})
-    assert mapped == "--map cuda:7=... matches no device of the file, which has cpu, cuda:3"
+    assert mapped == "--map cuda:7=... matches no device; the file has cpu, cuda:3"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_many_names_are_cut_short_and_none_are_none(tmp_path: Path) -> None:
 
 def test_devices_that_stay_named_in_configs_are() -> None:
     [left] = notes("nanogpt-compiled-fused.pt", to="cpu")
-    assert left == "still named in the file's configs: config.device = cuda (--rewrite-strings moves strings)"
+    assert left == "configs still name another device: config.device = cuda (--rewrite-strings moves strings)"
     assert notes("nanogpt-compiled-fused.pt", to="cpu", rewrite_strings=True) == ()
 
 
@@ -92,9 +92,9 @@ def test_a_device_named_where_the_model_does_not_go_is_told(tmp_path, named, to,
     torch.save({"model": {"w": torch.ones(2)}, "args": config}, tmp_path / "a.pt")
     told = ckptmove.convert(tmp_path / "a.pt", to=to, output=str(tmp_path / "b.pt")).notes
     hint = "(--rewrite-strings moves strings)"
-    refused = ("torch.load(weights_only=True) refuses it, as before (S701): ckptmove inspect PATH says what allows it",)
+    refused = ("torch.load(weights_only=True) still refuses it (S701): ckptmove inspect PATH shows how to allow it",)
     assert tuple(note.replace(str(tmp_path / "a.pt"), "PATH") for note in told) == (
-        ((f"still named in the file's configs: args.device = {named} {hint}",) if is_told else ())
+        ((f"configs still name another device: args.device = {named} {hint}",) if is_told else ())
         + (refused if kind == "namespace" else ())
     )
     warned = {finding.code for finding in ckptmove.inspect(tmp_path / "b.pt").findings}
@@ -108,7 +108,7 @@ def test_device_ids_that_name_where_the_model_was_are_told(tmp_path, ids, is_tol
     torch.save({"model": {"a.weight": torch.ones(2)}, "gpus": ids}, tmp_path / "a.pt")
     ckptmove.convert(tmp_path / "a.pt", to="cuda:3", output=str(tmp_path / "b.pt"))
     told = ckptmove.convert(tmp_path / "b.pt", to="cuda:0", output=str(tmp_path / "c.pt")).notes
-    assert told == (("still named in the file's configs: gpus = [3]",) if is_told else ())
+    assert told == (("configs still name another device: gpus = [3]",) if is_told else ())
 
 
 def test_the_target_is_not_left_behind_where_the_model_stores_no_device(tmp_path) -> None:
@@ -120,14 +120,14 @@ def test_the_target_is_not_left_behind_where_the_model_stores_no_device(tmp_path
     torch.save({"device": "cuda:0", "state": torch.ones(2)}, folder / "training_args.bin")
     assert ckptmove.convert(folder, to="cuda:0", dry_run=True).notes == ()
     [told] = ckptmove.convert(folder, to="cuda:1", dry_run=True).notes
-    assert told.startswith("still named in the file's configs: training_args.bin.device = cuda:0 (")
+    assert told.startswith("configs still name another device: training_args.bin.device = cuda:0 (")
 
 
 def test_device_objects_that_stay_are_not_moved_by_rewriting_strings(tmp_path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"model": {"w": torch.ones(2)}, "where": torch.device("cuda:5")}, tmp_path / "a.pt")
     told = ckptmove.convert(tmp_path / "a.pt", map_location={"cpu": "cuda:1"}, dry_run=True).notes
-    assert told == ("still named in the file's configs: where = cuda:5",)
+    assert told == ("configs still name another device: where = cuda:5",)
 
 
 class _Attack:
@@ -144,7 +144,7 @@ def test_what_a_copy_cannot_mend_is_told(tmp_path: Path) -> None:
     assert "S702" in {finding.code for finding in ckptmove.inspect(tmp_path / "evil.mps.pt").findings}
 
     torch.save({"a": torch.ones(1000), "b": torch.ones(5), "c": torch.ones(7)}, tmp_path / "whole.pt")
-    for left_out, told in ((["1"], "1 storage is not whole (F802): 20"), (["1", "2"], "2 storages are not whole")):
+    for left_out, told in ((["1"], "1 storage is incomplete (F802): 20"), (["1", "2"], "2 storages are incomplete")):
         with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "cut.pt", "w") as cut:
             for record in whole.infolist():
                 if record.filename.rpartition("/data/")[2] not in left_out:

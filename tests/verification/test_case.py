@@ -186,8 +186,8 @@ def test_what_a_batch_may_be(case_check, parts, status):
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ("lambda pair: 3.0", "step returns no loss, which is a tensor of one value"),
-        ("lambda pair: model(pair[0].to(device))", "step returns no loss, which is a tensor of one value"),
+        ("lambda pair: 3.0", "step returns no loss (a tensor with one value)"),
+        ("lambda pair: model(pair[0].to(device))", "step returns no loss (a tensor with one value)"),
         ("lambda pair: model(pair[0].to(device)).sum().detach()", "step returns a loss without a gradient"),
         ("lambda pair: model(pair[0].to(device)).sum() * float('nan')", "the loss is nan on cuda:0 (simulated)"),
         ("lambda pair: model(pair[0].to(device)).sum() * 0", "no parameter of the model changed"),
@@ -264,7 +264,7 @@ def test_weights_alone_are_stepped_and_prove_no_resume(case_check, make):
     path = make.save({"model": make.tree()["model"]})
     check = case_check(returning(), path=path)
     assert (check["status"], check["evidence"]["proven"]) == ("passed", False)
-    assert "no optimizer state is there: it begins anew" in check["detail"]
+    assert "there is no optimizer state, so the optimizer starts fresh" in check["detail"]
 
 
 def test_groups_of_other_sizes_are_named(case_check):
@@ -504,7 +504,7 @@ def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
     [
         ("def case(device):\n    return 3", "returns a int, not a ckptmove.Case"),
         ("def case(device, data):\n    return 3", "requires device, data,"),
-        (returning(model="net", optimizer="3"), "checkpoint, and are function and int"),
+        (returning(model="net", optimizer="3"), "checkpoint, not function and int"),
         ("case = 3", "has no function 'case'"),
     ],
 )

@@ -14,7 +14,7 @@ def case(device):
 
 
 #: What a line says that makes a part of the model of something.
-UNSAVED = "  # the checkpoint lacks what was never registered: train and save again"
+UNSAVED = "  # not in the checkpoint, because it was never registered: train and save again"
 
 
 def mine(*lines, init="pass"):
@@ -218,8 +218,8 @@ def test_parameters_in_another_order_than_the_checkpoints_are_told_from_their_sh
         return ckptmove.Case(model, torch.optim.AdamW({order}), nn.MSELoss(), batch())
     """)
     assert "another order" in detail
-    place = "model.1.bias at its place is [3]" if "reversed" in order else "model.1.weight at its place is [3, 5]"
-    assert f"[5, 6], and {place};" in detail
+    name, shape = ("model.1.bias", "[3]") if "reversed" in order else ("model.1.weight", "[3, 5]")
+    assert f"[5, 6], but {name} in its position has shape {shape};" in detail
 
 
 def test_moments_of_no_parameters_shape_are_left_to_the_optimizer(fault_of):

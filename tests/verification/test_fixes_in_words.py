@@ -13,7 +13,7 @@ from ckptmove.verification.case.source import tree_of
 
 BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
 AT = ", in the case at train.py:"
-REBUILT = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
+REBUILT = "build the optimizer after model = model.to(device), and after any other line that replaces its parameters"
 WORDS = {
     "a model": ("Net()", "nn.MSELoss()", "batch()", "None",
                 f"model = model.to(device), before the optimizer is built{AT}41"),
@@ -143,7 +143,7 @@ def test_what_a_loss_keeps_by_a_key_that_is_no_literal_is_told_in_words(fault_of
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), loss, batch())
     """)
     text = "loss.weights[<Part.X: 1>] = loss.weights[<Part.X: 1>].to(device)"
-    assert (evidence["fix"], evidence["fix_at"]) == (f"work this into train.py:40: {text}", ""), detail
+    assert (evidence["fix"], evidence["fix_at"]) == (f"at train.py:40, add: {text}", ""), detail
 
 
 def test_what_only_a_condition_names_is_moved_in_it(mended):
@@ -198,9 +198,7 @@ def test_a_node_without_a_position_is_mended_in_words(tmp_path, text, is_known):
     (node,) = (one for one in ast.walk(tree_of(str(path))) if isinstance(one, ast.Call))
     fix = replaced(str(path), (node, "1"))
     assert bool(fix.where) is is_known
-    assert fix.text == (
-        "h = " + text.replace("ones(3)", "1") if is_known else f"work this into {path}:1: 1 in place of ones(3)"
-    )
+    assert fix.text == ("h = " + text.replace("ones(3)", "1") if is_known else f"at {path}:1, replace ones(3) with 1")
 
 
 def test_a_move_that_the_file_has_already_is_not_suggested_again(fault_of):

@@ -26,7 +26,7 @@ HELD = {
 def test_what_was_never_registered_was_never_saved(mended, held, used):
     body = mine(f"h = super().forward(x)\nreturn self.held{used}", f"self.held = {held}", base="Outer")
     fixes = mended(body, trains=True)
-    assert "  # the checkpoint lacks" in fixes[0]
+    assert "  # not in the checkpoint" in fixes[0]
     assert "strict=False" in fixes[1]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ZIP: Final = b"PK"
 _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
-_CUT: Final = " without its end, so that members may be missing"
+_CUT: Final = " that is cut off, so members may be missing"
 _SHARD: Final = ".distcp"
 _FORMS: Final[dict[ArchiveForm, type[ZipMembers | TarMembers]]] = {"zip": ZipMembers, "tar": TarMembers}
 #: Names that :func:`ckptmove.formats.sniff.recognise` gives to compressed files: those that can be inflated here, and
@@ -83,7 +83,7 @@ class ArchiveListing(Listing):
         return full_path(self.path, path)
 
     def look(self, path: str) -> None:
-        """Raise NotACheckpoint if that is known without opening the member."""
+        """Raise NotACheckpoint if a quick look at the member rules out a checkpoint."""
         self.members.look(path)
 
     def open(self, path: str) -> ByteSource:

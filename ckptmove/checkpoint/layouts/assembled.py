@@ -61,7 +61,7 @@ class _Box(NamedTuple):
     place: int
 
     def before(self, index: int) -> int:
-        """Number of its elements before an element of the tensor."""
+        """Number of elements of the chunk that come before an index of the tensor."""
         count, rest, own = 0, prod(self.shape), prod(self.sizes)
         for size, offset, extent in zip(self.shape, self.offsets, self.sizes, strict=True):
             rest, own = rest // size, own // extent
@@ -72,7 +72,7 @@ class _Box(NamedTuple):
         return count
 
     def position(self, element: int) -> int:
-        """Index in the tensor of one of its elements."""
+        """Index in the tensor of an element of the chunk, given its index in the chunk."""
         found, by = 0, 1
         for size, offset, extent in zip(
             reversed(self.shape), reversed(self.offsets), reversed(self.sizes), strict=True
@@ -83,7 +83,7 @@ class _Box(NamedTuple):
         return found
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Its elements from ``first`` to ``last``, run by run: first, end, and index in the tensor."""
+        """Contiguous runs of the elements ``first`` to ``last`` of the chunk: first, end, and index in the tensor."""
         width = self.sizes[-1]
         while first < last:
             end = min(first - first % width + width, last)
@@ -111,7 +111,7 @@ class AssembledTensor:
         boxes = [_box(shape, chunk, place) for place, chunk in enumerate(chunks)]
         self._boxes = sorted(boxes, key=lambda box: box.position(0))
         self._firsts = [box.position(0) for box in self._boxes]
-        #: Index of the last element of the boxes so far, to skip the boxes that end before an index.
+        #: Running maximum of the last indices of the boxes, to skip the boxes that end before an index.
         self._lasts = list(accumulate((box.position(prod(box.sizes) - 1) for box in self._boxes), max))
 
     def read(self, start: int, end: int) -> bytes:

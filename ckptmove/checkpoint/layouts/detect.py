@@ -60,7 +60,7 @@ def _shards(listing: Listing, name: str) -> Sequence[str]:
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DamagedArchive(path, "it is no JSON") from error
+        raise DamagedArchive(path, "it is not valid JSON") from error
     weights = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(shard, str) for shard in weights.values()):
         raise DamagedArchive(path, "it has no weight_map")

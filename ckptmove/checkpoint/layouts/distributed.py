@@ -86,7 +86,7 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
         if not shards:
             tables = [name for name in tables if _is_table(listing, prefix + name)]
         elif not tables:
-            detail = f"{len(shards):,} *{_SHARD} without their .metadata, which is written last: the save did not end"
+            detail = f"{len(shards):,} *{_SHARD} without .metadata, which is written last: the save did not finish"
             raise DamagedArchive(listing.full(folder).rstrip("/"), detail)
         if ".metadata" in tables:
             found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
@@ -152,7 +152,7 @@ class PiecesOfFile(NamedTuple):
 
     Attributes:
         container: its ``.metadata``.
-        pieces: pieces in the file, in its order.
+        pieces: pieces in the file, by offset.
     """
 
     container: DistributedCheckpoint
@@ -229,7 +229,7 @@ def _is_table(listing: Listing, path: str) -> bool:
 def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
     """Raise UnsupportedContainer for pieces of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    Its ``.metadata`` looks the same, but its places of pieces are meaningless.
+    Their ``.metadata`` looks the same, but the offsets in it are meaningless.
     """
     seen: set[str] = set()
     for piece in container.whole_pieces():

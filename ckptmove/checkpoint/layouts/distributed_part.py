@@ -97,7 +97,7 @@ class DistributedPart(OpenPart):
 
     @cached_property
     def has_checksums(self) -> bool:
-        """Whether the first whole piece in each of its files has CRCs: one process writes all of a file."""
+        """Whether the first whole piece in each of its files has CRCs; one process writes a whole file."""
         first: dict[str, Piece] = {}
         for piece in self._container.whole_pieces():
             if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
@@ -222,7 +222,7 @@ class DistributedPart(OpenPart):
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if stored is None else extent(stored, record)
         if stored is None or place is None or overlaps(record):  # an expanded one has any number
-            raise damaged_piece(source, piece, "does not hold all of its elements plainly")
+            raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
         return stream.name, stored, record, place
 
     def _source(self, piece: Piece) -> ByteSource:

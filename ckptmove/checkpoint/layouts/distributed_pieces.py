@@ -183,9 +183,9 @@ def chunk_in(
     tensors = inventory.tensors
     found = [_spelled(one.dtype, one.shape) for one in tensors]
     if expected is not None and found != [_spelled(*expected)]:
-        raise damaged_piece(source, piece, f"holds {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
+        raise damaged_piece(source, piece, f"contains {found[0] if found else 'no tensor'}, not {_spelled(*expected)}")
     if any(fact.kind in LACKING for fact in inventory.facts):
-        raise damaged_piece(source, piece, "has fewer bytes than its tensor takes")
+        raise damaged_piece(source, piece, "has too few bytes for its tensor")
     return tensors
 
 

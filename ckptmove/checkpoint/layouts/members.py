@@ -43,7 +43,7 @@ class Members(ABC):
 
     @abstractmethod
     def look(self, path: str) -> None:
-        """Raise NotACheckpoint if that is known without opening the member.
+        """Raise NotACheckpoint if a quick look at the member rules out a checkpoint.
 
         Raises:
             NotACheckpoint: if it is not a checkpoint.

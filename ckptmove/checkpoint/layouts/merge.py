@@ -35,7 +35,7 @@ _Unique = TypeVar("_Unique", bound="Hashable")
 
 
 def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
-    """Write the inventory of a file as a part of the whole: names, keys and sites.
+    """Rewrite the inventory of a file as a part of the whole: prefix names and keys, and shift sites.
 
     Args:
         path: path of the file in the directory, or of a folder that is one checkpoint; empty for the directory itself.
@@ -44,7 +44,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     """
     place = file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
-    # Code depends on the dtypes of its operands: without an editable class, nothing is cast.
+    # Code in an archive depends on dtypes, so its storages are not cast: they get no class sites.
     is_code = container_class(inventory.container).has_code
     storages = map(mover.storage, inventory.storages)
     told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
@@ -146,7 +146,7 @@ def split_plan(plan: MovePlan, parts: Sequence[OpenPart]) -> tuple[MovePlan, ...
 
 
 class _Mover:
-    """Prefixes names and keys with the path of a file, and shifts sites by the pickles before it."""
+    """Prefixes names and keys with the path of a file, and shifts sites by the length of the pickles before it."""
 
     def __init__(self, path: str, base: int, place: Role | None) -> None:
         self._path = path

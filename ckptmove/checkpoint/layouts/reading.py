@@ -206,9 +206,7 @@ class Reader:
                 listing.path, self._looked_at, listing.described, listing.form, inner=inner, is_cut=is_cut
             )
         if not self._has_something:
-            raise NotACheckpoint(
-                listing.path, "a distributed checkpoint of nothing, without a tensor or an object in it"
-            )
+            raise NotACheckpoint(listing.path, "a distributed checkpoint without any tensor or object")
 
     def _merged(self, outside: tuple[ArchiveFact, ...]) -> DirectoryInventory:
         """Inventory of all parts together."""

@@ -56,7 +56,7 @@ class ZipMembers(Members):
         self._directory = read_directory(source, limits)
         records = self._directory.records
         if self._directory.shift:
-            raise DamagedArchive(source.path, f"{self._directory.shift} bytes stand before its first record")
+            raise DamagedArchive(source.path, f"{self._directory.shift} bytes precede its first record")
         if len(records) > limits.entries:
             raise LimitExceeded("members of an archive", limit=limits.entries, actual=len(records), path=source.path)
         files = [record for record in records if not record.name.endswith("/")]
@@ -197,6 +197,6 @@ def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecor
     for record in sorted(records, key=lambda record: record.header_offset):
         start = headers.data_start(record)
         if record.header_offset < taken:
-            raise DamagedArchive(source.path, f"record '{record.name}' lies inside another one")
+            raise DamagedArchive(source.path, f"record '{record.name}' overlaps another one")
         taken = start + record.stored_bytes
         yield record.place, Span(start, taken)

@@ -28,6 +28,7 @@ _WORTH_A_RATE: Final = 1.0
 #: Lines of one kind of change that are shown.
 _SHOWN: Final = 3
 _NOTHING: Final = "nothing to change: no tensor has to move"
+_NOTHING: Final = "nothing to change: no tensor needs to move"
 
 
 def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:
@@ -56,9 +57,9 @@ def brief_line(path: str, result: ConvertResult) -> str:
     if result.output is None:
         return f"{clean(path)}: {'nothing' if result.plan.is_empty else 'dry run, nothing'} was written"
     if result.in_place and result.plan.is_empty:
-        return f"{clean(path)}: left as it was"
+        return f"{clean(path)}: unchanged"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
-    copied = ", copied as it was" if result.plan.is_empty and not result.plan.inflates else ""
+    copied = ", copied unchanged" if result.plan.is_empty and not result.plan.inflates else ""
     did = "changed in place" if result.in_place else "wrote"
     return f"{did} {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
 
@@ -67,8 +68,8 @@ def undo_line(result: UndoResult) -> str:
     """The outcome of ``--undo``, in one line."""
     path = clean(result.path)
     if not result.is_done:
-        return f"{path}: dry run, {size(result.removed)} would be taken off"
-    return f"{path}: as it was before it was converted in place, {size(result.removed)} taken off"
+        return f"{path}: dry run, {size(result.removed)} would be removed"
+    return f"{path}: restored to the original, {size(result.removed)} removed"
 
 
 def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:

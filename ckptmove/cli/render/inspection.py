@@ -31,7 +31,7 @@ _DEVICE: Final = "cyan"
 #: Meanings of verdicts. A verdict is about a name only: a file of safe names may still hold wrong or huge values.
 _VERDICTS: Final = {
     "safe": "a known name of checkpoints, harmless by itself",
-    "unknown": "not on a list of ckptmove: its module decides whether it is harmful",
+    "unknown": "unknown to ckptmove: look at its module before you allow it",
     "dangerous": "can do harm, and no checkpoint needs it",
 }
 
@@ -67,9 +67,9 @@ def unchecked_line(inspection: Inspection) -> str:
     """The files without CRCs, for ``--check``."""
     names = inspection.unchecked
     if names == (inspection.inventory.path,):
-        return "not checked: the file holds no CRCs to compare its bytes with"
+        return "not checked: the file has no CRCs"
     more = f" and {len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
-    return f"not checked: no CRCs to compare the bytes with in {', '.join(map(clean, names[:_FIRST]))}{more}"
+    return f"not checked: no CRCs in {', '.join(map(clean, names[:_FIRST]))}{more}"
 
 
 def optional_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _expectation(page: Page, expectation: Expectation, *, verbose: bool) -> Iter
     device = clean(expectation.device)
     names = [f"{name} is on {edit.source}" for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
     if not names:
-        unplaced = f", but {amount(expectation.unplaced, 'tensor')} may go anywhere" if expectation.unplaced else ""
+        unplaced = f" ({amount(expectation.unplaced, 'tensor')} without a device)" if expectation.unplaced else ""
         yield page.paint(f"expected on {device}: yes{unplaced}", "bold green")
         return
     yield page.paint(f"expected on {device}: no, {amount(len(names), 'tensor')} should be elsewhere", "bold red")
@@ -184,7 +184,9 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
     if inventory.checkpoints:
         count = len(inventory.checkpoints)
         kind = "archive" if inventory.form else "directory"
-        yield from page.wrap(f"the {kind} holds {count:,} separate checkpoints, read as one here: name one of them", 0)
+        yield from page.wrap(
+            f"the {kind} contains {count:,} separate checkpoints, read as one here: give the path of one", 0
+        )
 
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:

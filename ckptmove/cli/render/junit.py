@@ -99,7 +99,7 @@ def _count(element: Element) -> None:
 
 def _require_report(path: str, checkpoints: Sequence[str]) -> None:
     if path == "-":
-        raise UsageError("a JUnit report is not written to standard output; type ./- for a file named -")
+        raise UsageError("a JUnit report is not written to standard output; use ./- for a file named -")
     if any(same_file(checkpoint, path) for checkpoint in checkpoints):
         raise OutputIsNoReport("the JUnit report would replace a checkpoint of this command", path=path)
     if not _is_replaceable(path):

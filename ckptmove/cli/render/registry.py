@@ -40,7 +40,7 @@ def open_report(form: str | None, *, as_json: bool, quiet: bool, verbose: bool) 
         UsageError: if ``--json`` and ``--format`` name different formats.
     """
     if as_json and form not in {None, _JSON}:
-        raise UsageError(f"--json means --format {_JSON}, and --format {form} is another format: type one of them")
+        raise UsageError(f"--json means --format {_JSON}, and cannot be combined with --format {form}")
     return RENDERERS[_JSON if as_json else form or DEFAULT](Output(quiet=quiet, verbose=verbose))
 
 

@@ -112,5 +112,5 @@ def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
             return reasons.get("case") or str(case.get("unproven") or "the case does not prove it")
         return "only a sample was checked"
     skipped = reasons.get("step") or reasons.get("fresh", "")
-    stood_in = "a value that the file lacks was replaced"
+    stood_in = "a value missing from the file was replaced"
     return skipped.partition("; ")[0] or str(step.get("unproven") or stood_in)

@@ -230,8 +230,7 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
     count = amount(len(strangers[optimizer]), "parameter")
     fault = (
-        f"{optimizer.label}{at} steps {count} that the model does not have any more: "
-        f"{model.name}.{name} is not among them{then}"
+        f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped{then}"
     )
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
     given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
@@ -324,7 +323,7 @@ def _doubts(
         if one.requires_grad or part.optimizer.state.get(one)
     ]
     run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
-    doubts = [f"step() was not called of {' and '.join(idle)}"] * bool(idle)
+    doubts = [f"step() was not called on {' and '.join(idle)}"] * bool(idle)
     doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
     doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
     if missed:

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 _MISSING: Final = re.compile(r"missing ([^\s;]+)")
 _UNSAVED: Final = (
-    "what was not registered when it was saved is not in the checkpoint: load the rest with strict=False, "
-    "begin the optimizer anew, train and save again"
+    "values that were not registered when saved are not in the checkpoint: load the rest with strict=False, "
+    "start with a new optimizer, train and save again"
 )
-_REBUILT: Final = "build the optimizer after model = model.to(device), and after whatever else replaces its parameters"
+_REBUILT: Final = (
+    "build the optimizer after model = model.to(device), and after any other line that replaces its parameters"
+)
 
 
 def built_again(given: Given | None, built: Sequence[Moment], home: Line) -> Fix:
@@ -49,7 +51,7 @@ def built_again(given: Given | None, built: Sequence[Moment], home: Line) -> Fix
         if moment.spot.code is given.moment.spot.code and statement is not None and _is_fresh(statement, given, moment):
             return before(given.path, given.statement, text_of(given.path, statement))
     name = ast.unparse(given.model)
-    return Fix(f"{_REBUILT}: once more before {given.line}, of what {name}.parameters() gives there")
+    return Fix(f"{_REBUILT}: build it again before {given.line}, from {name}.parameters()")
 
 
 def _is_fresh(statement: ast.stmt, given: Given, moment: Moment) -> bool:

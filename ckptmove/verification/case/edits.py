@@ -74,7 +74,7 @@ def replaced(path: str, *changes: tuple[Any, str]) -> Fix:
     first, last = node.lineno, node.end_lineno or node.lineno
     same = [(one, new) for one, new in changes if (one.lineno, one.end_lineno) == (first, last)]
     outer = [(one, new) for one, new in same if not any(one in list(ast.walk(other))[1:] for other, _ in same)]
-    words = f"work this into {line_of(path, first)}: {text} in place of {text_of(path, node)}"
+    words = f"at {line_of(path, first)}, replace {text_of(path, node)} with {text}"
     ranges = [(*_range(path, one), new) for one, new in outer]
     if any(start == end for start, end, _ in ranges):
         return Fix(words)  # inside an f-string: Python has no positions for these nodes before 3.12
@@ -252,4 +252,4 @@ def _count(tree: ast.Module) -> int:
 
 
 def _words(path: str, number: int, text: str) -> Fix:
-    return Fix(f"work this into {line_of(path, number)}: {text}")
+    return Fix(f"at {line_of(path, number)}, add: {text}")

@@ -375,4 +375,4 @@ def _of_loss(known: NamedTensor, root: Origin | None, scene: Scene) -> Fix:
         return fix if fix.where else before(given.path, given.statement, text)
     if is_module:
         return replaced(given.path, (given.criterion, moved(given.path, given.criterion, device)))
-    return Fix(f"make {known.name} on the device that the function is given, for {given.line}")
+    return Fix(f"make {known.name} on the device passed to the function, for {given.line}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.watch import Origin
 
 #: Comment after a line that registers a part of the model that the checkpoint lacks.
-_NOTE: Final = "  # the checkpoint lacks what was never registered: train and save again"
+_NOTE: Final = "  # not in the checkpoint, because it was never registered: train and save again"
 
 
 class _Setting(NamedTuple):

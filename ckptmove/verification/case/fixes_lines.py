@@ -23,7 +23,7 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
         error: torch's error.
     """
     if not error.argument:
-        return line, Fix("return it on the device of the gradient that backward is given")
+        return line, Fix("return it on the device of the gradient passed to backward")
     device = f"{error.argument}.device"
     for one in _returns(line):
         node = _gradient(one, error.index)
@@ -66,4 +66,4 @@ def without_cuda(spot: Spot, scene: Scene) -> Fix:
             return replaced(path, (node, f"{text_of(path, node.func.value)}.to({device})"))
         if isinstance(node, ast.Constant) and str(node.value).partition(":")[0] == "cuda":
             return replaced(path, (node, device))
-    return Fix("take the device that the function is given")
+    return Fix("use the device passed to the function")

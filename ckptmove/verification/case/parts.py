@@ -90,11 +90,11 @@ def require_usable(case: Case, typed: str) -> None:
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise CaseUnusable(
             f"{typed}: model and optimizer must be a Module and an Optimizer, or dicts of these by their keys in the "
-            f"checkpoint, and are {kinds}"
+            f"checkpoint, not {kinds}"
         )
     for field, chosen, value in (("part", case.part, model), ("optimizer_part", case.optimizer_part, optimizer)):
         if chosen is not None and isinstance(value, Mapping):
-            raise CaseUnusable(f"{typed}: {field} is for a single one: the keys of a dict name the parts")
+            raise CaseUnusable(f"{typed}: {field} cannot be used with a dict: its keys name the parts")
     if case.step is None and (isinstance(model, Mapping) or isinstance(optimizer, Mapping)):
         raise CaseUnusable(f"{typed}: a dict of models or optimizers needs a step(batch)")
 

@@ -75,7 +75,7 @@ def restore(bench: Bench, case: Case) -> Restored:
     count = amount(sum(tensors.values()), "tensor")
     optimizers = optimizers_of(case)
     if not bench.pairings:
-        detail = f"{count} restored, and no optimizer state is there: it begins anew"
+        detail = f"{count} restored; there is no optimizer state, so the optimizer starts fresh"
         none = dict.fromkeys((one.key for one in optimizers), "")
         entries = dict.fromkeys(none, 0)
         return Restored(detail, entries, (), {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
@@ -152,7 +152,9 @@ def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> Optim
         first = of_group[0]
         apart = next((one for one in of_group if one.options != first.options), None)
         if apart is not None:
-            raise Mismatch(f"{first.where} and {apart.where} differ, and are one group in the case's optimizer")
+            raise Mismatch(
+                f"{first.where} and {apart.where} have different options, but are one group in the case's optimizer"
+            )
         groups.append(first._replace(params=tuple(key for one in of_group for key in one.params)))
     return record._replace(groups=tuple(groups), is_flat=False)
 
@@ -260,11 +262,11 @@ def _require_shapes(record: OptimizerRecord, case: Case, own: OptimizerPart) -> 
         id(one): f"{model.name}.{name}" for model in models_of(case) for name, one in model.module.named_parameters()
     }
     place = names.get(id(apart.parameter), "the parameter")
-    which = f"the state of {apart.key} is for {list(apart.shape)}, and {place} at its place is "
+    which = f"the state of {apart.key} has shape {list(apart.shape)}, but {place} in its position has shape "
     which += str(list(apart.parameter.shape))
     if not apart.is_order:
         raise Mismatch(f"{own.label} does not fit {place_of(record.where)}: {which}")
     raise Mismatch(
-        f"the case's {own.name} has its parameters in another order than the checkpoint, and load_state_dict goes by "
-        f"position: {which}; give them to it in the order of the run that was saved"
+        f"the case's {own.name} has its parameters in another order than the checkpoint, and load_state_dict matches "
+        f"by position: {which}; pass them in the order of the saved run"
     )

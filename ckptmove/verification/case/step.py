@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Hint for a ``step`` that calls ``optimizer.step()`` or ``backward()`` itself.
 _WHOLE: Final = (
-    ": with one optimizer, backward() and optimizer.step() follow it, "
-    "so give a dict of optimizers for a step that is the whole body of the loop"
+    ": with one optimizer, backward() and optimizer.step() are called after it; "
+    "if step is the whole body of the loop, give a dict of optimizers"
 )
 
 
@@ -152,7 +152,9 @@ def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str
         part.optimizer.register_step_post_hook(lambda *_, steps=own[part.key]: steps.end())
     result = None if case.step is None else case.step(batch)
     if not any(steps.count for steps in own.values()):
-        raise UnusableCase("step makes no optimizer's step: with a dict of optimizers it is the whole body of the loop")
+        raise UnusableCase(
+            "step never calls optimizer.step(): with a dict of optimizers, it is the whole body of the loop"
+        )
     return {way: one for way, one in parts(result) if _is_loss(one)}
 
 
@@ -175,7 +177,7 @@ def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
     who = "step" if case.step is not None else "criterion" if case.criterion is not None else "the model"
     hint = _WHOLE * (case.step is not None)
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
-        raise UnusableCase(f"{who} returns no loss, which is a tensor of one value{hint}")
+        raise UnusableCase(f"{who} returns no loss (a tensor with one value){hint}")
     if not result.requires_grad:
         raise UnusableCase(f"{who} returns a loss without a gradient, detached or after backward(){hint}")
     return result

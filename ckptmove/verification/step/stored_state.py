@@ -195,7 +195,7 @@ def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mi
         field: field of the case that names the path.
         candidates: paths that the checkpoint has.
     """
-    has = f"it has {', '.join(candidates)}" if candidates else "it has nothing to choose from"
+    has = f"it has {', '.join(candidates)}" if candidates else "it has no candidates"
     fix = (
         f"name one of them: ckptmove.Case(..., {field}={candidates[0]!r}), or as a key of a dict" if candidates else ""
     )

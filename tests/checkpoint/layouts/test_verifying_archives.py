@@ -52,11 +52,11 @@ def test_a_verdict_through_the_child(packer):
     members, told = packer.members("cuda:0"), []
     path, folder = packer.pack(members), str(packer.unpack(members))
     result = ckptmove.verify(path, against=folder, progress=lambda done, total: told.append((done, total)))
-    assert (str(result), result.proven) == (f"{path}: passed on cuda:0 (simulated)", True)
+    assert (result.passed, result.target, result.mode, result.proven) == (True, "cuda:0", "simulated", True)
     details = {check.name: check.detail for check in result.checks}
-    assert details["file"].startswith("2 checkpoint files of ")
+    assert details["file"].startswith("2 ")
     assert details["restore"].endswith(f"all equal {folder}, ignoring devices")
-    assert details["placement"] == "16 tensors placed for cuda:0"
+    assert details["placement"].startswith("16 tensors ")
     assert told
 
 
@@ -133,13 +133,14 @@ def test_members_of_other_kinds(packer, answers):
     }
     found = answers(packer.pack(members))
     assert statuses(found) == ["passed"] * 5, found
-    assert "equal what torch.load and safetensors return" in found["restore"]["detail"]
+    assert all(library in found["restore"]["detail"] for library in ("torch.load", "safetensors"))
 
 
 def test_a_member_that_is_refused_is_named(packer, answers):
     members = packer.members() | {"args.pth": packer.saved({"w": torch.ones(2), "args": Namespace(a=1)})}
     found = answers(packer.pack(members))
-    assert "not compared, because weights_only=True refuses it: args.pth (" in found["restore"]["detail"]
+    assert found["restore"]["evidence"]["weights_only"] is False
+    assert ": args.pth (" in found["restore"]["detail"]
     model, optimizer = packer.build.trained()
     members["policy.pth"] = packer.saved({**model.state_dict(), "odd": Namespace(a=1)})
     found = answers(packer.pack(members))
@@ -181,12 +182,12 @@ def test_a_changed_byte_of_what_is_compressed_is_an_error_of_the_input(packer):
 def test_crcs_are_those_of_the_archive_where_a_member_has_none(packer):
     members = packer.members(_use_new_zipfile_serialization=False)
     with opened(packer.pack(members)) as checkpoint:
-        assert check_file(checkpoint.parts).detail.endswith("every CRC matches")
+        assert dict(check_file(checkpoint.parts).evidence)["checksums"] is True
         assert checkpoint.check() == ()
     with opened(packer.pack(members, "tar")) as checkpoint:
-        assert check_file(checkpoint.parts).detail.endswith(
-            "so their bytes could not be checked: policy.optimizer.pth, policy.pth"
-        )
+        check = check_file(checkpoint.parts)
+    assert dict(check.evidence)["checksums"] is False
+    assert check.detail.endswith(": policy.optimizer.pth, policy.pth")
 
 
 # --- against an original ----------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def test_one_member_against_the_file_that_it_was(packer, answers):
     archive = packer.pack({"model_config.yaml": b"name: x\n", "weights.ckpt": members["policy.pth"]}, "tar")
     restore = answers(archive, against=str(file))["restore"]
     assert restore["status"] == "passed", restore
-    assert "model_config.yaml" in restore["detail"]  # not compared, as the other side is one file
+    assert "model_config.yaml" in restore["detail"]  # not compared, because the other side is a single file
 
 
 # --- in other files ---------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_a_model_in_shards_is_what_one_file_of_it_is(build, answers):
     for path, against in ((one, several), (several, one)):
         found = answers(path, against=str(against))
         assert statuses(found) == ["passed"] * 5, found["restore"]
-        assert ", and in " in found["restore"]["detail"]  # in which files the tensors were looked for
+        assert all(f".bin of {side}" in found["restore"]["detail"] for side in (one, several))
 
 
 def test_an_index_of_other_shards_is_none_of_the_checkpoint(build, answers):
@@ -282,7 +283,9 @@ def test_a_file_that_was_renamed_is_compared_with_all_that_it_holds(build, answe
     build.save(copy / "new.pt", {"w": torch.ones(3), "epoch": 3})
     assert answers(copy, against=str(folder))["restore"]["status"] == "passed"
     build.save(copy / "new.pt", {"w": torch.ones(3), "epoch": 4})
-    assert "new.pt.epoch is 4 in place of 3" in answers(copy, against=str(folder))["restore"]["detail"]
+    restore = answers(copy, against=str(folder))["restore"]
+    assert (restore["status"], restore["evidence"]["changed"]) == ("failed", 1)
+    assert "new.pt.epoch is 4 " in restore["detail"]
 
 
 def test_a_tensor_that_could_be_in_several_files_is_not_taken_for_one(build, answers):
@@ -293,7 +296,8 @@ def test_a_tensor_that_could_be_in_several_files_is_not_taken_for_one(build, ans
     build.save(folder / "three.pt", {"v": torch.ones(2)})
     restore = answers(file, against=str(folder))["restore"]
     assert restore["status"] == "failed"
-    assert "w: by this name it is in" in restore["detail"]
+    assert " w: " in restore["detail"]
+    assert f"in {file} " in restore["detail"]
 
 
 # --- a source as a file -----------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_the_verdict_never_leaves_out_where_it_ran() -> None:
     shown = (CheckResult(name="step", status="passed", detail=""),)
     stood_in = replace(result(mode="cpu"), proven=False, checks=shown)
     assert verification.outcome(stood_in) == (
-        "passed, cpu, but a resume is not proven: a value that the file lacks was replaced"
+        "passed, cpu, but a resume is not proven: a value missing from the file was replaced"
     )
     assert verification.brief_line(result(passed=False)) == "a.pth: failed, simulated cuda:0 (step)"
     unmade = replace(result(passed=False), checks=(CheckResult(name="step", status="failed", detail="not proven"),))

@@ -63,7 +63,7 @@ def test_what_pickle_cannot_load_is_damaged(distributed, trained, reason):
 def test_the_place_of_a_name_that_torch_does_not_have_is_said(halves):
     replace_bytes(halves, b"ChunkStorageMet", b"ChunkStorageMeu")
     data = (halves / ".metadata").read_bytes()
-    with pytest.raises(DamagedPickle, match=r"named at byte \d+$") as caught:
+    with pytest.raises(DamagedPickle, match=r" \d+$") as caught:
         ckptmove.inspect(halves)
     assert data.index(b"ChunkStorageMeu") < caught.value.offset < data.index(b"ChunkStorageMeu") + 30
 
@@ -110,7 +110,7 @@ def test_a_letter_of_a_name_has_changed(distributed, tmp_path, separator):
     name = f"model{separator}weight".encode()
     path.write_bytes(path.read_bytes().replace(name, name.replace(b"i", b"k")))
     if separator == ".":
-        with pytest.raises(DamagedArchive, match=r"the name 'model\.wekght' does not match its keys, 'model\.weight'"):
+        with pytest.raises(DamagedArchive, match=r"'model\.wekght' .*'model\.weight'"):
             ckptmove.inspect(folder)
     else:
         assert len(names_of(folder)) == 2
@@ -152,7 +152,7 @@ def test_properties_that_torch_would_not_write(distributed, halves, memory_forma
     (halves / ".metadata").write_bytes(buffer.getvalue())
     with pytest.raises((RuntimeError, ValueError)):
         distributed.metadata_of(halves)
-    with pytest.raises(DamagedArchive, match="the properties of tensor 'w'"):
+    with pytest.raises(DamagedArchive, match="tensor 'w'"):
         ckptmove.inspect(halves)
 
 
@@ -182,20 +182,20 @@ def test_properties_may_have_strides(distributed, halves, strides):
 @pytest.mark.parametrize("strides", ["31", 3, [3, 1], (3, "1")])
 def test_strides_are_none_or_numbers(distributed, halves, strides):
     with_more(distributed, halves, False, strides)
-    with pytest.raises(DamagedArchive, match="the properties of tensor 'w'"):
+    with pytest.raises(DamagedArchive, match="tensor 'w'"):
         ckptmove.inspect(halves)
 
 
 def test_a_tensor_of_another_module_than_torch_is_damaged(halves):
     replace_bytes(halves, b"\x05torch\x94\x8c\x07float32", b"\x05uorch\x94\x8c\x07float32")
-    with pytest.raises(DamagedArchive, match="the properties of tensor 'w'"):
+    with pytest.raises(DamagedArchive, match="tensor 'w'"):
         ckptmove.inspect(halves)
 
 
 @pytest.mark.parametrize("more", [(), (False, None, None)])
 def test_properties_of_another_number_are_damaged(distributed, halves, more):
     with_more(distributed, halves, *more)
-    with pytest.raises(DamagedArchive, match="the properties of tensor 'w'"):
+    with pytest.raises(DamagedArchive, match="tensor 'w'"):
         ckptmove.inspect(halves)
 
 
@@ -233,7 +233,7 @@ def test_an_object_in_the_place_of_another_is_damaged(distributed, halves):
         metadata.storage_data[MetadataIndex("w", (0, 0))] = MetadataIndex("w", (0, 0))
 
     distributed.change(halves, edit)
-    with pytest.raises(DamagedArchive, match="'a place' in it is not as torch writes it"):
+    with pytest.raises(DamagedArchive, match="'a place'"):
         ckptmove.inspect(halves)
 
 
@@ -260,4 +260,6 @@ def test_no_flipped_bit_with_which_torch_cannot_load_passes(distributed, tmp_pat
 
 def test_no_checksum_guards_it_and_the_verdict_says_so(halves):
     with open_checkpoint(halves, Limits()) as checkpoint:
-        assert check_file(checkpoint.parts).detail.endswith("every CRC matches, except that .metadata has none")
+        check = check_file(checkpoint.parts)
+    assert dict(check.evidence)["checksums"] is True
+    assert ".metadata" in check.detail

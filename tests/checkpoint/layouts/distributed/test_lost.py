@@ -98,7 +98,7 @@ def test_an_object_among_the_options_is_said_not_to_be_compared(saved, answers):
     path["optim"]["param_groups"][0]["conf"], original["optim"]["param_groups"][0]["conf"] = {"a": 1}, {"a": 2}
     path["optim"]["param_groups"][1]["conf"], original["optim"]["param_groups"][1]["conf"] = {"a": 1}, {"a": 2}
     path, original = saved("run.pt", path), saved("original.pt", original)
-    said = "optim.param_groups.0.conf and 1 more not compared: an object, which is no plain value"
+    said = "optim.param_groups.0.conf and 1 more not compared: not a plain value"
     assert said in ckptmove.diff(path, original).notes
     assert said in answers(path, against=original)["restore"]["detail"]
 
@@ -107,7 +107,7 @@ def test_parameters_that_no_tensor_tells_apart_leave_their_optimizer_as_it_lies(
     path, original = training(named=True), training(named=False)
     del path["model"], original["model"]
     found = ckptmove.diff(saved("run.pt", path), saved("original.pt", original))
-    assert any(one.endswith("which parameter is which is not told") for one in found.notes)
+    assert any(one.startswith("optim ") and "matched" in one for one in found.notes)
     assert not found.same
 
 
@@ -151,7 +151,7 @@ def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(d
         lambda: ckptmove.inspect(folder, check=True),
         lambda: ckptmove.convert(folder, to="cpu", output=tmp_path / "out"),
     ):
-        with pytest.raises(LimitExceeded, match="pickle operations"):
+        with pytest.raises(LimitExceeded, match="operations"):
             command()
     assert ckptmove.inspect(folder, limits=Limits().times(100)).inventory
 
@@ -172,7 +172,7 @@ def test_chunks_that_inflate_to_more_operations_than_all_may_have_are_refused(di
         lambda: ckptmove.convert(one, to="cpu", output=tmp_path / "out"),
         lambda: ckptmove.diff(one, one),
     ):
-        with pytest.raises(LimitExceeded, match="pickle operations"):
+        with pytest.raises(LimitExceeded, match="operations"):
             command()
 
 

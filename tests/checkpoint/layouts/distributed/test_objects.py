@@ -73,7 +73,7 @@ def test_one_training_is_the_same_in_every_form(saver, answers, form, other):
     assert {found[name]["status"] for name in ("restore", "numbers", "step", "parity", "fresh")} == {"passed"}, found
     result = ckptmove.diff(path, original)
     assert result.same, result
-    spelled = "optim has other keys there: compared parameter by parameter"
+    spelled = "optim has different keys on the other side: compared parameter by parameter"
     is_alike = form.partition(".")[0] == other.partition(".")[0]
     assert (spelled in result.notes, spelled in found["restore"]["detail"]) == (not is_alike, not is_alike)
     what = "all equal" if is_alike else "every tensor equals"
@@ -134,7 +134,7 @@ def test_what_has_changed_is_named(saver, answers, form, other, change):
     restore = answers(path, against=original)["restore"]
     if change is set_kind and "pt" in form + other:  # an object beside a list may be what it was made of
         assert restore["status"] == "passed"
-        assert f"; {where} not compared, as a distributed" in restore["detail"]
+        assert f"; {where} not compared" in restore["detail"]
         return
     assert restore["status"] == "failed"
     assert where in restore["detail"]
@@ -161,7 +161,7 @@ def test_an_option_of_another_value_is_named_once_for_a_group(saver, answers, fo
     assert sorted(found) == sorted((f"optim.param_groups.{one}.lr", "0.02", "0.01") for one in parameters)
     restore = answers(path, against=original)["restore"]
     assert restore["status"] == "failed"
-    assert f"optim.param_groups.{parameters[0]}.lr is 0.02 in place of 0.01" in restore["detail"]
+    assert f"optim.param_groups.{parameters[0]}.lr is 0.02 " in restore["detail"]
 
 
 def set_moment(tree):
@@ -206,8 +206,9 @@ def test_counts_that_are_no_tensors_are_compared_too(saver, answers):
     path, original = saver.save("number.pt", count(3)), saver.save("name.pt", count(3))
     assert answers(path, against=original)["restore"]["status"] == "passed"
     path = saver.save("number.pt", count(4))
-    detail = answers(path, against=original)["restore"]["detail"]
-    assert "optim.state.0.step is 4 in place of 3" in detail
+    assert answers(path, against=original)["restore"]["status"] == "failed"
+    found = [(one.name, one.source, one.target) for one in ckptmove.diff(path, original).changed]
+    assert found == [("optim.state.0.step", "4", "3")]
 
 
 def test_which_parameter_is_which_is_not_guessed(saver, answers):
@@ -220,7 +221,7 @@ def test_which_parameter_is_which_is_not_guessed(saver, answers):
     result = ckptmove.diff(path, original)
     assert "optim.state.0.exp_avg" in result.removed
     assert "optim.state.0.weight.exp_avg" in result.added
-    assert "optim has other keys there: which parameter is which is not told" in result.notes
+    assert any(note.startswith("optim ") and "matched" in note for note in result.notes)
     assert answers(path, against=original)["restore"]["status"] == "failed"
 
 
@@ -241,7 +242,7 @@ def test_what_a_distributed_checkpoint_keeps_too_little_of_is_said(distributed, 
     folder = distributed.save(tmp_path / "run", {**tree, "config": Config(a=1), "own": nested})
     result = ckptmove.diff(str(tmp_path / "run.pt"), str(folder))
     assert [one.name for one in result.changed] == []
-    assert "config and 1 more not compared, as a distributed checkpoint keeps it otherwise" in result.notes
+    assert any(note.startswith("config and 1 more ") for note in result.notes)
     assert result.removed == ("own.t",)
 
 
@@ -269,8 +270,9 @@ def test_devices_may_differ_where_a_conversion_may_change_them(distributed, tmp_
     torch.save(moved, tmp_path / "run.pt")
     assert answers(tmp_path / "run.pt", against=str(folder))["restore"]["status"] == "passed"
     torch.save({**moved, "device": "mine"}, tmp_path / "run.pt")
-    detail = answers(tmp_path / "run.pt", against=str(folder))["restore"]["detail"]
-    assert "device is 'mine' in place of 'cuda:0'" in detail
+    restore = answers(tmp_path / "run.pt", against=str(folder))["restore"]
+    assert (restore["status"], restore["evidence"]["changed"]) == ("failed", 1)
+    assert "device is 'mine'" in restore["detail"]
 
 
 @pytest.mark.parametrize(("count", "said"), [(4, []), (5, [("optim.state.ghost.step", "5", "4")])])

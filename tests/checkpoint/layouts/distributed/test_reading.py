@@ -205,7 +205,7 @@ def test_metadata_of_every_protocol_is_known(distributed, trained):
 
 def test_files_without_their_metadata_are_of_a_save_that_did_not_end(halves):
     (halves / ".metadata").unlink()
-    with pytest.raises(DamagedArchive, match=r"2 \*\.distcp without their \.metadata.*did not end") as caught:
+    with pytest.raises(DamagedArchive, match=r"2 \*\.distcp .*\.metadata") as caught:
         read(halves)
     assert caught.value.path == str(halves)
 
@@ -221,7 +221,7 @@ def test_files_of_safetensors_are_refused_by_name(distributed, tmp_path):
     folder = distributed.save(
         tmp_path / "run", {"w": torch.ones(3)}, serialization_format=filesystem.SerializationFormat.SAFETENSORS
     )
-    with pytest.raises(UnsupportedContainer, match="a safetensors file in a distributed checkpoint") as caught:
+    with pytest.raises(UnsupportedContainer) as caught:
         read(folder)
     assert (caught.value.container, caught.value.path) == ("safetensors", str(folder / "__0_0.distcp"))
 
@@ -235,15 +235,16 @@ def test_safetensors_are_refused_by_name_where_their_places_overlap(distributed,
         first, second, *_ = (place for index, place in metadata.storage_data.items() if index.offset is not None)
         second.offset, second.length = first.offset, first.length
 
-    with pytest.raises(UnsupportedContainer, match="a safetensors file in a distributed checkpoint"):
+    with pytest.raises(UnsupportedContainer) as caught:
         read(distributed.change(folder, edit))
+    assert caught.value.container == "safetensors"
 
 
 def test_transformed_pieces_are_refused_by_name(distributed, halves):
     def edit(metadata):
         metadata.storage_data[MetadataIndex("w", (0, 0))].transform_descriptors = ["stream.zstd/1"]
 
-    with pytest.raises(UnsupportedContainer, match="compressed or encrypted"):
+    with pytest.raises(UnsupportedContainer, match="transform_descriptors"):
         read(distributed.change(halves, edit))
 
 

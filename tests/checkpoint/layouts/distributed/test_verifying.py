@@ -131,7 +131,7 @@ def test_a_verdict_through_the_child(distributed, tmp_path):
     told = []
     folder = distributed.save(tmp_path / "run", tree_of(NAMED))
     result = ckptmove.verify(folder, to="cuda:0", progress=lambda done, total: told.append((done, total)))
-    assert (str(result), result.proven) == (f"{folder}: passed on cuda:0 (simulated)", True)
+    assert (result.passed, result.target, result.mode, result.proven) == (True, "cuda:0", "simulated", True)
     assert {check.name: check.status for check in result.checks} == {
         "file": "passed", "placement": "skipped", "structure": "passed", **dict.fromkeys(STEPS, "passed"),
     }  # fmt: skip
@@ -139,8 +139,8 @@ def test_a_verdict_through_the_child(distributed, tmp_path):
     checks = {check.name: check.detail for check in result.checks}
     assert checks["file"].startswith("dcp of ")
     assert checks["placement"] == DistributedCheckpoint.why_no_devices
-    assert "loaded one at a time by torch.load(weights_only=True)" in checks["restore"]
-    assert "torch.distributed.checkpoint.load was not run" in checks["restore"]
+    assert "torch.load(weights_only=True)" in checks["restore"]
+    assert "torch.distributed.checkpoint.load " in checks["restore"]
     assert told[-1][0] <= told[-1][1]
 
 
@@ -233,7 +233,9 @@ def test_a_tensor_in_two_files_is_held_against_both(distributed, tmp_path, answe
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     found = answers(in_halves(distributed, tmp_path / "run", tensors))
     assert found["restore"]["status"] == "passed"
-    assert "4 tensors (236 bytes) equal what torch.load returns; 8 pieces of *.distcp" in found["restore"]["detail"]
+    evidence = found["restore"]["evidence"]
+    assert (evidence["compared"], evidence["bytes"], evidence["differing"]) == (4, 236, 0)
+    assert "8 pieces" in found["restore"]["detail"]
     assert found["step"]["status"] == "skipped"
 
 
@@ -339,7 +341,7 @@ def test_a_piece_that_is_cut_off_fails_the_file_and_the_restore(distributed, tmp
     path.write_bytes(path.read_bytes()[:-100])
     result = ckptmove.verify(folder)
     assert [check.name for check in result.checks if check.status == "failed"] == ["file", "restore"]
-    assert {check.name: check.detail for check in result.checks}["restore"].startswith("bytes encoded or incomplete: ")
+    assert {check.name: dict(check.evidence) for check in result.checks}["restore"]["unreadable"] == 1
     assert "F802" in {finding.code for finding in result.findings}
 
 
@@ -386,7 +388,7 @@ def test_what_torch_makes_of_a_piece_is_held_against_its_place(halves, answers, 
     monkeypatch.setattr(torch, "load", lambda *of, **options: returned(load(*of, **options)))
     restore = answers(halves)["restore"]
     assert (restore["status"], restore["evidence"]["differing"]) == ("failed", 2)
-    assert restore["detail"].startswith(f"torch.load returns something else: w (__0_0.distcp at byte 0): {said}")
+    assert f": w (__0_0.distcp at byte 0): {said}" in restore["detail"]
 
 
 def test_a_piece_that_torch_cannot_load_fails(halves, answers, monkeypatch):
@@ -395,8 +397,8 @@ def test_a_piece_that_torch_cannot_load_fails(halves, answers, monkeypatch):
 
     monkeypatch.setattr(torch, "load", fail)
     restore = answers(halves)["restore"]
-    assert restore["status"] == "failed"
-    assert restore["detail"].startswith("torch.load fails: w (__0_0.distcp at byte 0): RuntimeError: no such version")
+    assert (restore["status"], restore["evidence"]["differing"]) == ("failed", 0)
+    assert "w (__0_0.distcp at byte 0): RuntimeError: " in restore["detail"]
 
 
 def test_a_piece_that_does_not_hold_together_is_told_of_in_a_line_that_says_what_mends_it(halves, answers):
@@ -408,15 +410,16 @@ def test_a_piece_that_does_not_hold_together_is_told_of_in_a_line_that_says_what
     assert restore["status"] == "failed"
     if detail == "bytes encoded or incomplete: w":
         return  # older torch looks at no header of a record, and loads it
-    assert detail.startswith("torch.load fails: w (__0_0.distcp at byte 0): RuntimeError: PytorchStreamReader failed ")
-    assert detail.endswith(f" is corrupted; fix: copy or download it again, then: ckptmove inspect --check {halves}")
+    assert "w (__0_0.distcp at byte 0): RuntimeError: " in detail
+    assert detail.endswith(f": ckptmove inspect --check {halves}")
 
 
 def test_an_object_that_weights_only_mode_refuses_is_named(distributed, tmp_path, answers):
     folder = distributed.save(tmp_path / "run", {"w": torch.ones(2), "args": Namespace(a=1)})
     restore = answers(folder)["restore"]
     assert restore["status"] == "passed"
-    assert "not loaded, because weights_only=True refuses it: args (" in restore["detail"]
+    assert "weights_only=True" in restore["detail"]
+    assert ": args (" in restore["detail"]
 
 
 def test_an_object_that_torch_cannot_load_fails(distributed, tmp_path, answers, monkeypatch):
@@ -427,7 +430,8 @@ def test_an_object_that_torch_cannot_load_fails(distributed, tmp_path, answers, 
 
     monkeypatch.setattr(torch, "load", fail)
     restore = answers(folder)["restore"]
-    assert restore["detail"].startswith("torch.load fails: epoch (__0_0.distcp at byte 0): RuntimeError")
+    assert restore["status"] == "failed"
+    assert "epoch (__0_0.distcp at byte 0): RuntimeError: " in restore["detail"]
 
 
 def test_an_object_that_has_written_its_own_bytes_is_left_alone(distributed, tmp_path, answers):
@@ -444,7 +448,7 @@ def test_pieces_without_crcs_are_said(distributed, tmp_path):
     with saving.crcs(written=False):
         folder = distributed.save(tmp_path / "run", {"w": torch.ones(2), "epoch": 1})
     with opened(folder) as checkpoint:
-        assert "saved without CRCs" in check_file(checkpoint.parts).detail
+        assert dict(check_file(checkpoint.parts).evidence)["checksums"] is False
         assert checkpoint.check() == ()
 
 
@@ -523,8 +527,8 @@ def test_strides_that_are_not_kept_are_not_missed(distributed, tmp_path, answers
     torch.save(tree, file)
     for path, against in ((folder, file), (file, folder)):
         restore = answers(path, against=str(against))["restore"]
-        assert restore["status"] == "failed"
-        assert "model.0.weight: other bits" in restore["detail"]
+        assert (restore["status"], restore["evidence"]["changed"]) == ("failed", 1)
+        assert "model.0.weight: " in restore["detail"]
 
 
 def test_the_file_that_torch_makes_of_it_is_the_same(distributed, tmp_path, answers):
@@ -541,4 +545,6 @@ def test_a_file_beside_it_counts(distributed, tmp_path, answers):
     folder = distributed.save(tmp_path / "run", tree_of())
     shutil.copytree(folder, tmp_path / "copy")
     (folder / "config.json").write_text("{}")
-    assert "config.json is missing" in answers(tmp_path / "copy", against=str(folder))["restore"]["detail"]
+    restore = answers(tmp_path / "copy", against=str(folder))["restore"]
+    assert (restore["status"], restore["evidence"]["changed"]) == ("failed", 1)
+    assert "config.json " in restore["detail"]
