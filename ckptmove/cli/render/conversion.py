@@ -27,7 +27,6 @@ _DEVICE: Final = "cyan"
 _WORTH_A_RATE: Final = 1.0
 #: Lines of one kind of change that are shown.
 _SHOWN: Final = 3
-_NOTHING: Final = "nothing to change: no tensor has to move"
 _NOTHING: Final = "nothing to change: no tensor needs to move"
 
 
