@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.trainers import SHARD_FILE
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple
@@ -13,7 +16,7 @@ from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckptmove.checkpoint.directories import DirectoryInventory
+    from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 
 _SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".tar")
@@ -27,12 +30,25 @@ def require_gatherable(inventory: DirectoryInventory) -> None:
         raise NotGathered(inventory.path, "it holds several checkpoints", inventory.checkpoints[-1])
 
 
-def gather(root: Dict, path: str) -> Value:
+def lost_order(root: Value, inventory: Inventory) -> dict[int, int]:
+    """Ranks of the model's parameters in the order of an optimizer, by the ``id`` of their nodes.
+
+    Empty unless the files have lost the order of the model, as safetensors does, which sorts its tensors.
+    """
+    if not isinstance(inventory, DirectoryInventory) or not inventory.order_lost:
+        return {}
+    matches = chain.from_iterable(pairing.matches for pairing in pair_all(inventory))
+    ranks = {tensor.name: rank for rank, (_, tensor) in enumerate(matches) if tensor is not None}
+    return {id(entry.value): ranks[entry.path] for entry in entries(root, inventory) if entry.path in ranks}
+
+
+def gather(root: Dict, path: str, ranks: Mapping[int, int]) -> Value:
     """The value of one file: a state_dict for its shards; a dict by file name for several files.
 
     Args:
         root: trees by the paths of their files.
         path: the checkpoint, for errors.
+        ranks: as of :func:`lost_order`.
 
     Raises:
         NotGathered: if a key is in several shards, or a shard is not a dict.
@@ -41,6 +57,8 @@ def gather(root: Dict, path: str) -> Value:
     for key, value, _ in root.pairs():
         groups.setdefault(_base(cast("str", key)), []).append((cast("str", key), value))
     values = [(name, _joined(files, path)) for name, files in groups.items()]
+    for _, value in values:
+        _put_in_order(value, ranks)
     if len(values) == 1:
         return values[0][1]
     flat: list[Value] = [item for pair in values for item in pair]
@@ -72,16 +90,25 @@ def _joined(files: Sequence[tuple[str, Value]], path: str) -> Value:
     return root
 
 
-def new_index(text: bytes, shards: Mapping[str, str], nbytes: int) -> bytes:
-    """The index of shards with other keys.
+def _put_in_order(value: Value, ranks: Mapping[int, int]) -> None:
+    """Sort the keys of a state_dict by the ranks of its parameters; buffers follow the parameters of their module."""
+    pairs = as_dict(value)
+    if pairs is None or not any(id(member) in ranks for member in pairs.flat[1::2]):
+        return
+    modules: dict[str, int] = {}
+    for key, member, _ in pairs.pairs():
+        module = _module(key)
+        modules[module] = max(modules.get(module, -1), ranks.get(id(member), -1))
+    last = len(ranks)
 
-    Args:
-        text: the old index.
-        shards: the file of each key.
-        nbytes: total size of the tensors.
-    """
-    index = json.loads(text)  # it was read and checked before
-    index["weight_map"] = dict(sorted(shards.items()))
-    if isinstance(index.get("metadata"), dict) and "total_size" in index["metadata"]:
-        index["metadata"]["total_size"] = nbytes
-    return json.dumps(index, indent=2).encode() + b"\n"
+    def rank(pair: tuple[Value, Value, int]) -> int:
+        own = ranks.get(id(pair[1]), modules[_module(pair[0])])
+        return last if own < 0 else own
+
+    ordered = sorted(pairs.pairs(), key=rank)
+    pairs.flat = [item for key, member, _ in ordered for item in (key, member)]
+    pairs.starts = [-1] * len(pairs.flat)
+
+
+def _module(key: Value) -> str:
+    return key.rpartition(".")[0] if type(key) is str else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
-from ckptmove.conversion.remap.gather import gather, require_gatherable
+from ckptmove.conversion.remap.gather import gather, lost_order, require_gatherable
 from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
 from ckptmove.conversion.remap.select import select
@@ -66,6 +66,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         require_gatherable(inventory)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
     root = combine(checkpoint, plan, limits)
+    ranks = lost_order(root, inventory) if as_file else {}
     replaced: tuple[Replaced, ...] = ()
     if options.plain:
         root, replaced = make_plain(root, limits)
@@ -76,7 +77,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
 
     renamed = rename(root, found(), options)
     if as_file and not checkpoint.is_whole and not options.as_root:
-        root = gather(cast("Dict", root), inventory.path)
+        root = gather(cast("Dict", root), inventory.path, ranks)
     new = found()
     storages = resize(root, new.tensors, new.storages, options)
     new = found()
