@@ -36,6 +36,7 @@ class OpenCheckpoint:
         links: targets of its links, by path.
         others: paths of links and of files that are not checkpoints.
         outside: facts about an archive and about members that are not checkpoints.
+        rewritten: new content of some of ``others``, if this is what a conversion must write.
         top: folder that contains everything in an archive, with a slash; empty if it has no such folder.
     """
 
@@ -49,6 +50,7 @@ class OpenCheckpoint:
     links: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     outside: tuple[ArchiveFact, ...] = ()
+    rewritten: Mapping[str, bytes] = field(default_factory=dict)
     top: str = ""
 
     @property
@@ -131,7 +133,9 @@ class OpenCheckpoint:
 
         digest = hashlib.sha256()
         with naming(self.path):
-            for block in cast("Listing", self.listing).contents(other):  # a file has no others
+            new = self.rewritten.get(other)
+            # A file has no others.
+            for block in cast("Listing", self.listing).contents(other) if new is None else (new,):
                 digest.update(block)
         return f"sha256 {digest.hexdigest()}"
 

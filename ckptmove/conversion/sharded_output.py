@@ -67,9 +67,10 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
 def _shard_files(conversion: Conversion) -> Mapping[str, tuple[Segment, ...]]:
     """Segments of each new file, by its name."""
     remapped = cast("Remapped", conversion.remapped)
-    state = NewFiles(remapped, conversion).flat_state(remapped.root)
+    new = NewFiles(remapped, conversion)
+    metadata = {**new.metadata(remapped.root), "format": "pt"}
+    state = new.flat_state(remapped.root)
     shards = split_shards(state.tensors, cast("int", conversion.request.shard_bytes))
-    metadata = {"format": "pt"}
     files = {
         name: conversion.checked(new_safetensors(shard, metadata))
         for name, shard in zip(shard_names(len(shards)), shards, strict=True)

@@ -6,6 +6,7 @@ A format overrides what it has; the defaults here answer for a format without ch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from ckptmove.errors import InPlaceImpossible, NothingToUndo
@@ -48,6 +49,7 @@ class Container(ABC):
         opened: names of loader functions whose every call was parsed as data, so that their effect is known.
             A finding does not report them as unknown globals.
         placeholder: prefix of the strings in the tree that replace long strings; empty if no string is replaced.
+        notes: strings that the file stores about its tensors.
     """
 
     name: ContainerName
@@ -67,6 +69,7 @@ class Container(ABC):
     not_weights_only: ClassVar[str] = ""
     opened: frozenset[str] = frozenset()
     placeholder: str = ""
+    notes: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     @abstractmethod

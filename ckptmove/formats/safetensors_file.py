@@ -114,8 +114,9 @@ class SafetensorsFile(Container):
         if self._data_start > source.size:
             raise self._damage(f"its header has {length} bytes, but the file ends before")
         header = self._parse(source.read(_LENGTH_BYTES, self._data_start))
-        self._metadata = header.pop(METADATA, None)
-        self.producer = self._format(self._metadata)
+        found = header.pop(METADATA, None)
+        self.producer = self._format(found)
+        self.notes = found or {}
         if len(header) > limits.records:
             raise LimitExceeded("the number of tensors", limit=limits.records, actual=len(header))
         self._tensors = [self._tensor(name, row) for name, row in header.items()]
@@ -143,8 +144,8 @@ class SafetensorsFile(Container):
 
     def extras(self) -> tuple[tuple[str, bytes], ...]:
         """The metadata: a dict of strings."""
-        text = json.dumps(self._metadata, sort_keys=True)
-        return ((METADATA, hashlib.sha256(text.encode()).digest()),) if self._metadata else ()
+        text = json.dumps(self.notes, sort_keys=True)
+        return ((METADATA, hashlib.sha256(text.encode()).digest()),) if self.notes else ()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Storages that the file lacks; the table itself is already checked.

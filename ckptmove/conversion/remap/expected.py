@@ -13,6 +13,8 @@ from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
 from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.conversion.remap.folder import touched
+from ckptmove.conversion.remap.indexes import new_indexes
 from ckptmove.conversion.remap.remapping import remap
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.contracts import Progress
+    from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
     from ckptmove.pickles.tree import Value
@@ -68,13 +71,18 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         if options == Remap():
             return original
         raise
-    return _opened(original, result, limits, as_table=is_table and not was_table)
+    is_new_table = is_table and not was_table
+    return _opened(original, result, limits, is_table=is_table, is_new_table=is_new_table)
 
 
-def _opened(original: OpenCheckpoint, result: Remapped, limits: Limits, *, as_table: bool) -> OpenCheckpoint:
+def _opened(
+    original: OpenCheckpoint, result: Remapped, limits: Limits, *, is_table: bool, is_new_table: bool
+) -> OpenCheckpoint:
     if result.is_file:
-        part = ExpectedPart("", original.path, _table(result) if as_table else result.root, result, limits)
-        part.is_distributed = as_table  # a table stores neither strides nor classes
+        part = ExpectedPart("", original.path, _table(result) if is_new_table else result.root, result, limits)
+        part.is_distributed = is_new_table  # a table stores neither strides nor classes
+        if is_table and original.is_whole:
+            part.put_at(0, original.parts[0].extras())
         return replace(original, inventory=part.inventory, parts=(part,), listing=None, links={}, others=(), top="")
     parts: list[OpenPart] = []
     base = 0
@@ -82,12 +90,15 @@ def _opened(original: OpenCheckpoint, result: Remapped, limits: Limits, *, as_ta
     for old in original.parts:
         if old.name in kept:
             part = ExpectedPart(old.name, old.path, kept[old.name], result, limits)
-            part.put_at(base)
+            part.put_at(base, old.extras())
             base += part.pickle_bytes
             parts.append(part)
     inventory = merge(original.path, original.inventory.container, parts, original.inventory.size_bytes)
     whole = replace(inventory, layout=original.inventory.layout)
-    return replace(original, inventory=whole, parts=tuple(parts))
+    changed = touched(original, result, kept)
+    indexes = new_indexes(cast("Listing", original.listing), result, kept, changed)
+    others = tuple(path for path in original.others if indexes.get(path) != b"")
+    return replace(original, inventory=whole, parts=tuple(parts), others=others, rewritten=indexes)
 
 
 def _table(result: Remapped) -> Value:
@@ -129,11 +140,12 @@ class ExpectedPart(OpenPart):
         self._result, self._limits = result, limits
         self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
         self.byteorder = next((result.homes[one.key][0].byteorder for one in self.inventory.storages), "little")
+        self._extras: Mapping[str, bytes] = {}
         self._kept: tuple[str, StoredBytes | None] = ("", None)
 
-    def put_at(self, base: int) -> None:
-        """Make it a part of several files."""
-        self.base = base
+    def put_at(self, base: int, extras: Mapping[str, bytes]) -> None:
+        """Make it a part of several files; ``extras`` is the other content of its file."""
+        self.base, self._extras = base, extras
         self.inventory = moved_inventory(self.name, self.inventory, base)
 
     def close(self) -> None:
@@ -168,8 +180,8 @@ class ExpectedPart(OpenPart):
         return Budget(self._limits, self.pickle_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
-        """None: a new file has no other content."""
-        return {}
+        """Other content of the file: the metadata of safetensors, which a conversion keeps."""
+        return self._extras
 
     def lost(self) -> tuple[str, ...]:
         """None."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, cast
 
-from ckptmove.checkpoint.inventory.shapes import as_dict
-from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.errors import NotRemappable
+from ckptmove.conversion.remap.indexes import new_indexes
 from ckptmove.conversion.remap.new_files import NewFiles, has_unreached
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.locations import stem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
@@ -47,12 +45,13 @@ class RemappedFolder:
         pairs = cast("Dict", remapped.root).pairs() if not checkpoint.is_whole else ((("", remapped.root, -1)),)
         roots = {cast("str", path): root for path, root, _ in pairs}
         parts = {part.name: part for part in checkpoint.parts}
+        changed = touched(checkpoint, remapped, roots)
+        indexes = new_indexes(listing, remapped, roots, changed)
         self.segments: dict[str, tuple[Segment, ...]] = {}
-        for path, part in parts.items():
-            if path in roots and (_is_touched(path, remapped.plan) or has_unreached(part, remapped.plan)):
-                self.segments[path] = self._lay_out(part, roots[path])
-        self.removed = frozenset(parts) - frozenset(roots)
-        self._write_indexes(listing, roots)
+        for path in changed & roots.keys():
+            self.segments[path] = self._lay_out(parts[path], roots[path])
+        self.segments |= {path: (BytesSegment(data),) for path, data in indexes.items() if data}
+        self.removed = (parts.keys() - roots.keys()) | {path for path, data in indexes.items() if not data}
 
     def _lay_out(self, part: OpenPart, root: Value) -> tuple[Segment, ...]:
         if not isinstance(part, FilePart):
@@ -62,40 +61,15 @@ class RemappedFolder:
             return self._files.safetensors_file(root)
         return self._files.same_format(part, root) or self._files.torch_file(root, stem(part.name))
 
-    def _write_indexes(self, listing: Listing, roots: dict[str, Value]) -> None:
-        """Write the indexes of shards anew, with the keys that are left."""
-        for file in listing.files:
-            if file.is_hidden or not is_index(file.name):
-                continue
-            prefix = f"{file.folder}/" if file.folder else ""
-            index = json.loads(listing_text(listing, file.path))  # it was checked when the directory was read
-            names = dict.fromkeys(index["weight_map"].values())
-            if not any(prefix + name in self.segments or prefix + name in self.removed for name in names):
-                continue
-            left = {key: name for name in names for key in _keys(roots.get(prefix + name))}
-            if not left:
-                self.removed |= {file.path}
-                continue
-            index["weight_map"] = dict(sorted(left.items()))
-            if "total_size" in (index.get("metadata") or {}):
-                index["metadata"]["total_size"] = self._nbytes(prefix, names)
-            self.segments[file.path] = (BytesSegment(json.dumps(index, indent=2).encode() + b"\n"),)
 
-    def _nbytes(self, prefix: str, names: dict[str, None]) -> int:
-        inside = tuple(f"{prefix}{name}/" for name in names)
-        return sum(one.nbytes for one in self._remapped.inventory.storages if one.key.startswith(inside))
-
-
-def listing_text(listing: Listing, path: str) -> bytes:
-    """All bytes of a small file."""
-    return b"".join(bytes(block) for block in listing.contents(path))
-
-
-def _keys(root: Value) -> Iterator[str]:
-    pairs = as_dict(root)
-    for key in pairs.keys() if pairs is not None else ():  # no mapping
-        if type(key) is str:
-            yield key
+def touched(checkpoint: OpenCheckpoint, remapped: Remapped, roots: Mapping[str, Value]) -> frozenset[str]:
+    """Paths of the checkpoint files that change or are removed."""
+    plan = remapped.plan
+    return frozenset(
+        part.name
+        for part in checkpoint.parts
+        if part.name not in roots or _is_touched(part.name, plan) or has_unreached(part, plan)
+    )
 
 
 def _is_touched(path: str, plan: MovePlan) -> bool:

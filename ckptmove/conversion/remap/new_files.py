@@ -124,8 +124,19 @@ class NewFiles:
             NotInFormat: if the format cannot hold a value of the tree.
             DamagedArchive: if bytes of a storage are missing.
         """
+        metadata = self.metadata(root)
         state = self.flat_state(root)
-        return self._conversion.checked(new_safetensors(state.tensors, state.metadata))
+        return self._conversion.checked(new_safetensors(state.tensors, metadata | state.metadata))
+
+    def metadata(self, root: Value) -> dict[str, str]:
+        """Metadata of the safetensors files that the storages of a tree come from; the first file counts."""
+        parts = {part.name: part for part, _ in map(self._remapped.homes.__getitem__, storage_keys(root))}
+        found: dict[str, str] = {}
+        for part in parts.values():
+            if isinstance(part, FilePart):
+                with part.content() as (container, _):
+                    found = {**container.notes, **found}
+        return found
 
     def flat_state(self, root: Value) -> FlatState:
         """The tensors of a state_dict; errors as of :meth:`safetensors_file`."""
