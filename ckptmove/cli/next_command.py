@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
+    from ckptmove.moves import Remap
 
 #: Findings that no other command helps with: bytes are lost, or loading the file is an attack.
 _HOPELESS: Final = frozenset({"F801", "F802", "S702"})
@@ -66,6 +67,10 @@ def after_conversion(answer: ConvertAnswer) -> Iterator[str]:
 
 def _after_moving(answer: ConvertAnswer, output: str) -> str:
     request = answer.result.plan.request
+    if answer.result.plan.is_remapped and not answer.result.in_place:
+        target = ["--to", request.to] if request.to else []
+        against = ["--against", answer.request.path, *_remap_words(request.remap)]
+        return command_line(["ckptmove", "verify", output, *against, *target])
     unmatched = {(one.option, one.glob) for one in answer.result.unmatched}
     kept = [glob for glob in request.keep if ("keep", glob) not in unmatched]
     options = [word for glob in kept for word in ("--keep", glob)]
@@ -81,6 +86,23 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     if _is_in_place(inventory, kept):
         return command_line(["ckptmove", "verify", output, *options])
     return command_line(["ckptmove", "inspect", output])  # it shows what is on several devices
+
+
+def _remap_words(remap: Remap) -> list[str]:
+    """The options of a remapping, as they are typed."""
+    values = {
+        "--strip-prefix": remap.strip_prefix or () if remap.strip_prefix != () else ("",),
+        "--add-prefix": filter(None, (remap.add_prefix,)),
+        "--rename": ("=".join(pair) for pair in remap.rename),
+        "--only": remap.only,
+        "--drop": remap.drop,
+        "--as-root": filter(None, (remap.as_root,)),
+        "--dtype": (f"{role}={dtype}" if role else dtype for role, dtype in remap.dtype),
+    }
+    words = [
+        word for option, given in values.items() for one in given for word in ((option, one) if one else (option,))
+    ]
+    return [*words, *(["--compact"] if remap.compact else []), *(["--plain"] if remap.plain else [])]
 
 
 def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
