@@ -62,7 +62,8 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
     is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
     was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
     is_gathered = not original.is_whole and one_file
-    if options == Remap() and not is_gathered and is_table == was_table:
+    is_deflated = any(fact.kind == "compressed-storage" for fact in original.inventory.facts)
+    if options == Remap() and not (is_gathered or is_deflated) and is_table == was_table:
         return original
     plan = MovePlan(MoveRequest(to=None, remap=options))
     try:

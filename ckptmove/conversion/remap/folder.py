@@ -8,7 +8,7 @@ from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.indexes import new_indexes
 from ckptmove.conversion.remap.new_files import NewFiles, has_unreached
-from ckptmove.io.contracts import BytesSegment
+from ckptmove.io.contracts import BytesSegment, FromSource
 from ckptmove.io.locations import stem
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ class RemappedFolder:
             raise NotRemappable(part.path, part.inventory.container, reason)
         if part.inventory.container == "safetensors":
             return self._files.safetensors_file(root)
-        return self._files.same_format(part, root) or self._files.torch_file(root, stem(part.name))
+        own = self._files.same_format(part, root)
+        if own is None:
+            return self._files.torch_file(root, stem(part.name))
+        return tuple(FromSource(part.source, segment) for segment in own)
 
 
 def touched(checkpoint: OpenCheckpoint, remapped: Remapped, roots: Mapping[str, Value]) -> frozenset[str]:
